@@ -1,0 +1,154 @@
+"""What a check is, what it finds, and the one place that knows all of them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gpunode.facts import NodeFacts
+
+Value = bool | int | float | str | None
+Level = Literal["quick", "standard", "deep"]
+LEVELS: tuple[Level, ...] = ("quick", "standard", "deep")
+
+
+class Status(StrEnum):
+    """Of a finding, a node, a report. ``skip``: does not apply here. ``error``: could not be determined."""
+
+    PASS = "pass"  # noqa: S105
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+    ERROR = "error"
+
+
+class Finding(BaseModel):
+    """One verdict about one component (``node``, ``gpu3``, ``nvlink 3/5``, ``kernel 6.1.0-42-amd64`` …)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    check: str
+    status: Status
+    component: str
+    message: str
+    expected: Value = None
+    measured: Value = None
+    unit: str | None = None
+    source: str | None = None
+    remedy: str | None = None
+
+
+class Expectation(BaseModel):
+    """What a site says of its nodes (``--expect FILE``). None: nothing was said."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpus: int | None = None
+    """GPUs on the bus; 0 says that the node is meant to have none."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check's function yields: a Finding without the parts that the registry knows."""
+
+    status: Status
+    message: str
+    component: str = "node"
+    expected: Value = None
+    measured: Value = None
+    unit: str | None = None
+    source: str | None = None
+    remedy: str | None = None
+    """Only where it differs from the check's own."""
+
+
+Judge = Callable[[NodeFacts, Expectation], Iterable[Verdict]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One registered check."""
+
+    id: str
+    level: Level
+    needs: tuple[str, ...]
+    """Fields of NodeFacts; a gap in one of them makes the finding ``error`` before the function is asked."""
+    means: str
+    remedy: str
+    judge: Judge
+
+    def findings(self, node: NodeFacts, expect: Expectation) -> Iterator[Finding]:
+        """Judge one node. Never yields nothing: a check that says nothing is an ``error``."""
+        for field in self.needs:
+            reason = node.gap(field)
+            if reason is not None:
+                yield Finding(check=self.id, status=Status.ERROR, component="node", message=reason)
+                return
+        said = False
+        for verdict in self.judge(node, expect):
+            said = True
+            wants_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
+            yield Finding(
+                check=self.id,
+                status=verdict.status,
+                component=verdict.component,
+                message=verdict.message,
+                expected=verdict.expected,
+                measured=verdict.measured,
+                unit=verdict.unit,
+                source=verdict.source,
+                remedy=(verdict.remedy or self.remedy) if wants_remedy else None,
+            )
+        if not said:
+            yield Finding(
+                check=self.id, status=Status.ERROR, component="node", message="the check found nothing to look at"
+            )
+
+
+class Registry:
+    """All checks by id, in the order in which they were registered."""
+
+    def __init__(self) -> None:
+        self._checks: dict[str, Check] = {}
+
+    def __iter__(self) -> Iterator[Check]:
+        return iter(self._checks.values())
+
+    def __getitem__(self, check_id: str) -> Check:
+        return self._checks[check_id]
+
+    def __contains__(self, check_id: object) -> bool:
+        return check_id in self._checks
+
+    def check(
+        self, check_id: str, *, level: Level = "quick", needs: tuple[str, ...] = (), means: str, remedy: str
+    ) -> Callable[[Judge], Judge]:
+        """Register a function as a check; raise ValueError for an id that is taken or a field that is none."""
+        if check_id in self._checks:
+            raise ValueError(f"check {check_id} is registered twice")
+        unknown = [field for field in needs if field not in NodeFacts.model_fields]
+        if unknown:
+            raise ValueError(f"check {check_id} needs unknown facts: {', '.join(unknown)}")
+
+        def register(function: Judge) -> Judge:
+            self._checks[check_id] = Check(check_id, level, needs, means, remedy, function)
+            return function
+
+        return register
+
+
+registry = Registry()
+
+
+def judge(node: NodeFacts, expect: Expectation, level: Level = "quick", only: Iterable[str] | None = None) -> list[Finding]:
+    """All findings of one node: checks up to ``level``, or those named in ``only``."""
+    wanted = None if only is None else set(only)
+    depth = LEVELS.index(level)
+    return [
+        finding
+        for check in registry
+        if LEVELS.index(check.level) <= depth and (wanted is None or check.id in wanted)
+        for finding in check.findings(node, expect)
+    ]

@@ -1,0 +1,64 @@
+"""The command line: one module per verb, loaded when it is called."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from gpunode import __version__
+from gpunode.errors import Exit, GpunodeError
+
+VERBS = {
+    "provision": "Run the site playbook on an inventory",
+    "validate": "Judge nodes: this machine, hosts of an inventory, or saved bundles",
+    "collect": "Write bundles and judge nothing",
+    "checks": "List the checks: what each needs, means, and how to mend what it finds",
+    "lab": "Simulated GPU nodes in containers, to try and to test without a GPU",
+    "schema": "Print the JSON Schema of a format",
+}
+
+
+class Verbs(click.Group):
+    """Finds a verb's module (``gpunode.cli.VERB``) by name and loads no other."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"gpunode.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="gpunode")
+def root() -> None:
+    """Provision GPU servers with a matched stack, and prove that they work."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 good, 1 failed, 2 wrong usage, 3 could not be determined."""
+    sys.exit(run(argv))
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    try:
+        result = root.main(args=list(argv) if argv is not None else None, standalone_mode=False)
+    except GpunodeError as err:
+        click.echo(f"gpunode: {err}", err=True)
+        return err.exit_code
+    except click.ClickException as err:
+        err.show()
+        return Exit.USAGE
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("gpunode: interrupted", err=True)
+        return 130
+    return result if isinstance(result, int) else Exit.GOOD
