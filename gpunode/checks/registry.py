@@ -142,7 +142,9 @@ class Registry:
 registry = Registry()
 
 
-def judge(node: NodeFacts, expect: Expectation, level: Level = "quick", only: Iterable[str] | None = None) -> list[Finding]:
+def judge(
+    node: NodeFacts, expect: Expectation, level: Level = "quick", only: Iterable[str] | None = None
+) -> list[Finding]:
     """All findings of one node: checks up to ``level``, or those named in ``only``."""
     wanted = None if only is None else set(only)
     depth = LEVELS.index(level)
