@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpunode.errors import UsageError
 
-SCHEMA = "gpunode.bundle/1"
+SCHEMA: Literal["gpunode.bundle/1"] = "gpunode.bundle/1"
 
 
 class CommandResult(BaseModel):
