@@ -1,0 +1,39 @@
+# The two commands of a newcomer are `make demo` and `make test`.
+SHELL := /bin/bash
+BIN := .venv/bin
+
+.PHONY: help bootstrap engine demo test test-all lint format schemas lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+bootstrap: ## Make .venv from requirements.lock
+	@scripts/bootstrap
+
+engine: ## Install and start what the lab needs (Debian/Ubuntu, as root); say what to do elsewhere
+	@scripts/docker-engine
+
+demo: bootstrap engine ## Provision a lab node with NVIDIA's real driver packages, then judge it
+	@$(BIN)/python scripts/demo.py
+
+test: bootstrap ## Every tier that this machine can run, in under 30 minutes
+	@scripts/docker-engine || true
+	@$(BIN)/python scripts/run_tests.py
+
+test-all: bootstrap ## Every tier, every scenario
+	@scripts/docker-engine || true
+	@$(BIN)/python scripts/run_tests.py --all
+
+lint: bootstrap ## ruff, mypy, yamllint, ansible-lint
+	@$(BIN)/python scripts/run_tests.py --only lint
+
+format: bootstrap ## Let ruff format the Python code
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+lock: bootstrap ## Resolve requirements.lock anew
+	@$(BIN)/pip install --quiet uv
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url \
+		--upgrade --quiet --output-file requirements.lock
+
+clean: ## Take away what was built here (lab nodes: gpunode lab down)
+	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

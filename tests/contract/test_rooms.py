@@ -1,0 +1,104 @@
+"""The import rules of the rooms: data flows one way, so that each room can be read and tested by itself."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+# Room -> rooms it may import. Modules directly under gpunode/ belong to nobody and are open to all.
+MAY_IMPORT: dict[str, set[str]] = {
+    "catalog": set(),
+    "probe": set(),
+    "facts": {"probe"},
+    "stack": {"catalog", "facts"},
+    "tuning": {"catalog", "facts"},
+    "checks": {"catalog", "facts", "tuning"},
+    "workload": {"facts"},
+    "fleet": {"probe"},
+    "report": {"checks", "facts"},
+    "lab": {"catalog"},
+    "plugins": {"stack", "facts", "tuning", "checks", "probe"},
+}
+FREE = {"cli"}
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Dotted names of everything that ``source`` imports, at whatever depth."""
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            if statement.level:
+                yield "<relative>"
+            elif statement.module == "gpunode":
+                yield from (f"gpunode.{alias.name}" for alias in statement.names)
+            elif statement.module:
+                yield statement.module
+
+
+def forbidden(room: str, source: str, rooms: set[str]) -> list[str]:
+    """The imports of ``source`` that the room may not have."""
+    wrong = []
+    for module in imported_modules(source):
+        parts = module.split(".")
+        if module == "<relative>":
+            wrong.append("a relative import: write the full name, so that the room shows")
+        elif parts[0] == "gpunode" and len(parts) > 1 and parts[1] in rooms:
+            if parts[1] != room and parts[1] not in MAY_IMPORT[room]:
+                wrong.append(module)
+    return wrong
+
+
+def rooms_on_disk() -> set[str]:
+    return {path.parent.name for path in (REPOSITORY / "gpunode").glob("*/__init__.py")}
+
+
+def sources(room: str) -> list[Path]:
+    folder = REPOSITORY / "plugins" if room == "plugins" else REPOSITORY / "gpunode" / room
+    return sorted(folder.rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_room_imports_only_what_it_may(room: str) -> None:
+    rooms = rooms_on_disk()
+    wrong = {
+        str(path.relative_to(REPOSITORY)): found
+        for path in sources(room)
+        if (found := forbidden(room, path.read_text(encoding="utf-8"), rooms))
+    }
+    assert wrong == {}
+
+
+def test_every_room_has_its_rule() -> None:
+    assert rooms_on_disk() - FREE <= set(MAY_IMPORT)
+
+
+def test_no_room_imports_ansible() -> None:
+    """Ansible is GPL: it runs as a program of its own, never inside our process (plugins run inside Ansible)."""
+    wrong = [
+        str(path.relative_to(REPOSITORY))
+        for path in (REPOSITORY / "gpunode").rglob("*.py")
+        if any(module.split(".")[0] == "ansible" for module in imported_modules(path.read_text(encoding="utf-8")))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("facts", "from gpunode.checks import judge"),
+        ("facts", "def f():\n    import gpunode.report.model"),
+        ("catalog", "from gpunode import facts"),
+        ("probe", "from ..facts import NodeFacts"),
+    ],
+)
+def test_the_rule_sees_a_forbidden_import(room: str, source: str) -> None:
+    assert forbidden(room, source, {"facts", "checks", "report", "catalog", "probe"})
+
+
+def test_the_rule_allows_what_is_allowed() -> None:
+    source = "from gpunode.facts import NodeFacts\nfrom gpunode.errors import UsageError\nimport json"
+    assert forbidden("checks", source, {"facts", "checks"}) == []
