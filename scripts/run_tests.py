@@ -7,10 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
@@ -131,7 +131,7 @@ def no_lab_here() -> str | None:
         import docker  # noqa: PLC0415
 
         docker.from_env(timeout=10).ping()
-    except Exception as err:  # noqa: BLE001 - whatever the engine's client raises is the reason
+    except Exception as err:
         return f"the Docker engine does not answer: {err}"
     if shutil.which("mmdebstrap") is None:
         return "no mmdebstrap: run scripts/docker-engine"
