@@ -1,1 +1,4 @@
-"""One parser per tool output: ``MODULE.parse(text) -> dict``, pure, raising only ``gpunode.facts.errors.ParseError``."""
+"""One parser per tool output: ``MODULE.parse(text) -> dict``.
+
+They are pure and raise nothing but ``gpunode.facts.errors.ParseError``.
+"""

@@ -1,0 +1,45 @@
+"""``/proc/driver/nvidia/version``: the kernel module in memory."""
+
+import re
+from typing import Any
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers.values import found, lines_of
+
+_MODULE = re.compile(
+    r"\s*NVRM version:\s+NVIDIA UNIX (?P<open>Open )?(?:Kernel Module for \S+|\S+ (?P<open_after>Open )?Kernel Module)"
+    r"\s+(?P<version>\d{1,4}(?:\.\d{1,4}){1,2})\s+(?P<rest>.*)"
+)
+_BUILDER = re.compile(r"\([^)]*@[^)]*\)\s*")
+_DATE = re.compile(
+    r"(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d(?: (?:AM|PM))?(?: [A-Z]{2,5})? \d{4}\b.*"
+)
+_GCC = re.compile(r"\s*GCC version:\s*(.*)")
+_VERSION = re.compile(r"(?<![\w.~-])(\d{1,3}(?:\.\d{1,3}){2})(?![\w.])")
+
+
+def parse(text: str) -> dict[str, Any]:
+    """``{version, flavour: open|proprietary, gcc, built}`` of the loaded NVIDIA kernel module.
+
+    ``gcc`` is the compiler's version alone, ``built`` the date as printed; both None where the line is absent or cut.
+    Raises ParseError where there is no complete line ``NVRM version: NVIDIA UNIX …``.
+    """
+    lines = lines_of(text)
+    module = next((match for line in lines if (match := _MODULE.fullmatch(line[:2000]))), None)
+    if module is None:
+        raise ParseError(f"expected a line 'NVRM version: NVIDIA UNIX ... Kernel Module ...', {found(text)}")
+    date = _DATE.search(_BUILDER.sub("", module["rest"]))
+    compiler = next((match[1] for line in lines if (match := _GCC.fullmatch(line[:2000]))), "")
+    return {
+        "version": module["version"],
+        "flavour": "open" if module["open"] or module["open_after"] else "proprietary",
+        "gcc": _compiler_version(compiler),
+        "built": date[0].strip() if date else None,
+    }
+
+
+def _compiler_version(text: str) -> str | None:
+    """The version that follows the name; distributions put their own revision in brackets before or after it."""
+    outside = re.sub(r"\([^()]*\)", " ", text)
+    match = _VERSION.search(outside) or _VERSION.search(text)
+    return match[1] if match else None

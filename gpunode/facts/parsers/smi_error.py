@@ -1,0 +1,56 @@
+"""The errors that nvidia-smi prints in place of its output."""
+
+import re
+from typing import Any
+
+from gpunode.facts.parsers.values import lines_of
+
+_KINDS = (
+    (re.compile(r"version mismatch", re.I), "driver-library-mismatch"),
+    (re.compile(r"insufficient permissions|permission denied|access blocked", re.I), "permission"),
+    (re.compile(r"no devices (?:were )?found", re.I), "no-devices"),
+    (re.compile(r"unable to determine the device handle|gpu is lost|fallen off the bus", re.I), "gpu-lost"),
+    (re.compile(r"couldn't communicate with the nvidia driver|driver not loaded", re.I), "driver-not-loaded"),
+    (re.compile(r"failed to initialize nvml: unknown error", re.I), "nvml-unknown"),
+)
+_ERROR_LINE = re.compile(
+    r"""\s*(?:
+        Failed\ to\ (?:initialize|properly\ shut\ down)\ NVML
+      | NVIDIA-SMI\ has\ failed
+      | NVIDIA-SMI\ couldn't\ find
+      | No\ devices\ (?:were\ )?found
+      | Unable\ to\ determine\ the\ device\ handle
+      | Error:?\ (?:Driver|Unable|Failed|Unknown|No)
+      | (?:NVML|nvidia-smi):\s
+      | GPU\ is\ lost
+      | Insufficient\ Permissions\s*$
+    )""",
+    re.I | re.X,
+)
+_NVML_VERSION = re.compile(r"\s*NVML library version:?\s+(\d{1,9}(?:\.\d{1,9})+)\s*")
+_SEARCHED_LINES = 200
+
+
+def error_kind(message: str) -> str:
+    """The kind of an error message, ``other`` where it is none of the known ones."""
+    return next((kind for pattern, kind in _KINDS if pattern.search(message[:2000])), "other")
+
+
+def is_error_line(line: str) -> bool:
+    """True for a line by which nvidia-smi says that it failed."""
+    return _ERROR_LINE.match(line[:2000]) is not None
+
+
+def find(text: str) -> dict[str, Any] | None:
+    """What nvidia-smi says of its own failure, None where the text says nothing of the kind.
+
+    ``{"error": {kind, message, nvml_version}}``: ``kind`` is one of driver-library-mismatch, no-devices,
+    driver-not-loaded, gpu-lost, nvml-unknown, permission, other; ``message`` the first line of the error as printed.
+    To be asked where no output was found.
+    """
+    lines = lines_of(text[:100_000])[:_SEARCHED_LINES]
+    message = next((line.strip() for line in lines if is_error_line(line)), None)
+    if message is None:
+        return None
+    versions = (match[1] for line in lines if (match := _NVML_VERSION.fullmatch(line)))
+    return {"error": {"kind": error_kind(message), "message": message, "nvml_version": next(versions, None)}}

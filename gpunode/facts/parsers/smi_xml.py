@@ -1,0 +1,99 @@
+"""``nvidia-smi -q -x``: any DTD version, drivers from 375 on."""
+
+import re
+from typing import Any
+from xml.parsers import expat
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers import smi_error, smi_gpu
+from gpunode.facts.parsers.tree import Node, label_of
+from gpunode.facts.parsers.values import found, lines_of, shorten
+
+_ROOT = "nvidia_smi_log"
+_BEGIN = re.compile(r"<\?xml|<!DOCTYPE|<[A-Za-z_]")
+_REMARK = re.compile(r"\s*(?:(?:WARNING|NOTE|ERROR|INFO)\b|Unable\b|Failed\b|Treating as warning|$)", re.I)
+_DEPTH = 40
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The node's driver and GPUs as ``nvidia-smi -q -x`` prints them.
+
+    ``{driver_version, cuda_version, attached_gpus, gpus: [...]}``; one GPU is what ``smi_gpu.gpu`` returns: identifiers
+    in sysfs form, units in the keys, None for what is absent or unknown, absent blocks as objects of None. Where
+    nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``. Lines such as ``WARNING: infoROM is corrupted``
+    around the document are skipped.
+
+    Raises ParseError for text that is neither: not well formed (cut), another root element, no GPU in it.
+    """
+    begin = _BEGIN.search(text)
+    if begin is None:
+        error = smi_error.find(text)
+        if error is None:
+            raise ParseError(f"expected the XML of nvidia-smi -q -x, {found(text)}")
+        return error
+    closing = f"</{_ROOT}>"
+    last = text.rfind(closing)
+    end = last + len(closing) if last >= 0 else len(text)
+    for outside in (text[: begin.start()], text[end:]):
+        for line in lines_of(outside):
+            if not _REMARK.match(line) and not smi_error.is_error_line(line):
+                raise ParseError(
+                    f"expected one XML document of nvidia-smi -q -x alone, found beside it '{shorten(line)}'"
+                )
+    root, bus_ids = _tree(text[begin.start() : end])
+    gpus = [smi_gpu.gpu(node, index, bus_ids[index]) for index, node in enumerate(root.all("gpu"))]
+    if not gpus:
+        raise ParseError("expected at least one <gpu> in the XML of nvidia-smi -q -x, found none")
+    return smi_gpu.document(root, gpus)
+
+
+class _Builder:
+    """Builds the tree while expat reads, and keeps each GPU's ``id`` attribute."""
+
+    def __init__(self) -> None:
+        self.root = Node("")
+        self.bus_ids: list[str | None] = []
+        self._open = [self.root]
+        self._text: list[str] = []
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        if len(self._open) > _DEPTH:
+            raise ParseError(f"expected the XML of nvidia-smi -q -x, found elements nested more than {_DEPTH} deep")
+        node = Node(label_of(tag))
+        if len(self._open) == 1 and tag != _ROOT:
+            raise ParseError(f"expected the root element <{_ROOT}>, found <{shorten(tag)}>")
+        if len(self._open) == 2 and node.label == "gpu":
+            self.bus_ids.append(attributes.get("id"))
+        self._open[-1].children.append(node)
+        self._open.append(node)
+        self._text.clear()
+
+    def data(self, text: str) -> None:
+        self._text.append(text)
+
+    def end(self, _tag: str) -> None:
+        node = self._open.pop()
+        text = "".join(self._text).strip()
+        if not node.children or text:
+            node.value = text
+        self._text.clear()
+
+
+def _tree(text: str) -> tuple[Node, list[str | None]]:
+    """The root's node and each GPU's ``id`` attribute."""
+    builder = _Builder()
+    parser = expat.ParserCreate("utf-8")
+    parser.buffer_text = True
+    parser.StartElementHandler = builder.start
+    parser.EndElementHandler = builder.end
+    parser.CharacterDataHandler = builder.data
+    parser.EntityDeclHandler = _refuse_entity
+    try:
+        parser.Parse(text.encode("utf-8", "replace"), True)
+    except expat.ExpatError as err:
+        raise ParseError(f"expected well-formed XML of nvidia-smi -q -x, found: {err}") from None
+    return builder.root.child(_ROOT), builder.bus_ids
+
+
+def _refuse_entity(name: str, *_rest: object) -> None:
+    raise ParseError(f"expected the XML of nvidia-smi -q -x, found a declaration of the entity '{shorten(name)}'")

@@ -1,0 +1,60 @@
+"""What ``nvidia-smi -q`` says, as XML or as indented text: a tree of labels with values."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+_NOT_A_WORD = re.compile(r"[^a-z0-9]+")
+
+
+def label_of(name: str) -> str:
+    """``SEC-DED`` as ``sec_ded``: one spelling for XML tags and for the labels of the text."""
+    return _NOT_A_WORD.sub("_", name.lower()).strip("_")
+
+
+@dataclass(slots=True)
+class Node:
+    """One label of the output: its value where it has one, and what stands below it."""
+
+    label: str
+    value: str | None = None
+    children: list["Node"] = field(default_factory=list)
+
+    def all(self, label: str) -> list["Node"]:
+        """The children of that label, in order."""
+        return [child for child in self.children if child.label == label]
+
+    def child(self, *labels: str) -> "Node":
+        """The first child with one of the labels; an empty node where there is none."""
+        for label in labels:
+            for child in self.children:
+                if child.label == label:
+                    return child
+        return Node("")
+
+    def has(self, *labels: str) -> bool:
+        """True where a child has one of the labels."""
+        return any(child.label in labels for child in self.children)
+
+    def get(self, *paths: str) -> str | None:
+        """The value at the first of the paths (``pci/bus_id``) that has one."""
+        for path in paths:
+            node = self
+            for label in path.split("/"):
+                node = node.child(label)
+            if node.value is not None:
+                return node.value
+        return None
+
+    def leaves(self) -> Iterator["Node"]:
+        """All nodes below with a value, in order."""
+        pending = list(reversed(self.children))
+        while pending:
+            node = pending.pop()
+            if node.value is not None:
+                yield node
+            pending.extend(reversed(node.children))
+
+    def first_below(self, *labels: str) -> str | None:
+        """The value of the first node anywhere below with one of the labels."""
+        return next((leaf.value for leaf in self.leaves() if leaf.label in labels), None)
