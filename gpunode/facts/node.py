@@ -152,6 +152,8 @@ class NodeFacts(Fact):
     """Names of the loaded kernel modules."""
     loaded_driver: LoadedDriver | None = None
     """None without a gap: no NVIDIA module is loaded."""
+    nouveau_blacklisted: bool | None = None
+    """``blacklist nouveau`` in a modprobe.d folder, or ``modprobe.blacklist=nouveau`` on the kernel's command line."""
     module_files: tuple[ModuleFile, ...] | None = None
     dkms: tuple[DkmsModule, ...] | None = None
     packages: tuple[Package, ...] | None = None

@@ -1,0 +1,127 @@
+"""Who published a driver package, and which packages belong to one driver closure.
+
+The facts are rows of ``origins.yml``, each with its source. Names of origins are those of that file: ``debian``,
+``ubuntu``, ``nvidia`` …; an origin that no row knows is None.
+"""
+
+import datetime
+import re
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files as resource_files
+from typing import Annotated
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+def _compiles(pattern: str) -> str:
+    re.compile(pattern)
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+
+
+class Row(BaseModel):
+    """Base of all rows: immutable, closed, and with its evidence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    date: datetime.date
+
+
+class OriginRow(Row):
+    """Patterns that together tell one origin; a pattern that is None is not looked at."""
+
+    origin: str
+    maintainer: Pattern | None = None
+    version: Pattern | None = None
+    package: Pattern | None = None
+
+    def matches(self, name: str, version: str, maintainer: str) -> bool:
+        """True where every pattern of the row is found in its field."""
+        looked_at = ((self.package, name), (self.version, version), (self.maintainer, maintainer))
+        return all(pattern is None or re.search(pattern, text) for pattern, text in looked_at)
+
+
+class ClosureRow(Row):
+    """Packages of one origin that carry one version."""
+
+    origin: str
+    line: str
+    sources: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    except_: tuple[str, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=lambda name: name.rstrip("_"))
+
+    def line_of(self, name: str, source: str) -> str | None:
+        """The line that the package belongs to, None where this row does not speak of it."""
+        if _any_matches(name, self.except_):
+            return None
+        if _any_matches(source, self.sources) or _any_matches(name, self.packages):
+            return self.line.format(source=source)
+        return None
+
+
+class KernelModuleRow(Row):
+    """Packages that bring the kernel module."""
+
+    packages: tuple[str, ...]
+
+
+class Origins(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    origins: tuple[OriginRow, ...]
+    closures: tuple[ClosureRow, ...]
+    kernel_module_packages: KernelModuleRow
+
+
+def _any_matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@cache
+def table() -> Origins:
+    """``origins.yml``, read once."""
+    text = resource_files("gpunode.catalog").joinpath("origins.yml").read_text(encoding="utf-8")
+    return Origins.model_validate(yaml.safe_load(text))
+
+
+def origin_of(name: str, version: str, maintainer: str) -> str | None:
+    """The origin of a package by its Maintainer and version; None where no row knows it."""
+    return next((row.origin for row in table().origins if row.matches(name, version, maintainer)), None)
+
+
+def closure_line(name: str, source: str, origin: str | None) -> str | None:
+    """The closure that a package belongs to, by the name of its line; None where it may have a version of its own.
+
+    ``origin`` None: the publisher is not known; a package that would belong to anybody's closure then belongs to a
+    line called ``unknown origin``.
+    """
+    if origin is None:
+        known = any(row.line_of(name, source) for row in table().closures)
+        return "unknown origin" if known else None
+    rows = (row for row in table().closures if row.origin == origin)
+    return next((line for row in rows if (line := row.line_of(name, source))), None)
+
+
+def in_closure(name: str, source: str, origin: str | None) -> bool:
+    """True for a package that must carry the driver's version, be held, and come from the driver's origin."""
+    return closure_line(name, source, origin) is not None
+
+
+def brings_kernel_module(name: str) -> bool:
+    """True for a package after whose installation a kernel module is to be expected on disk."""
+    return _any_matches(name, table().kernel_module_packages.packages)
+
+
+def upstream_version(version: str) -> str:
+    """A package's version without epoch and distribution revision: ``1:535.261.03-1~deb12u1`` is ``535.261.03``."""
+    without_epoch = version.split(":", 1)[-1]
+    return without_epoch.rsplit("-", 1)[0] if "-" in without_epoch else without_epoch
