@@ -27,6 +27,7 @@ _ERROR_LINE = re.compile(
     )""",
     re.I | re.X,
 )
+_WARNING = re.compile(r"\s*(?:WARNING|Warning|NOTE|Treating as warning)\b")
 _NVML_VERSION = re.compile(r"\s*NVML library version:?\s+(\d{1,9}(?:\.\d{1,9})+)\s*")
 _SEARCHED_LINES = 200
 
@@ -39,6 +40,11 @@ def error_kind(message: str) -> str:
 def is_error_line(line: str) -> bool:
     """True for a line by which nvidia-smi says that it failed."""
     return _ERROR_LINE.match(line[:2000]) is not None
+
+
+def is_remark(line: str) -> bool:
+    """True for a line that nvidia-smi prints beside its output: an error, or ``WARNING: infoROM is corrupted ...``."""
+    return is_error_line(line) or _WARNING.match(line[:2000]) is not None
 
 
 def find(text: str) -> dict[str, Any] | None:

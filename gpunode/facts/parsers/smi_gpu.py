@@ -54,13 +54,14 @@ _REASON_PREFIXES = ("clocks_throttle_reason_", "clocks_event_reason_")
 _REASON_NAMES = {"idle": "gpu_idle", "display_clock_setting": "display_clocks_setting"}
 
 
-def document(root: Node, gpus: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole answer: the head's fields and the GPUs."""
+def document(root: Node, gpus: list[dict[str, Any]], messages: list[str]) -> dict[str, Any]:
+    """The whole answer: the head's fields, the GPUs, and what nvidia-smi said beside them."""
     return {
         "driver_version": version(root.get("kmd_version")) or version(root.get("driver_version")),
         "cuda_version": version(root.get("cuda_umd_version")) or version(root.get("cuda_version")),
         "attached_gpus": integer(root.get("attached_gpus")),
         "gpus": gpus,
+        "messages": messages,
     }
 
 

@@ -11,17 +11,16 @@ from gpunode.facts.parsers.values import found, lines_of, shorten
 
 _ROOT = "nvidia_smi_log"
 _BEGIN = re.compile(r"<\?xml|<!DOCTYPE|<[A-Za-z_]")
-_REMARK = re.compile(r"\s*(?:(?:WARNING|NOTE|ERROR|INFO)\b|Unable\b|Failed\b|Treating as warning|$)", re.I)
 _DEPTH = 40
 
 
 def parse(text: str) -> dict[str, Any]:
     """The node's driver and GPUs as ``nvidia-smi -q -x`` prints them.
 
-    ``{driver_version, cuda_version, attached_gpus, gpus: [...]}``; one GPU is what ``smi_gpu.gpu`` returns: identifiers
-    in sysfs form, units in the keys, None for what is absent or unknown, absent blocks as objects of None. Where
-    nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``. Lines such as ``WARNING: infoROM is corrupted``
-    around the document are skipped.
+    ``{driver_version, cuda_version, attached_gpus, gpus: [...], messages: [...]}``; one GPU is what ``smi_gpu.gpu``
+    returns: identifiers in sysfs form, units in the keys, None for what is absent or unknown, absent blocks as objects
+    of None. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``. Lines such as ``WARNING: infoROM is
+    corrupted`` around the document are ``messages``.
 
     Raises ParseError for text that is neither: not well formed (cut), another root element, no GPU in it.
     """
@@ -34,17 +33,15 @@ def parse(text: str) -> dict[str, Any]:
     closing = f"</{_ROOT}>"
     last = text.rfind(closing)
     end = last + len(closing) if last >= 0 else len(text)
-    for outside in (text[: begin.start()], text[end:]):
-        for line in lines_of(outside):
-            if not _REMARK.match(line) and not smi_error.is_error_line(line):
-                raise ParseError(
-                    f"expected one XML document of nvidia-smi -q -x alone, found beside it '{shorten(line)}'"
-                )
+    outside = [line for part in (text[: begin.start()], text[end:]) for line in lines_of(part) if line.strip()]
+    for line in outside:
+        if not smi_error.is_remark(line):
+            raise ParseError(f"expected one XML document of nvidia-smi -q -x alone, found beside it '{shorten(line)}'")
     root, bus_ids = _tree(text[begin.start() : end])
     gpus = [smi_gpu.gpu(node, index, bus_ids[index]) for index, node in enumerate(root.all("gpu"))]
     if not gpus:
         raise ParseError("expected at least one <gpu> in the XML of nvidia-smi -q -x, found none")
-    return smi_gpu.document(root, gpus)
+    return smi_gpu.document(root, gpus, [line.strip() for line in outside])
 
 
 class _Builder:
