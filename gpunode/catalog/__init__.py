@@ -1,1 +1,57 @@
-""""""
+"""Facts as data, each with its source: GPUs, drivers, CUDA, libraries, packages, platforms, Xids, expected figures.
+
+``load()`` gives the catalog; docs/catalog.md tells how to add to it.
+"""
+
+from gpunode.catalog.catalog import Catalog, load
+from gpunode.catalog.gpus import GpuMatch
+from gpunode.catalog.hardware import Architecture, Expectation, Gpu, PciPart, Platform, Xid
+from gpunode.catalog.rows import Row, Source
+from gpunode.catalog.software import (
+    Branch,
+    ContainerToolkit,
+    CudaMajor,
+    Cudnn,
+    Dcgm,
+    ForwardCompat,
+    Framework,
+    KernelFlavour,
+    Kubernetes,
+    Nccl,
+    Offer,
+    PackageSet,
+    Pinning,
+    System,
+    Toolkit,
+    WheelArchitectures,
+)
+
+__all__ = [
+    "Architecture",
+    "Branch",
+    "Catalog",
+    "ContainerToolkit",
+    "CudaMajor",
+    "Cudnn",
+    "Dcgm",
+    "Expectation",
+    "ForwardCompat",
+    "Framework",
+    "Gpu",
+    "GpuMatch",
+    "KernelFlavour",
+    "Kubernetes",
+    "Nccl",
+    "Offer",
+    "PackageSet",
+    "PciPart",
+    "Pinning",
+    "Platform",
+    "Row",
+    "Source",
+    "System",
+    "Toolkit",
+    "WheelArchitectures",
+    "Xid",
+    "load",
+]

@@ -1,0 +1,360 @@
+"""The catalog: all facts, typed, with look-ups. Files are read when first asked for."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, TypeVar
+
+from packaging.version import Version as Number
+from pydantic import BaseModel
+
+from gpunode.catalog import hardware, software
+from gpunode.catalog.gpus import GpuIndex, GpuMatch, nearest, normal
+from gpunode.catalog.read import BadFileError, Document, Problem, read, section
+from gpunode.catalog.rows import Source
+from gpunode.catalog.typed import typed_row
+from gpunode.errors import UsageError
+
+FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
+    "sources.yml": {"sources": Source},
+    "gpus.yml": {
+        "architectures": hardware.Architecture,
+        "gpus": hardware.Gpu,
+        "pci_parts": hardware.PciPart,
+    },
+    "drivers.yml": {"branches": software.Branch},
+    "cuda.yml": {
+        "cuda_majors": software.CudaMajor,
+        "toolkits": software.Toolkit,
+        "forward_compat": software.ForwardCompat,
+    },
+    "libraries.yml": {
+        "cudnn": software.Cudnn,
+        "nccl": software.Nccl,
+        "dcgm": software.Dcgm,
+        "container_toolkit": software.ContainerToolkit,
+        "frameworks": software.Framework,
+        "wheels": software.WheelArchitectures,
+        "kubernetes": software.Kubernetes,
+    },
+    "packages.yml": {
+        "systems": software.System,
+        "packages": software.PackageSet,
+        "pinning": software.Pinning,
+        "kernel_flavours": software.KernelFlavour,
+    },
+    "platforms.yml": {"platforms": hardware.Platform},
+    "xids.yml": {"xids": hardware.Xid},
+    "expectations.yml": {"expectations": hardware.Expectation},
+}
+"""Our files, their sections, the model of each section's rows. An overlay may hold any of the sections."""
+
+MODELS: Mapping[str, type[BaseModel]] = {name: model for kinds in FILES.values() for name, model in kinds.items()}
+
+R = TypeVar("R", bound=BaseModel)
+
+
+def inherit(name: str, rows: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill what a row takes from another one: a GPU from its architecture, a platform from its board."""
+    fields: tuple[str, ...]
+    if name == "gpus":
+        parents, link, fields = others["architectures"], "architecture", ("modules", "last_branch")
+    elif name == "platforms":
+        parents, link = rows, "board"
+        fields = ("gpus", "hosts", "nvswitch", "nvswitches", "services", "kernel_modules", "min_driver")
+    else:
+        return rows
+    full = {}
+    for key, row in rows.items():
+        parent = parents.get(row.get(link)) if isinstance(row, Mapping) else None
+        if isinstance(parent, Mapping):
+            taken = {field: parent[field] for field in fields if parent.get(field) is not None}
+            full[key] = {**taken, **row}
+        else:
+            full[key] = row
+    return full
+
+
+class Catalog:
+    """All facts. Sections are mappings from id to row, in the order of their file.
+
+    Made by ``load``. Raises UsageError with ``file:line: key: what`` where a file that is asked for is wrong.
+    """
+
+    def __init__(self, overlays: Sequence[Document] = ()) -> None:
+        self._overlays = tuple(overlays)
+        self._read: dict[str, Document] = {}
+        self._sections: dict[str, Mapping[str, Any]] = {}
+
+    def documents(self, name: str) -> tuple[Document, ...]:
+        """The files that may say something in a section, ours first."""
+        for file, kinds in FILES.items():
+            if name in kinds:
+                if file not in self._read:
+                    with as_file(files("gpunode.catalog").joinpath(file)) as path:
+                        self._read[file] = read(path, f"gpunode/catalog/{file}")
+                return (self._read[file], *self._overlays)
+        raise KeyError(name)
+
+    @property
+    def overlays(self) -> tuple[Document, ...]:
+        """The user's own files."""
+        return self._overlays
+
+    def raw(self, name: str) -> dict[str, Any]:
+        """A section as text: overlays merged, defaults and inherited fields filled in."""
+        others = {"architectures": section(self.documents("architectures"), "architectures")} if name == "gpus" else {}
+        return inherit(name, section(self.documents(name), name), others)
+
+    def rows(self, name: str) -> Mapping[str, Any]:
+        """A section's rows by id."""
+        if name not in self._sections:
+            rows, problems = self.validated(name)
+            if problems:
+                raise UsageError(str(problems[0]))
+            self._sections[name] = rows
+        return self._sections[name]
+
+    def validated(self, name: str) -> tuple[Mapping[str, Any], list[Problem]]:
+        """A section's rows as far as they fit their model, and what is wrong with the others."""
+        rows, problems = {}, []
+        for key, fields in self.raw(name).items():
+            row, wrong = typed_row(MODELS[name], key, fields, name, self.documents(name))
+            if row is not None:
+                rows[key] = row
+            problems += wrong
+        return rows, problems
+
+    def _typed(self, name: str, model: type[R]) -> Mapping[str, R]:  # noqa: ARG002
+        return self.rows(name)
+
+    @property
+    def sources(self) -> Mapping[str, Source]:
+        """What the rows' ``source`` names."""
+        return self._typed("sources", Source)
+
+    @property
+    def architectures(self) -> Mapping[str, hardware.Architecture]:
+        """GPU architectures, oldest first: the order counts."""
+        return self._typed("architectures", hardware.Architecture)
+
+    @property
+    def gpus(self) -> Mapping[str, hardware.Gpu]:
+        """GPU models."""
+        return self._typed("gpus", hardware.Gpu)
+
+    @property
+    def pci_parts(self) -> Mapping[str, hardware.PciPart]:
+        """NVSwitches and bridges."""
+        return self._typed("pci_parts", hardware.PciPart)
+
+    @property
+    def branches(self) -> Mapping[str, software.Branch]:
+        """Driver branches, newest first."""
+        return self._typed("branches", software.Branch)
+
+    @property
+    def cuda_majors(self) -> Mapping[str, software.CudaMajor]:
+        """CUDA majors with their driver floors."""
+        return self._typed("cuda_majors", software.CudaMajor)
+
+    @property
+    def toolkits(self) -> Mapping[str, software.Toolkit]:
+        """CUDA toolkits, newest first."""
+        return self._typed("toolkits", software.Toolkit)
+
+    @property
+    def forward_compat(self) -> Mapping[str, software.ForwardCompat]:
+        """cuda-compat packages by CUDA series."""
+        return self._typed("forward_compat", software.ForwardCompat)
+
+    @property
+    def cudnn(self) -> Mapping[str, software.Cudnn]:
+        """cuDNN series."""
+        return self._typed("cudnn", software.Cudnn)
+
+    @property
+    def nccl(self) -> Mapping[str, software.Nccl]:
+        """NCCL releases."""
+        return self._typed("nccl", software.Nccl)
+
+    @property
+    def dcgm(self) -> Mapping[str, software.Dcgm]:
+        """DCGM series."""
+        return self._typed("dcgm", software.Dcgm)
+
+    @property
+    def container_toolkit(self) -> Mapping[str, software.ContainerToolkit]:
+        """Container toolkit releases, newest first."""
+        return self._typed("container_toolkit", software.ContainerToolkit)
+
+    @property
+    def frameworks(self) -> Mapping[str, software.Framework]:
+        """PyTorch and TensorFlow series."""
+        return self._typed("frameworks", software.Framework)
+
+    @property
+    def wheels(self) -> Mapping[str, software.WheelArchitectures]:
+        """Compute capabilities in PyTorch wheels."""
+        return self._typed("wheels", software.WheelArchitectures)
+
+    @property
+    def kubernetes(self) -> Mapping[str, software.Kubernetes]:
+        """Device plugin and GPU operator."""
+        return self._typed("kubernetes", software.Kubernetes)
+
+    @property
+    def systems(self) -> Mapping[str, software.System]:
+        """Operating systems."""
+        return self._typed("systems", software.System)
+
+    @property
+    def packages(self) -> Mapping[str, software.PackageSet]:
+        """Package names."""
+        return self._typed("packages", software.PackageSet)
+
+    @property
+    def pinning(self) -> Mapping[str, software.Pinning]:
+        """Pinning mechanisms."""
+        return self._typed("pinning", software.Pinning)
+
+    @property
+    def kernel_flavours(self) -> Mapping[str, software.KernelFlavour]:
+        """Kernel packages of Ubuntu by flavour."""
+        return self._typed("kernel_flavours", software.KernelFlavour)
+
+    @property
+    def platforms(self) -> Mapping[str, hardware.Platform]:
+        """Boards, servers and cloud shapes."""
+        return self._typed("platforms", hardware.Platform)
+
+    @property
+    def xids(self) -> Mapping[str, hardware.Xid]:
+        """Xid errors by number as text."""
+        return self._typed("xids", hardware.Xid)
+
+    @property
+    def expectations(self) -> Mapping[str, hardware.Expectation]:
+        """Expected figures."""
+        return self._typed("expectations", hardware.Expectation)
+
+    @cached_property
+    def _gpu_index(self) -> GpuIndex:
+        return GpuIndex(self.gpus.values())
+
+    def gpu_by_pci(self, device_id: str, subsystem_id: str | None = None) -> GpuMatch | None:
+        """The GPU model of a PCI id (``10de:2330`` or ``2330``); None where the catalog has none."""
+        return self._gpu_index.by_pci(device_id, subsystem_id)
+
+    def gpu_by_product_name(self, name: str) -> GpuMatch | None:
+        """The GPU models that print exactly this product name; None where the catalog has none."""
+        return self._gpu_index.by_product(name)
+
+    def find_gpu(self, text: str) -> GpuMatch:
+        """What a person means by a GPU's name; UsageError with the nearest known names where nothing is."""
+        return self._gpu_index.find(text)
+
+    def gpu(self, gpu_id: str) -> hardware.Gpu:
+        """A GPU model by its id alone."""
+        return _get(self.gpus, gpu_id, "GPU model")
+
+    def platform(self, name: str) -> hardware.Platform:
+        """A platform by id, name or alias; UsageError with the nearest known names."""
+        return _named(self.platforms, name, "platform", lambda row: (row.id, row.name, *row.aliases))
+
+    def platforms_with(self, gpus: Mapping[str, int]) -> tuple[hardware.Platform, ...]:
+        """The platforms that have exactly these GPUs (id → number), boards and servers before cloud shapes."""
+        found = [row for row in self.platforms.values() if dict(row.gpus) == dict(gpus)]
+        return tuple(sorted(found, key=lambda row: row.kind == "cloud"))
+
+    def os(self, name: str) -> software.System:
+        """An operating system by id, codename, alias or NVIDIA's directory name; UsageError with the nearest."""
+        return _named(self.systems, name, "operating system", _system_names)
+
+    def os_of(self, os_id: str, version_id: str | None) -> software.System | None:
+        """The system that os-release's ID and VERSION_ID stand for (``rocky``, ``9.4`` is rhel-9), None if unknown."""
+        for row in self.systems.values():
+            same = os_id == row.os or os_id in row.like
+            if (
+                same
+                and version_id is not None
+                and (version_id == row.version or version_id.startswith(f"{row.version}."))
+            ):
+                return row
+        return None
+
+    def branch(self, name: str | int) -> software.Branch:
+        """A driver branch by its number; UsageError with the known ones."""
+        return _get(self.branches, str(name).upper().removeprefix("R"), "driver branch")
+
+    def branch_of(self, version: str) -> software.Branch:
+        """The branch of a driver version: its first number."""
+        return self.branch(version.split(".", maxsplit=1)[0])
+
+    def toolkit(self, name: str) -> software.Toolkit:
+        """A CUDA toolkit by version, or by series (``13.0``: its newest); UsageError with the nearest."""
+        if name in self.toolkits:
+            return self.toolkits[name]
+        series = [row for row in self.toolkits.values() if row.series == name]
+        if series:
+            return max(series, key=lambda row: Number(row.id))
+        return _get(self.toolkits, name, "CUDA toolkit")
+
+    def xid(self, number: int) -> hardware.Xid | None:
+        """An Xid by number."""
+        return self.xids.get(str(number))
+
+
+def _system_names(row: software.System) -> tuple[str, ...]:
+    directory = row.origins["nvidia"].repository if "nvidia" in row.origins else None
+    others = tuple(f"{name}-{row.version}" for name in row.like)
+    extra = tuple(name for name in (row.codename, directory) if name)
+    return (row.id, row.name, *row.aliases, *others, *extra)
+
+
+def _get(rows: Mapping[str, R], name: str, what: str) -> R:
+    if name in rows:
+        return rows[name]
+    raise UsageError(f"the catalog has no {what} {name!r}; {nearest(name, {key: key for key in rows})}")
+
+
+def _named(rows: Mapping[str, R], name: str, what: str, names: Callable[[R], Iterable[str]]) -> R:
+    shown: dict[str, str] = {}
+    for key, row in rows.items():
+        for text in names(row):
+            if normal(text) == normal(name):
+                return row
+            shown.setdefault(normal(text), key)
+    raise UsageError(f"the catalog has no {what} {name!r}; {nearest(normal(name), shown)}")
+
+
+def load(overlays: Sequence[Path | str] = ()) -> Catalog:
+    """The catalog, with a user's own files laid over ours in the given order.
+
+    Cached per set of files. A file of the user that is wrong is a UsageError: ``file:line: key: what``.
+    """
+    stamped = []
+    for path in map(Path, overlays):
+        try:
+            stamped.append((path, path.stat().st_mtime_ns))
+        except OSError as err:
+            raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+    return _load(tuple(stamped))
+
+
+@lru_cache(maxsize=8)
+def _load(stamped: tuple[tuple[Path, int], ...]) -> Catalog:
+    if not stamped:
+        return Catalog()
+    from gpunode.catalog.lint import lint  # noqa: PLC0415 (without overlays nobody waits for the linter)
+
+    try:
+        catalog = Catalog([read(path) for path, _ in stamped])
+    except BadFileError as err:
+        raise UsageError(str(err)) from None
+    problems = lint(catalog)
+    if problems:
+        more = f" (and {len(problems) - 1} more: see `gpunode catalog lint`)" if len(problems) > 1 else ""
+        raise UsageError(f"{problems[0]}{more}")
+    return catalog

@@ -1,0 +1,110 @@
+"""Which GPU is meant: by PCI id, by product name, by what a person types. Never by substring."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gpunode.catalog.hardware import Gpu
+from gpunode.errors import UsageError
+
+_OWN = {"id", "name", "families", "aliases", "product_names", "pci", "subsystems", "note", "source", "date", "unsure"}
+"""Fields that tell models apart and say nothing about what they can do."""
+
+
+def normal(text: str) -> str:
+    """A name as it is compared: lower case, blanks for dashes, without the maker."""
+    words = re.sub(r"[\s_\-]+", " ", text.strip().lower())
+    return words.removeprefix("nvidia ")
+
+
+@dataclass(frozen=True)
+class GpuMatch:
+    """The models that a name or id stands for: one, or several that share it."""
+
+    text: str
+    gpus: tuple[Gpu, ...]
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The model, where it is one."""
+        return self.gpus[0] if len(self.gpus) == 1 else None
+
+    @cached_property
+    def common(self) -> Mapping[str, Any]:
+        """Fields on which all models agree, with their value."""
+        first = self.gpus[0]
+        return {
+            name: getattr(first, name)
+            for name in type(first).model_fields
+            if name not in _OWN and name not in self.differs
+        }
+
+    @cached_property
+    def differs(self) -> Mapping[str, Mapping[str, Any]]:
+        """Fields on which they do not: field → model's id → value."""
+        return {
+            name: {gpu.id: getattr(gpu, name) for gpu in self.gpus}
+            for name in type(self.gpus[0]).model_fields
+            if name not in _OWN and any(getattr(gpu, name) != getattr(self.gpus[0], name) for gpu in self.gpus)
+        }
+
+
+class GpuIndex:
+    """Look-ups over GPU models."""
+
+    def __init__(self, gpus: Iterable[Gpu]) -> None:
+        self._names: dict[str, list[Gpu]] = {}
+        self._products: dict[str, list[Gpu]] = {}
+        self._pci: dict[str, list[Gpu]] = {}
+        self._shown: dict[str, str] = {}
+        for gpu in gpus:
+            for text in (gpu.name, gpu.id, *gpu.aliases, *gpu.product_names, *gpu.families):
+                held = self._names.setdefault(normal(text), [])
+                if gpu not in held:
+                    held.append(gpu)
+                self._shown.setdefault(normal(text), text)
+            for text in gpu.product_names:
+                self._products.setdefault(text.lower(), []).append(gpu)
+            for pci in gpu.pci:
+                self._pci.setdefault(pci, []).append(gpu)
+
+    def by_pci(self, device: str, subsystem: str | None) -> GpuMatch | None:
+        """The model of a PCI function; several where the id is shared and the subsystem does not tell."""
+        device = device.lower().removeprefix("0x")
+        device = device if ":" in device else f"10de:{device}"
+        held = self._pci.get(device)
+        if not held:
+            return None
+        wanted = (subsystem or "").lower()
+        exact = [gpu for gpu in held if wanted in gpu.subsystems]
+        open_to_all = [gpu for gpu in held if not gpu.subsystems]
+        return GpuMatch(device, tuple(exact or open_to_all or held))
+
+    def by_product(self, name: str) -> GpuMatch | None:
+        """The models that print exactly this name."""
+        held = self._products.get(name.strip().lower())
+        return GpuMatch(name, tuple(held)) if held else None
+
+    def find(self, text: str) -> GpuMatch:
+        """What a person means: id, name, alias, product name, family or PCI id; UsageError with the nearest known."""
+        if re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}", text.strip()):
+            match = self.by_pci(text.strip(), None)
+            if match is None:
+                raise UsageError(f"no GPU of the catalog has the PCI id {text}; see `gpunode catalog list gpus`")
+            return match
+        held = self._names.get(normal(text))
+        if held:
+            return GpuMatch(text, tuple(held))
+        raise UsageError(f"no GPU is called {text!r}; {nearest(normal(text), self._shown)}")
+
+
+def nearest(text: str, shown: Mapping[str, str]) -> str:
+    """The end of an error message: the known names nearest to one that is none. ``shown``: compared form → as shown."""
+    close = difflib.get_close_matches(text, shown, n=4, cutoff=0.5)
+    first_word = text.split(" ", maxsplit=1)[0]
+    close += [key for key in shown if key.split(" ", maxsplit=1)[0] == first_word and key not in close][:2]
+    names = list(dict.fromkeys(shown[key] for key in close))[:5]
+    return f"nearest: {', '.join(names)}" if names else f"known: {', '.join(sorted(set(shown.values()))[:12])} …"

@@ -1,0 +1,236 @@
+"""Rows about machines: GPUs, their architectures, the boards they sit on, their faults and expected figures."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from packaging.version import Version as Number
+from pydantic import Field
+
+from gpunode.catalog.rows import Capability, Part, PciId, Row, Version, Words
+
+Arch = Literal["x86_64", "aarch64"]
+Flavour = Literal["open", "proprietary"]
+Modules = Literal["open", "proprietary", "either"]
+"""Which kernel modules drive a GPU: one flavour alone, or either."""
+Count = Annotated[int, Field(ge=1)]
+
+
+class Architecture(Row):
+    """One GPU architecture; section ``architectures``."""
+
+    name: str
+    compute_capabilities: tuple[Capability, ...]
+    modules: Modules
+    first_cuda: Mapping[Capability, Version]
+    """Per compute capability: the first toolkit that knows it."""
+    last_cuda: int | None = None
+    """The last CUDA major that still knows it; None: all up to the newest."""
+    last_branch: int | None = None
+    """The last driver branch that drives it; None: all up to the newest."""
+
+
+class NvLink(Part):
+    """One GPU's own NVLink. ``gb_per_s`` is the total of both directions and all links."""
+
+    gen: int
+    links: int
+    gb_per_s: float
+    form: Literal["sxm", "bridge", "module", "rack"]
+
+
+class Pcie(Part):
+    """One GPU's PCIe interface."""
+
+    gen: int
+    width: int
+
+
+class Clocks(Part):
+    """A pair of clocks as ``nvidia-smi`` prints them."""
+
+    graphics: int
+    memory: int
+
+
+class Tflops(Part):
+    """Peak rates without sparsity."""
+
+    fp32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+
+
+class Gpu(Row):
+    """One GPU model; section ``gpus``."""
+
+    name: str
+    families: Words = ()
+    """Names that cover this model together with others: ``H100`` covers PCIe, SXM and NVL."""
+    aliases: Words = ()
+    """What people type for this model alone."""
+    product_names: Words = ()
+    """Exactly what ``nvidia-smi`` prints."""
+    pci: tuple[PciId, ...]
+    subsystems: tuple[PciId, ...] = ()
+    """Only where another model has the same device id."""
+    architecture: str
+    compute_capability: Capability
+    market: Literal["datacenter", "workstation", "consumer", "embedded"]
+    form: Literal["pcie", "sxm", "nvl", "superchip", "soc"]
+    hosts: tuple[Arch, ...] = ("x86_64", "aarch64")
+    """CPU architectures of the machines it comes in."""
+    memory_gb: float | None = None
+    memory_mib: int | None = None
+    """Total as ``nvidia-smi`` prints it."""
+    memory_bandwidth_gb_per_s: float | None = None
+    power_w: float | None = None
+    """The model's default power limit; boards of OEMs may differ."""
+    power_range_w: tuple[float, float] | None = None
+    sm_clock_mhz: int | None = None
+    """Maximum."""
+    memory_clock_mhz: int | None = None
+    application_clocks_mhz: Clocks | None = None
+    """Defaults; drivers from 590 on answer "deprecated" to any question about them."""
+    pcie: Pcie | None = None
+    pcie_judged: bool = True
+    """False where the printed PCIe link says nothing about health: GH200 shows gen4 x1."""
+    nvlink: NvLink | None = None
+    gpus_per_board: Count = 1
+    mig_instances: int = 0
+    """The most MIG instances; 0: no MIG."""
+    fabric: Literal["none", "board", "rack"] = "none"
+    """``board``: whether it needs a fabric manager is decided by the board (NVSwitch or not).
+    ``rack``: its NVSwitches are in the rack and it needs IMEX instead."""
+    modules: Modules
+    """Where the row says nothing: its architecture's."""
+    last_branch: int | None = None
+    """Where the row says nothing: its architecture's."""
+    min_driver: Version | None = None
+    """Documented floor."""
+    first_listed: Mapping[int, Version | None] = {}
+    """Per branch, the first open-kernel-module release whose README lists the device id: a hint, no floor."""
+    listed_until: int | None = 595
+    """The newest branch whose README was read."""
+    tflops: Tflops | None = None
+
+    def first_listed_on(self, branch: int) -> Version | Literal["from the start", "never", "unknown"]:
+        """From which point of a branch on NVIDIA's open modules list this GPU.
+
+        ``first_listed`` names the first branch and those that learnt the GPU later than with their first point.
+        """
+        if not self.first_listed or (self.listed_until is not None and branch > self.listed_until):
+            return "unknown"
+        if branch < min(self.first_listed):
+            return "never"
+        if branch in self.first_listed:
+            return self.first_listed[branch] or "never"
+        return "from the start"
+
+    @property
+    def capability(self) -> Number:
+        """The compute capability as something that compares."""
+        return Number(self.compute_capability)
+
+
+class PciPart(Row):
+    """An NVIDIA PCI function that is no GPU; section ``pci_parts``."""
+
+    name: str
+    role: Literal["nvswitch", "bridge"]
+    gen: int | None = None
+    """NVLink generation."""
+
+
+Service = Literal["fabric-manager", "nvlsm", "imex"]
+
+
+class Platform(Row):
+    """A board, a server or a cloud shape; section ``platforms``."""
+
+    name: str
+    kind: Literal["board", "server", "tray", "pcie", "cloud"]
+    board: str | None = None
+    """The platform of ours that is inside; what a row leaves out is taken from it."""
+    aliases: Words = ()
+    gpus: Mapping[str, Count]
+    """GPU ids with their number."""
+    hosts: tuple[Arch, ...] = ("x86_64",)
+    nvswitch: PciId | None = None
+    """The PCI id by which its NVSwitches show; None: it has none, or they do not show."""
+    nvswitches: int = 0
+    """NVSwitches on the board, whether they show on the PCI bus or not."""
+    services: tuple[Service, ...] = ()
+    """What must run on the node beside the driver."""
+    kernel_modules: tuple[str, ...] = ()
+    """What those services need loaded first."""
+    nic_rate_gbit_per_s: int | None = None
+    nics: int | None = None
+    """Network ports meant for GPU traffic."""
+    min_driver: Version | None = None
+    virtual: bool = False
+    """A virtual machine: no verdict on PCIe paths there."""
+
+    @property
+    def gpu_count(self) -> int:
+        """All GPUs together."""
+        return sum(self.gpus.values())
+
+
+class Xid(Row):
+    """One Xid error; section ``xids``. ``id`` is the number as text."""
+
+    name: str
+    """NVIDIA's mnemonic."""
+    meaning: str
+    severity: Literal["critical", "high", "medium", "low", "info", "application", "unused"]
+    action: str
+    """The next step for a person."""
+    kind: Literal[
+        "application", "memory", "nvlink", "bus", "firmware", "hardware", "power", "driver", "virtual", "information"
+    ]
+    follow: Words = ()
+    """Xids that decide instead where they are seen too."""
+    recovery_reported_since: int | None = None
+    """Driver branch from which Xid 154 names the recovery action for it."""
+
+    @property
+    def number(self) -> int:
+        """The Xid's number."""
+        return int(self.id)
+
+
+class Expectation(Row):
+    """One expected figure; section ``expectations``."""
+
+    metric: Literal[
+        "all_reduce_busbw",
+        "host_to_device",
+        "device_to_device",
+        "peer_to_peer",
+        "rdma_write",
+        "gemm_bf16",
+        "gemm_fp8",
+        "memory_bandwidth",
+        "targeted_stress",
+        "target_power",
+    ]
+    unit: Literal["GB/s", "Gbit/s", "TFLOPS", "GFLOPS", "W"]
+    value: float
+    kind: Literal["floor", "measured"]
+    """``floor``: a pass mark that somebody runs in production. ``measured``: seen on a healthy machine."""
+    band: tuple[float, float | None] | None = None
+    """Relative to ``value``: (-0.05, None) passes from 95 % on. A floor has none: it is its own lower bound."""
+    gpu: str | None = None
+    count: Count = 1
+    """GPUs in one node that take part."""
+    nodes: Count = 1
+    platform: str | None = None
+    """Where the figure holds only there."""
+    algorithm: str | None = None
+    message_bytes: int | None = None
+    """Size from which the figure holds."""
+
+    @property
+    def lowest(self) -> float:
+        """What a healthy machine reaches at least."""
+        return self.value if self.band is None else self.value * (1 + self.band[0])

@@ -1,0 +1,189 @@
+"""Catalog files as text with places: YAML in, sections of rows out, overlays merged.
+
+Every scalar stays text until a row's model gives it a type: ``13.10`` is no number and ``20e6`` is a PCI id.
+Only ``null``, ``~`` and nothing at all are None.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+try:
+    from yaml import CSafeLoader as _Loader
+except ImportError:  # PyYAML without libyaml: the same, slower
+    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
+
+Key = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong in a catalog file; its text is the line that a user sees."""
+
+    file: str
+    line: int
+    key: str
+    what: str
+    rule: str = field(compare=False)
+    """Which rule of the linter found it."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.key + ': ' if self.key else ''}{self.what}"
+
+
+class BadFileError(Exception):
+    """A file that cannot be read as a catalog file at all."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+def dotted(key: Key) -> str:
+    """A place in a file as people write it: ``gpus.t4.memory_gb``."""
+    return ".".join(str(part) for part in key)
+
+
+@dataclass(frozen=True)
+class Document:
+    """One catalog file: section → row id → fields, all text."""
+
+    name: str
+    root: yaml.MappingNode
+
+    @cached_property
+    def duplicates(self) -> list[Problem]:
+        """Keys that stand twice in one mapping: YAML takes the last and says nothing."""
+        return list(_duplicates(self.name, self.root, ()))
+
+    @cached_property
+    def sections(self) -> dict[str, Any]:
+        """The content; a section that is no mapping is kept as it is, for the linter to name."""
+        return {str(key.value): _plain(value) for key, value in self.root.value}
+
+    def line(self, key: Key) -> int | None:
+        """The line of a key, of its deepest part that is there; None where not even the section is."""
+        node: yaml.Node = self.root
+        found: int | None = None
+        for part in key:
+            step = _step(node, part)
+            if step is None:
+                break
+            mark, node = step
+            found = mark.start_mark.line + 1
+        return found
+
+    def has(self, key: Key) -> bool:
+        """True where this file says something under the key."""
+        node: yaml.Node = self.root
+        for part in key:
+            step = _step(node, part)
+            if step is None:
+                return False
+            node = step[1]
+        return True
+
+
+def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return key, value
+    elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part]
+    return None
+
+
+def _plain(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return {key.value: _plain(value) for key, value in node.value}
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item) for item in node.value]
+    if node.tag == "tag:yaml.org,2002:null":
+        return None
+    return node.value
+
+
+def _duplicates(name: str, node: yaml.Node, above: Key) -> Iterable[Problem]:
+    if isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            here = (*above, str(key.value))
+            if str(key.value) in seen:
+                yield Problem(name, line, dotted(here), f"stands here and in line {seen[key.value]}", "unique-id")
+            seen[str(key.value)] = line
+            yield from _duplicates(name, value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for place, item in enumerate(node.value):
+            yield from _duplicates(name, item, (*above, place))
+
+
+def read(path: Path, name: str | None = None) -> Document:
+    """Read one file; raise BadFileError where it is missing, no YAML, or no mapping of sections."""
+    name = name or str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise BadFileError(Problem(name, 0, "", f"cannot be read: {err.strerror}", "yaml")) from None
+    except UnicodeDecodeError:
+        raise BadFileError(Problem(name, 0, "", "is not UTF-8 text", "yaml")) from None
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as err:
+        mark = err.problem_mark or err.context_mark
+        line = mark.line + 1 if mark else 0
+        raise BadFileError(Problem(name, line, "", f"is not YAML: {err.problem or err.context}", "yaml")) from None
+    except yaml.YAMLError as err:
+        raise BadFileError(Problem(name, 0, "", f"is not YAML: {str(err).splitlines()[0]}", "yaml")) from None
+    if not isinstance(root, yaml.MappingNode):
+        line = root.start_mark.line + 1 if root else 1
+        raise BadFileError(Problem(name, line, "", "a mapping of sections (gpus, branches …) is wanted", "yaml"))
+    return Document(name, root)
+
+
+def merge(old: Any, new: Any) -> Any:
+    """Lay ``new`` over ``old``: mappings key by key, everything else as a whole."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {**old, **{key: merge(old[key], value) if key in old else value for key, value in new.items()}}
+    return new
+
+
+def section(documents: Sequence[Document], name: str) -> dict[str, Any]:
+    """The raw rows of one section: the documents' rows laid over each other in order, defaults filled in.
+
+    A file's ``defaults: {SECTION: {field: value}}`` (and ``defaults: {all: …}``) fill what its own new rows leave out.
+    """
+    rows: dict[str, Any] = {}
+    for document in documents:
+        content = document.sections.get(name)
+        if not isinstance(content, Mapping):
+            continue
+        defaults = document.sections.get("defaults")
+        general = defaults.get("all") if isinstance(defaults, Mapping) else None
+        special = defaults.get(name) if isinstance(defaults, Mapping) else None
+        filled = {
+            **(general if isinstance(general, Mapping) and name != "sources" else {}),
+            **(special if isinstance(special, Mapping) else {}),
+        }
+        for key, fields in content.items():
+            if key in rows:
+                rows[key] = merge(rows[key], fields)
+            elif isinstance(fields, Mapping):
+                rows[key] = {**filled, **fields}
+            else:
+                rows[key] = fields
+    return rows
+
+
+def place(documents: Sequence[Document], key: Key) -> tuple[str, int]:
+    """File and line of a key: the last document that says something under the longest part of it."""
+    for length in range(len(key), 0, -1):
+        for document in reversed(documents):
+            if document.has(key[:length]):
+                return document.name, document.line(key[:length]) or 1
+    return documents[-1].name if documents else "", 1

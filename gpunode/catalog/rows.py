@@ -1,0 +1,108 @@
+"""What all rows of the catalog share: where a fact comes from, when it was checked, how sure it is.
+
+Numbers carry their unit in the key (``memory_gb``; GB is 10^9 bytes). Versions are text and compare as
+``packaging.version.Version``. A value that is not known is None, never 0 or a guess.
+"""
+
+import calendar
+import re
+from collections.abc import Mapping
+from datetime import date
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+Confidence = Literal["sure", "derived", "unsure"]
+"""``derived``: inferred from other facts. ``unsure``: sources conflict, or none was read. Both warn, never refuse."""
+
+
+def last_day(when: str) -> date:
+    """The last day that a date of any precision covers: ``2028-06`` is 2028-06-30."""
+    year, month, day = ([int(part) for part in when.split("-")] + [0, 0])[:3]
+    month = month or 12
+    return date(year, month, day or calendar.monthrange(year, month)[1])
+
+
+def first_day(when: str) -> date:
+    """The first day that a date of any precision covers: ``2028-06`` is 2028-06-01."""
+    year, month, day = ([int(part) for part in when.split("-")] + [1, 1])[:3]
+    return date(year, month, day)
+
+
+def _when(text: str) -> str:
+    if not re.fullmatch(r"[12]\d{3}(-\d\d){0,2}", text):
+        raise ValueError("a date is wanted: YYYY-MM-DD, YYYY-MM or YYYY")
+    try:
+        last_day(text)
+    except ValueError:
+        raise ValueError(f"there is no such day: {text}") from None
+    return text
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"\d+(\.\d+)*", text):
+        raise ValueError("a version is wanted: numbers and dots")
+    return text
+
+
+def _pci(text: str) -> str:
+    text = text.lower()
+    if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", text):
+        raise ValueError("a PCI id is wanted: vendor:device, four hex digits each, as 10de:2330")
+    return text
+
+
+def _capability(text: str) -> str:
+    if not re.fullmatch(r"\d{1,2}\.\d", text):
+        raise ValueError("a compute capability is wanted: as 9.0")
+    return text
+
+
+def _one_or_more(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+When = Annotated[str, AfterValidator(_when)]
+"""A date of the precision that its source has: ``2026-08-03``, ``2026-08`` or ``2026``."""
+Version = Annotated[str, AfterValidator(_version)]
+PciId = Annotated[str, AfterValidator(_pci)]
+"""``10de:2330``, lower case."""
+Capability = Annotated[str, AfterValidator(_capability)]
+"""CUDA compute capability: ``9.0``."""
+Words = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
+"""A list of texts; one text alone is a list of one."""
+
+
+class Part(BaseModel):
+    """A group of fields inside a row: immutable, closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Row(Part):
+    """One thing of the catalog."""
+
+    id: str
+    """The row's key in its section: what other rows and the command line call it."""
+    source: Annotated[Words, Field(min_length=1)]
+    """Keys of the section ``sources``."""
+    date: When
+    """When the row was last held against its sources."""
+    confidence: Confidence = "sure"
+    unsure: Mapping[str, str] = {}
+    """Fields that are less sure than the row, with the reason."""
+    note: str | None = None
+
+    def sure(self, field: str | None = None) -> bool:
+        """True where the row, and this field of it, may carry a refusal and not only a warning."""
+        return self.confidence == "sure" and (field is None or field not in self.unsure)
+
+
+class Source(Part):
+    """Where facts come from."""
+
+    id: str
+    title: str
+    url: str | None = None
+    date: str | None = None
+    """As the source gives it: a date, an edition, a range."""

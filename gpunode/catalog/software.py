@@ -1,0 +1,325 @@
+"""Rows about software: driver branches, CUDA, libraries, operating systems and package names."""
+
+import datetime
+from collections.abc import Mapping
+from typing import Literal
+
+from packaging.version import Version as Number
+
+from gpunode.catalog.hardware import Arch, Flavour
+from gpunode.catalog.rows import Capability, Part, Row, Version, When, Words, last_day
+
+Origin = Literal["nvidia", "ubuntu", "debian"]
+"""Where a driver comes from: NVIDIA's CUDA repository or the distribution's own archive."""
+Family = Literal["deb", "rpm"]
+BranchType = Literal["LTSB", "PB", "NFB"]
+"""Long-term support, production, new feature."""
+
+
+class Branch(Row):
+    """One driver branch; section ``branches``. ``id`` is its number as text."""
+
+    type: BranchType | None = None
+    released: When | None = None
+    eol_vendor: When | None = None
+    """From NVIDIA's table of branches."""
+    eol_computed: When | None = None
+    """From endoflife.date: release plus one year, LTSB three. Nobody promised it."""
+    superseded_by: int | None = None
+    """A new-feature branch gets no more releases once the next branch is out."""
+    native_cuda: Version | None = None
+    """The newest CUDA that the driver carries itself."""
+    oldest_architecture: str
+    """Key of ``architectures``; all younger ones are driven too (as far as the branch is young enough)."""
+    modules: tuple[Flavour, ...]
+    """Flavours that its packages contain."""
+    default_modules: Flavour = "open"
+    points: Mapping[Version, When | None]
+    """Known releases, oldest first."""
+
+    @property
+    def number(self) -> int:
+        """The branch as a number: 580."""
+        return int(self.id)
+
+    @property
+    def latest(self) -> Version:
+        """The newest known release."""
+        return max(self.points, key=Number)
+
+    @property
+    def eol(self) -> datetime.date | None:
+        """The last day of support: the earlier one where two sources differ; None where neither says."""
+        days = [last_day(when) for when in (self.eol_vendor, self.eol_computed) if when]
+        return min(days) if days else None
+
+    @property
+    def eol_promised(self) -> bool:
+        """True where NVIDIA's own table gives the end, not only the rule of thumb."""
+        return self.eol_vendor is not None
+
+
+class CudaMajor(Row):
+    """One CUDA major; section ``cuda_majors``. Any toolkit of it runs on drivers from ``floor`` on."""
+
+    floor: Version
+    branch: int
+    min_compute_capability: Capability
+
+    @property
+    def number(self) -> int:
+        """13 for CUDA 13."""
+        return int(self.id)
+
+
+class Toolkit(Row):
+    """One CUDA toolkit release; section ``toolkits``. ``id`` is its version."""
+
+    label: str
+    branch: int
+    """The driver branch of the same CUDA: full support from there on."""
+    driver: Version | None = None
+    """Release notes, x86_64 and SBSA: full support, PTX JIT included. None: not published or not read."""
+    runfile_driver: Version | None = None
+    """The driver inside the runfile. From 13.4 on there is none."""
+    recommended_driver: Version | None = None
+    floor: Version | None = None
+    """Only where it differs from its major's."""
+
+    @property
+    def major(self) -> int:
+        """13 for 13.0.2."""
+        return int(self.id.split(".")[0])
+
+    @property
+    def series(self) -> str:
+        """13.0 for 13.0.2."""
+        return ".".join(self.id.split(".")[:2])
+
+
+class ForwardCompat(Row):
+    """One cuda-compat package; section ``forward_compat``. ``id`` is the CUDA series: ``13.0``.
+
+    Data-centre GPUs only; never lowers the CUDA version.
+    """
+
+    package: str
+    works_on: tuple[int, ...]
+    needless_on: tuple[int, ...] = ()
+    """The branch carries that CUDA already."""
+    refused_on: tuple[int, ...] = ()
+    """The driver is newer than the package: error 803."""
+
+
+class CudaBuild(Part):
+    """One library built for one CUDA major."""
+
+    floor: Version
+    since: Version | None = None
+    until: Version | None = None
+
+
+class Cudnn(Row):
+    """A range of cuDNN releases that agree; section ``cudnn``."""
+
+    since: Version
+    until: Version | None = None
+    """Inclusive; None: up to the newest."""
+    latest: Version
+    builds: Mapping[int, CudaBuild]
+    """By CUDA major."""
+    min_compute_capability: Capability
+    packages: Mapping[Family, Words]
+
+
+class Nccl(Row):
+    """One NCCL release; section ``nccl``. ``id`` is its version."""
+
+    cuda_majors: tuple[int, ...]
+    builds: tuple[Version, ...] = ()
+    """Toolkits of the deb and rpm builds: the package version ends in ``+cuda13.3``."""
+    min_compute_capability: Mapping[int, Capability] = {}
+    """By CUDA major, where it is above the major's own."""
+
+
+class Dcgm(Row):
+    """One DCGM series; section ``dcgm``."""
+
+    latest: Version
+    epoch: int = 1
+    min_branch: int
+    packages: Words
+    """With ``{cuda_major}``: the CUDA major of the installed user-mode driver."""
+    cuda_major_by_branch: Mapping[int, int] = {}
+    """First branch → CUDA major of the package to install."""
+    also_cuda_major: Mapping[int, int] = {}
+    """CUDA major of the driver → major whose package is needed too where a GPU is below its compute capability."""
+    systems: Words = ()
+
+
+class ContainerToolkit(Row):
+    """The NVIDIA Container Toolkit; section ``container_toolkit``."""
+
+    released: When | None = None
+    packages: Words
+    """A closure of their own: one version for all."""
+    replaces: Words = ()
+    """What must be gone before."""
+    repository: str
+    key: str
+
+
+class FrameworkBuild(Part):
+    """One CUDA build of a framework."""
+
+    cudnn: Version | None = None
+    nccl: Version | None = None
+
+
+class Framework(Row):
+    """One release series of PyTorch or TensorFlow; section ``frameworks``. ``id`` is ``pytorch-2.14``."""
+
+    name: Literal["pytorch", "tensorflow"]
+    version: Version
+    released: When | None = None
+    planned: When | None = None
+    builds: Mapping[Version, FrameworkBuild] = {}
+    """By CUDA series."""
+    experimental: Mapping[Version, FrameworkBuild] = {}
+    default_wheel: Mapping[str, Version] = {}
+    """What the wheel that a plain pip install fetches pins: version, cuda, cudnn, nccl."""
+    floor: Version | None = None
+    """Driver floor in the framework's own words."""
+
+
+class WheelArchitectures(Row):
+    """Compute capabilities in one kind of PyTorch wheel; section ``wheels``."""
+
+    framework: Literal["pytorch"]
+    since: Version
+    until: Version | None = None
+    cuda: tuple[Version, ...]
+    arch: Arch
+    compute_capabilities: tuple[Capability, ...]
+    ptx: Capability | None = None
+    """The highest one is also there as PTX, for GPUs to come."""
+
+
+class Kubernetes(Row):
+    """A component for Kubernetes; section ``kubernetes``."""
+
+    version: Version
+    min_driver: Version | None = None
+    drivers: tuple[Version, ...] = ()
+    default_driver: Version | None = None
+    components: Mapping[str, str] = {}
+    kubernetes: str | None = None
+
+
+class Offer(Part):
+    """What one origin has for one operating system. A bound that is None is not known and refuses nothing."""
+
+    repository: str | None = None
+    """NVIDIA: the name of its directory. Distribution: its components."""
+    first_branch: int | None = None
+    last_branch: int | None = None
+    missing: tuple[int, ...] = ()
+    versions: Mapping[int, str] = {}
+    """Package version by branch, where the archive holds exactly one."""
+    arches: tuple[Arch, ...] = ("x86_64", "aarch64")
+    absent: Words = ()
+    """Components that this origin does not have."""
+
+
+class System(Row):
+    """One operating system; section ``systems``. ``id`` is ``ubuntu-24.04``."""
+
+    name: str
+    os: str
+    """``ID`` of os-release."""
+    version: str
+    """``VERSION_ID`` of os-release, as far as it matters."""
+    codename: str | None = None
+    aliases: Words = ()
+    like: Words = ()
+    """Other values of ``ID`` that count as this system: Rocky and Alma as RHEL."""
+    family: Family
+    manager: Literal["apt", "dnf", "zypper", "tdnf"]
+    modular: bool = False
+    """dnf module streams exist."""
+    supported: bool = False
+    """gpunode's roles are made for it."""
+    kernels: Mapping[str, str] = {}
+    """Release → kernel that NVIDIA validated; more is known to work."""
+    origins: Mapping[Origin, Offer]
+
+
+Component = Literal[
+    "driver",
+    "fabric-manager",
+    "nscq",
+    "imex",
+    "nvsdm",
+    "nvlsm",
+    "cuda-toolkit",
+    "cuda-compat",
+    "cudnn",
+    "nccl",
+    "dcgm",
+    "container-toolkit",
+]
+Variant = Literal["full", "headless", "compute", "precompiled"]
+
+
+class PackageSet(Row):
+    """Package names of one component for one origin, kind of system and range of branches; section ``packages``.
+
+    Names and versions are templates over ``{branch}`` (580), ``{version}`` (580.95.05), ``{cuda}`` (13-0),
+    ``{cuda_major}`` (13) and ``{kernel}`` (a kernel flavour).
+    """
+
+    component: Component
+    origin: Origin | Literal["container-toolkit"]
+    family: Family
+    systems: Words = ()
+    """Ids of ``systems``; empty: all of the family that this origin serves."""
+    first_branch: int | None = None
+    last_branch: int | None = None
+    flavour: Flavour | None = None
+    variant: Variant | None = None
+    arches: tuple[Arch, ...] = ("x86_64", "aarch64")
+    names: Words
+    version: str | None = None
+    """Version pattern; None where the driver branch says nothing about it."""
+    stream: str | None = None
+    """dnf module stream to enable first."""
+    with_driver: bool = False
+    """Belongs to the driver closure: exactly the driver's version."""
+
+
+class Pinning(Row):
+    """How a version is held; section ``pinning``."""
+
+    origin: Origin
+    family: Family
+    systems: Words = ()
+    first_branch: int | None = None
+    last_branch: int | None = None
+    kind: Literal["package", "preferences", "module-stream", "versionlock", "addlock"]
+    packages: Words = ()
+    """For ``package``: templates, the one for a branch first, the one for a full version second."""
+    pattern: str | None = None
+    """For locks: what to lock."""
+
+
+class KernelFlavour(Row):
+    """Kernel packages that must move together with precompiled modules; section ``kernel_flavours``."""
+
+    os: str
+    suffix: str
+    """End of ``uname -r``."""
+    image: str
+    headers: str
+    modules: Mapping[Flavour, str]
+    """Meta package of the precompiled modules, template over ``{branch}``."""
+    systems: Words = ()

@@ -1,0 +1,109 @@
+"""Text to typed rows, and what is wrong in the words of somebody who edits the file."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gpunode.catalog.read import Document, Key, Problem, dotted, place
+
+R = TypeVar("R", bound=BaseModel)
+
+UNITS = {
+    "_gb_per_s": "GB/s (10^9 bytes)",
+    "_gbit_per_s": "Gbit/s",
+    "_gb": "GB (10^9 bytes)",
+    "_mib": "MiB",
+    "_w": "W",
+    "_mhz": "MHz",
+    "_bytes": "bytes",
+}
+"""What the end of a key says about its value; the longest end counts."""
+_UNIT = re.compile(r"_(([kmgt]i?b(it)?|bytes?)(_per_s|ps|s)?|m?w|[kmg]?hz|watts?|[kmgt]?flops)$")
+
+
+def unit_of(key: str) -> str | None:
+    """The unit that a key's name carries."""
+    return next((unit for end, unit in UNITS.items() if key.endswith(end)), None)
+
+
+def typed_row(
+    model: type[R], key: str, fields: Any, section: str, documents: Sequence[Document]
+) -> tuple[R | None, list[Problem]]:
+    """One row, typed, or everything that is wrong with it."""
+
+    def problem(where: Key, what: str, rule: str) -> Problem:
+        file, line = place(documents, where)
+        return Problem(file, line, dotted(where), what, rule)
+
+    if not isinstance(fields, Mapping):
+        return None, [problem((section, key), "a row is a mapping of fields", "shape")]
+    try:
+        return model.model_validate({**fields, "id": key}), []
+    except ValidationError as err:
+        found = []
+        for error in err.errors(include_url=False):
+            where = _where((section, key), error["loc"])
+            what, rule = _said(model, error)
+            found.append(problem(where, what, rule))
+        return None, found
+
+
+def _where(above: Key, loc: Sequence[int | str]) -> Key:
+    return (*above, *(part for part in loc if part != "[key]" and not str(part).startswith(("function-", "literal["))))
+
+
+def _said(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
+    kind, found = error["type"], error["input"]
+    names = [str(part) for part in error["loc"] if isinstance(part, str) and part != "[key]"]
+    key = names[-1] if names else ""
+    if kind == "extra_forbidden":
+        return _unknown(key, _fields(model, error["loc"][:-1]))
+    if kind == "missing":
+        return "is missing", "missing-key"
+    if kind == "literal_error":
+        known = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+        close = difflib.get_close_matches(str(found), known, n=1)
+        hint = f", did you mean {close[0]}" if close else ""
+        return f"{found!r} is none of {', '.join(known)}{hint}", "value"
+    if kind in ("int_parsing", "float_parsing", "int_type", "float_type", "int_from_float"):
+        wanted = "a whole number" if kind.startswith("int") else "a number"
+        unit = unit_of(key)
+        rule = "unit" if unit and re.search(r"\d\s*[A-Za-z]", str(found)) else "value"
+        return f"{wanted}{f' in {unit}' if unit else ''} is wanted, {found!r} found", rule
+    if kind == "bool_parsing":
+        return f"true or false is wanted, {found!r} found", "value"
+    if kind == "value_error":
+        what = error["msg"].removeprefix("Value error, ")
+        rule = "date" if "day" in what or "date" in what else "value"
+        return f"{what}; {found!r} found" if str(found) not in what else what, rule
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}", "value"
+
+
+def _fields(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+    """The keys that the model at this place knows."""
+    here = model
+    for part in loc:
+        if part in here.model_fields:
+            here = _model_in(here.model_fields[str(part)].annotation) or here
+    return [name for name in here.model_fields if name != "id"]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_model_in(part) for part in getattr(annotation, "__args__", ()))
+    return next((model for model in inner if model), None)
+
+
+def _unknown(key: str, known: Sequence[str]) -> tuple[str, str]:
+    stem = _UNIT.sub("", key)
+    if stem != key:
+        same = [name for name in known if _UNIT.sub("", name) == stem]
+        if same:
+            return f"wrong unit: this is kept in {unit_of(same[0])}, as {same[0]}", "unit"
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return (f"unknown key, did you mean {close[0]}" if close else f"unknown key; known: {', '.join(known)}"), "key"
