@@ -1,0 +1,116 @@
+"""``gpunode lab``: simulated GPU nodes on this machine."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from gpunode.errors import Exit, UndeterminedError, UsageError
+from gpunode.lab import Lab
+from gpunode.lab.engine import connect
+from gpunode.lab.image import remove_images
+from gpunode.lab.recipe import SYSTEMS
+from gpunode.lab.state import State
+
+_name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
+
+
+def _say(line: str) -> None:
+    click.echo(f"lab: {line}", err=True)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    """End as on Ctrl-C, so that what was begun is removed."""
+    raise KeyboardInterrupt
+
+
+def _existing(file: Path, name: str) -> Path:
+    if not file.exists():
+        raise UsageError(f"there is no lab {name} ({file} is missing): gpunode lab up --name {name}")
+    return file
+
+
+@click.group()
+def command() -> None:
+    """Simulated GPU nodes in containers: systemd, sshd and apt as on a server, without a GPU.
+
+    \b
+    gpunode lab up -n 2 --os debian-13
+    ansible-playbook -i $(gpunode lab inventory --path) playbooks/site.yml
+    gpunode lab down
+    """
+
+
+@command.command()
+@click.option("-n", "count", type=int, default=1, show_default=True, metavar="N", help="Nodes of this system to have.")
+@click.option("--os", "system", default="debian-12", show_default=True, help=f"One of {', '.join(SYSTEMS)}.")
+@click.option("--mirror", metavar="URL", help="Debian mirror for the image (default: the one apt uses here).")
+@_name
+def up(count: int, system: str, mirror: str | None, name: str) -> int:
+    """Start nodes; those that are there are kept. Example: gpunode lab up -n 2"""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    started = time.monotonic()
+    lab = Lab(name, say=_say)
+    nodes = lab.up(count, system, mirror=mirror)
+    _say(f"{len(nodes)} nodes up in {time.monotonic() - started:.0f} s; inventory {lab.inventory_path}")
+    return Exit.GOOD
+
+
+@command.command()
+@_name
+@click.option("--images", is_flag=True, help="Also the images that no other lab uses.")
+def down(name: str, images: bool) -> int:
+    """Remove all of a lab. Example: gpunode lab down"""
+    removed = Lab(name).down()
+    if images:
+        removed += remove_images(connect())
+    for what in removed:
+        _say(f"removed {what}")
+    if not removed:
+        _say(f"lab {name}: nothing to remove")
+    return Exit.GOOD
+
+
+@command.command()
+@_name
+def status(name: str) -> int:
+    """List a lab's nodes; exit 1 where one does not run. Example: gpunode lab status"""
+    nodes = Lab(name).nodes()
+    if not nodes:
+        raise UsageError(f"lab {name} has no nodes: gpunode lab up --name {name}")
+    rows = [("NODE", "OS", "STATE", "ADDRESS")]
+    rows += [(node.name, node.os, str(node.container.status), f"{node.address}:{node.port}") for node in nodes]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return Exit.GOOD if all(node.running for node in nodes) else Exit.FAILED
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@_name
+@click.argument("node")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[CMD]...")
+def ssh(name: str, node: str, argv: tuple[str, ...]) -> NoReturn:
+    """Log in to a node as admin, or run a command there; exits as ssh does. Example: gpunode lab ssh deb12-1"""
+    config = _existing(State.of(name).ssh_config, name)
+    if f"Host {node}\n" not in config.read_text(encoding="utf-8"):
+        Lab(name).node(node)  # names the nodes there are
+    try:
+        os.execvp("ssh", ["ssh", "-F", str(config), node, *(("--", *argv) if argv else ())])  # noqa: S606
+    except FileNotFoundError:
+        raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None
+
+
+@command.command()
+@_name
+@click.option("--path", is_flag=True, help="Only where the file is.")
+def inventory(name: str, path: bool) -> int:
+    """Print a lab's Ansible inventory. Example: ansible all -i $(gpunode lab inventory --path) -m ping"""
+    file = _existing(State.of(name).inventory, name)
+    click.echo(file if path else file.read_text(encoding="utf-8"), nl=path)
+    return Exit.GOOD

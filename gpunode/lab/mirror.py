@@ -1,0 +1,100 @@
+"""Where Debian's packages come from on this machine: the mirror and the proxy that its own apt uses."""
+
+import os
+import shlex
+import subprocess
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gpunode.errors import UndeterminedError, UsageError
+
+MIRROR_VARIABLE = "GPUNODE_LAB_MIRROR"
+_NEEDS_MIRROR = f"name a Debian mirror with --mirror URL or {MIRROR_VARIABLE}=URL (the folder that holds dists/, security updates beside it)"
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """Two archives (URLs without a closing slash) and the proxies for them.
+
+    ``proxies`` maps ``http`` and ``https`` to a proxy's URL, as apt writes it; a proxy may carry a password, so
+    none is ever printed.
+    """
+
+    archive: str
+    security: str
+    proxies: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def proxies_for_nodes(self) -> tuple[tuple[str, str], ...]:
+        """The proxies that a node can reach too: one on this machine's loopback it cannot."""
+        return tuple((scheme, url) for scheme, url in self.proxies if not _is_loopback(url))
+
+
+def find_mirror(wanted: str | None = None) -> Mirror:
+    """The mirror asked for, or the one in the environment, or the one this machine's apt uses.
+
+    Raises UsageError for a URL that is none, UndeterminedError where this machine's apt knows no Debian archive.
+    """
+    proxies = _proxies(_run(["apt-config", "dump"]))
+    if named := wanted or os.environ.get(MIRROR_VARIABLE):
+        archive = _checked(named)
+        return Mirror(archive, f"{archive}-security", proxies)
+    targets = _run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)"])
+    archive, security = parse_targets(targets)
+    if archive is None:
+        raise UndeterminedError(f"apt on this machine knows no Debian archive: apt-get update, or {_NEEDS_MIRROR}")
+    return Mirror(archive, security or f"{archive}-security", proxies)
+
+
+def parse_targets(text: str) -> tuple[str | None, str | None]:
+    """Archive and security archive in the lines ``origin|release|component|uri`` of apt's index targets."""
+    archive = security = None
+    for line in text.splitlines():
+        origin, release, component, uri = (line.split("|", 3) + ["", "", ""])[:4]
+        if origin != "Debian" or component != "main" or not uri.startswith(("http://", "https://")):
+            continue
+        if release.endswith("-security"):
+            security = security or uri.rstrip("/")
+        elif not release.endswith(("-backports", "-updates")):
+            archive = archive or uri.rstrip("/")
+    return archive, security
+
+
+def parse_proxies(text: str) -> tuple[tuple[str, str], ...]:
+    """The proxies in the output of ``apt-config dump``."""
+    found = {}
+    for line in text.splitlines():
+        key, _, rest = line.partition(" ")
+        for scheme in ("http", "https"):
+            if key.lower() == f"acquire::{scheme}::proxy":
+                url = (shlex.split(rest.rstrip(";")) or [""])[0]
+                if url and url != "DIRECT":
+                    found[scheme] = url
+    return tuple(sorted(found.items()))
+
+
+def _proxies(apt_config: str) -> tuple[tuple[str, str], ...]:
+    """The proxies of apt, and those of the environment, which apt itself falls back to."""
+    found = {scheme: url for scheme in ("http", "https") if (url := os.environ.get(f"{scheme}_proxy"))}
+    return tuple(sorted((found | dict(parse_proxies(apt_config))).items()))
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or set(url) & set(" \t\n\"'[]"):
+        raise UsageError(f"{url!r} is not the URL of a Debian mirror: {_NEEDS_MIRROR}")
+    return url.rstrip("/")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _run(argv: list[str]) -> str:
+    """The output of one of apt's tools; empty where this machine has no apt."""
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, start_new_session=True)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

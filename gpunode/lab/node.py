@@ -1,0 +1,133 @@
+"""One lab node: a container with systemd as PID 1, reached over SSH as a server would be."""
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from docker.models.containers import Container
+
+from gpunode.errors import UndeterminedError
+from gpunode.lab.engine import docker_errors
+from gpunode.lab.state import State
+
+ADDRESS = "127.0.0.1"
+LAB_LABEL = "gpunode.lab"
+NODE_LABEL = "gpunode.lab.node"
+SYSTEM_LABEL = "gpunode.lab.os"
+PORT_LABEL = "gpunode.lab.port"
+HOST_KEY_LABEL = "gpunode.lab.host-key"
+BOOT_LIMIT_S = 120
+STOP_LIMIT_S = 30
+
+
+@dataclass(frozen=True)
+class LabNode:
+    """A node as Docker's labels tell of it. ``address`` and ``port`` stay the same over restarts."""
+
+    name: str
+    os: str
+    port: int
+    host_key: str
+    state: State
+    container: Container = field(repr=False, compare=False)
+    address: str = ADDRESS
+
+    @classmethod
+    def of(cls, container: Container, state: State) -> "LabNode":
+        """The node that this container is."""
+        labels = container.labels
+        return cls(
+            name=labels[NODE_LABEL],
+            os=labels[SYSTEM_LABEL],
+            port=int(labels[PORT_LABEL]),
+            host_key=labels[HOST_KEY_LABEL],
+            state=state,
+            container=container,
+        )
+
+    @property
+    def running(self) -> bool:
+        """Whether its container ran when it was last looked at."""
+        return bool(self.container.status == "running")
+
+    def ssh(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float = 60,
+        input: str | None = None,  # noqa: A002
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command over SSH as ``admin``; the shell of the node joins ``argv`` with blanks, as ssh does.
+
+        Raises UndeterminedError when it takes longer than ``timeout_s``; rc 255 is ssh's own failure.
+        """
+        command = ["ssh", "-F", str(self.state.ssh_config), self.name, "--", *argv]
+        given = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
+        try:
+            return subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+                start_new_session=True,
+                **given,  # type: ignore[call-overload]
+            )
+        except FileNotFoundError:
+            raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None
+        except subprocess.TimeoutExpired:
+            raise UndeterminedError(
+                f"{self.name}: no answer over SSH within {timeout_s:g} s: {' '.join(argv)}"
+            ) from None
+
+    def run(
+        self, argv: Sequence[str], *, timeout_s: float = 60, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as root through Docker, whatever SSH does; rc 124 or 137 when it takes longer."""
+        limited = ["timeout", "-k", "5", f"{timeout_s:g}", *argv]
+        with docker_errors(f"{self.name}: running {argv[0]}"):
+            rc, (out, err) = self.container.exec_run(limited, demux=True, environment=env or {})
+        return subprocess.CompletedProcess(list(argv), rc, _text(out), _text(err))
+
+    def restart(self) -> None:
+        """Reboot: systemd stops everything and boots anew; returns when the node answers again."""
+        with docker_errors(f"{self.name}: restarting"):
+            self.container.restart(timeout=STOP_LIMIT_S)
+            self.container.reload()
+        self.wait()
+
+    def wait(self, limit_s: float = BOOT_LIMIT_S, stop: Callable[[], bool] = lambda: False) -> str:
+        """Wait until SSH answers with the known host key and systemd has booted.
+
+        Returns ``running``, or ``degraded: UNIT …`` with the units that failed. Raises UndeterminedError at the
+        limit, when ``stop`` says so, and at once where the host key is another.
+        """
+        deadline = time.monotonic() + limit_s
+        last = "nothing yet"
+        while time.monotonic() < deadline and not stop():
+            left = deadline - time.monotonic()
+            try:
+                done = self.ssh(["systemctl", "is-system-running", "--wait"], timeout_s=max(1.0, min(left, 20)))
+            except UndeterminedError as err:
+                last = str(err)
+                continue
+            state = done.stdout.strip()
+            if state == "running":
+                return state
+            if state == "degraded":
+                failed = self.ssh(["systemctl", "list-units", "--failed", "--plain", "--no-legend"]).stdout
+                return "degraded: " + " ".join(line.split()[0] for line in failed.splitlines() if line.strip())
+            if "Host key verification failed" in done.stderr:
+                raise UndeterminedError(
+                    f"{self.name}: its host key is not the one it was given: gpunode lab down, then up"
+                )
+            last = state or (done.stderr.strip().splitlines() or [last])[-1]
+            time.sleep(0.3)
+        raise UndeterminedError(
+            f"{self.name}: not up within {limit_s:g} s (last: {last}): docker exec {self.container.name} journalctl -b"
+        )
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode("utf-8", errors="replace")

@@ -1,0 +1,158 @@
+"""What a lab node's image is made of: packages, files and settings. A change here is a new image."""
+
+import hashlib
+import json
+import platform
+from dataclasses import asdict, dataclass
+
+from gpunode.errors import UsageError
+from gpunode.lab.archive import Entry, tar_of
+from gpunode.lab.mirror import Mirror
+
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+ADMIN = "admin"  # sudo without a password, as Ansible's account has on most servers
+OPERATOR = "operator"  # sudo that asks for a password
+UIDS = {ADMIN: 1000, OPERATOR: 1001}
+
+
+@dataclass(frozen=True)
+class System:
+    """An operating system that a node can have; ``short`` begins the names of its nodes."""
+
+    id: str
+    codename: str
+    short: str
+
+
+SYSTEMS = {
+    "debian-12": System("debian-12", "bookworm", "deb12"),
+    "debian-13": System("debian-13", "trixie", "deb13"),
+}
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+# What a server installation has and Ansible needs. The kernel is installed as on a server, with its initramfs,
+# but never runs: a node runs the host's kernel, which belongs to no package of the node.
+PACKAGES = (
+    "apt",
+    "ca-certificates",
+    "dbus",
+    "initramfs-tools",
+    "iproute2",
+    "kmod",
+    "libpam-systemd",
+    "openssh-server",
+    "pciutils",
+    "procps",
+    "python3",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+    "unattended-upgrades",
+    "udev",
+)
+
+# Manuals and translations are half of a small image. dpkg keeps these filters, so that it stays consistent.
+DPKG_OPTIONS = (
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
+    "path-exclude=/usr/share/man/*",
+)
+
+# Units that would act at a moment of their own choosing: apt's timers would take the package lock under a test.
+# Everything that cannot work in a container has a condition of its own and stays away by itself.
+MASKED_UNITS = ("apt-daily.timer", "apt-daily-upgrade.timer")
+
+_SSHD = """\
+# Managed by gpunode lab: keys alone, and the one host key that the controller knows.
+HostKey /etc/ssh/ssh_host_ed25519_key
+PermitRootLogin no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
+
+_SETUP = f"""\
+set -eu
+useradd --create-home --shell /bin/bash --no-user-group --uid {UIDS[ADMIN]} {ADMIN}
+useradd --create-home --shell /bin/bash --no-user-group --uid {UIDS[OPERATOR]} {OPERATOR}
+systemctl mask --quiet {" ".join(MASKED_UNITS)}
+rm -f /etc/ssh/ssh_host_* /etc/apt/sources.list
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One image: everything that decides what is in it."""
+
+    system: System
+    architecture: str
+    mirror: Mirror
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages to install beside the essential ones."""
+        return (*PACKAGES, f"linux-image-cloud-{self.architecture}")
+
+    @property
+    def sources(self) -> list[str]:
+        """The archive's lines as mmdebstrap takes them."""
+        code = self.system.codename
+        suites = ((self.mirror.archive, code), (self.mirror.archive, f"{code}-updates"))
+        return [
+            f"deb [signed-by={KEYRING}] {url} {suite} main"
+            for url, suite in (*suites, (self.mirror.security, f"{code}-security"))
+        ]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files put into the tree, by path."""
+        code = self.system.codename
+        apt = [
+            f"Types: deb\nURIs: {url}\nSuites: {suites}\nComponents: main\nSigned-By: {KEYRING}\n"
+            for url, suites in (
+                (self.mirror.archive, f"{code} {code}-updates"),
+                (self.mirror.security, f"{code}-security"),
+            )
+        ]
+        files = {
+            "etc/apt/sources.list.d/debian.sources": "\n".join(apt),
+            "etc/gpunode/lab-node": f"{self.system.id}\n",
+            "etc/ssh/sshd_config.d/10-gpunode-lab.conf": _SSHD,
+            "etc/sudoers.d/gpunode-lab": f"{ADMIN} ALL=(ALL) NOPASSWD: ALL\n{OPERATOR} ALL=(ALL) ALL\n",
+        }
+        if proxies := self.mirror.proxies_for_nodes:
+            lines = [f'Acquire::{scheme}::Proxy "{url}";\n' for scheme, url in proxies]
+            files["etc/apt/apt.conf.d/90gpunode-lab-proxy"] = "".join(lines)
+        return files
+
+    @property
+    def setup(self) -> str:
+        """Shell script, run inside the tree when all packages and files are in it."""
+        return _SETUP
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits that change whenever the image would."""
+        parts = [asdict(self), self.packages, DPKG_OPTIONS, self.sources, self.files, self.setup]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def tree(self) -> bytes:
+        """``files`` as a tar archive, owned by root."""
+        return tar_of([Entry(path, text, 0o440 if "sudoers.d" in path else 0o644) for path, text in self.files.items()])
+
+
+def system_named(name: str) -> System:
+    """The system of that name; UsageError names those there are."""
+    if name not in SYSTEMS:
+        raise UsageError(f"--os {name}: no such lab system; there are {', '.join(SYSTEMS)}")
+    return SYSTEMS[name]
+
+
+def architecture() -> str:
+    """Debian's name for this machine's architecture; UsageError where the lab has no kernel for it."""
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise UsageError(f"lab nodes are made for {' and '.join(_ARCHITECTURES)}; this machine is {machine}")
+    return _ARCHITECTURES[machine]

@@ -1,0 +1,174 @@
+"""What a lab keeps on the controller: its key pair, the nodes' host keys, and how SSH and Ansible reach them."""
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab.recipe import ADMIN
+
+HOME_VARIABLE = "GPUNODE_LAB_HOME"
+GROUP = "gpu_nodes"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+
+
+class Reachable(Protocol):
+    """What has to be known of a node to reach it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def address(self) -> str: ...  # noqa: D102
+    @property
+    def port(self) -> int: ...  # noqa: D102
+    @property
+    def host_key(self) -> str: ...  # noqa: D102
+
+
+def checked_name(name: str) -> str:
+    """The lab's name; UsageError where it is none (it becomes part of container and folder names)."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"--name {name!r}: a lab's name is 1 to 40 lower-case letters, digits and dashes, no dash at an end"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class State:
+    """The folder of one lab: ``GPUNODE_LAB_HOME/NAME``, else ``~/.local/state/gpunode/lab/NAME``. Mode 0700."""
+
+    folder: Path
+
+    @classmethod
+    def of(cls, name: str) -> "State":
+        """The state of the lab of that name; nothing is made yet."""
+        if chosen := os.environ.get(HOME_VARIABLE):
+            home = Path(chosen).absolute()
+        else:
+            base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+            home = Path(base).absolute() / "gpunode/lab"
+        if set(str(home)) & set(" \t\n\"'%\\"):
+            # ssh has its own quoting in each of the places where these paths go.
+            raise UsageError(
+                f"{home}: a folder with blanks, quotes or % cannot hold a lab: set {HOME_VARIABLE} to another"
+            )
+        return cls(home / checked_name(name))
+
+    @property
+    def key(self) -> Path:
+        """The private key that opens every node."""
+        return self.folder / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The nodes' host keys, known before the first connection."""
+        return self.folder / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """For ``ssh -F``."""
+        return self.folder / "ssh_config"
+
+    @property
+    def inventory(self) -> Path:
+        """For ``ansible-playbook -i``."""
+        return self.folder / "inventory.yml"
+
+    @property
+    def password(self) -> Path:
+        """The password that sudo asks the account ``operator`` for."""
+        return self.folder / "operator-password"
+
+    def prepare(self) -> None:
+        """Make the folder, the key pair and the password where they do not exist."""
+        try:
+            self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self.folder.chmod(0o700)
+        except OSError as err:
+            raise UndeterminedError(
+                f"{self.folder}: {err.strerror}: set {HOME_VARIABLE} to a folder of your own"
+            ) from None
+        if not self.key.exists():
+            make_key(self.key, "gpunode-lab")
+        if not self.password.exists():
+            _write(self.password, secrets.token_urlsafe(18) + "\n")
+
+    def write(self, nodes: Sequence[Reachable]) -> None:
+        """Write known_hosts, ssh_config and the inventory for exactly these nodes."""
+        _write(self.known_hosts, "".join(f"[{node.address}]:{node.port} {node.host_key}\n" for node in nodes))
+        _write(self.ssh_config, self._ssh_config(nodes))
+        _write(self.inventory, self._inventory(nodes))
+
+    def remove(self) -> bool:
+        """Remove the folder with all that is in it; True where there was one."""
+        if not self.folder.is_dir():
+            return False
+        shutil.rmtree(self.folder)
+        return True
+
+    def _ssh_config(self, nodes: Sequence[Reachable]) -> str:
+        hosts = [f"Host {node.name}\n  HostName {node.address}\n  Port {node.port}\n" for node in nodes]
+        options = {
+            "User": ADMIN,
+            "IdentityFile": self.key,
+            "IdentitiesOnly": "yes",
+            "IdentityAgent": "none",
+            "UserKnownHostsFile": self.known_hosts,
+            "GlobalKnownHostsFile": "/dev/null",
+            "StrictHostKeyChecking": "yes",
+            "UpdateHostKeys": "no",
+            "BatchMode": "yes",
+            "ConnectTimeout": "10",
+            "ServerAliveInterval": "15",
+        }
+        return "\n".join(hosts) + "\nHost *\n" + "".join(f"  {key} {value}\n" for key, value in options.items())
+
+    def _inventory(self, nodes: Sequence[Reachable]) -> str:
+        hosts = {node.name: {"ansible_host": node.address, "ansible_port": node.port} for node in nodes}
+        options = {
+            "UserKnownHostsFile": self.known_hosts,
+            "GlobalKnownHostsFile": "/dev/null",
+            "StrictHostKeyChecking": "yes",
+            "IdentitiesOnly": "yes",
+        }
+        common = {
+            "ansible_user": ADMIN,
+            "ansible_ssh_private_key_file": str(self.key),
+            "ansible_ssh_common_args": " ".join(f"-o {key}={value}" for key, value in options.items()),
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "gpunode_lab": True,
+        }
+        tree = {GROUP: {"hosts": hosts, "vars": common}}
+        return "# Written by gpunode lab up; changes are lost.\n" + yaml.safe_dump(tree, sort_keys=False, width=1000)
+
+
+def make_key(path: Path, comment: str) -> str:
+    """Make an ed25519 key pair without a passphrase; the public key's line (type and key)."""
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    try:
+        subprocess.run(
+            argv, check=True, capture_output=True, timeout=30, start_new_session=True, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise UndeterminedError("ssh-keygen is missing: apt-get install openssh-client") from None
+    except subprocess.CalledProcessError as err:
+        raise UndeterminedError(f"ssh-keygen: {err.stderr.decode(errors='replace').strip()}") from None
+    return " ".join(path.with_name(path.name + ".pub").read_text(encoding="ascii").split()[:2])
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of mode 0600 in one step."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(text)
+    new.replace(path)
