@@ -30,12 +30,15 @@ class Kernel(Fact):
 
     release: str
     package: str | None
-    """The installed package that carries it; None where it belongs to none (a container's host, a hand-built one)."""
+    """The installed package that carries its image, else its headers; None where it belongs to none (a container's
+    host, a hand-built one)."""
     running: bool
     newest: bool
-    """The newest among the installed ones."""
+    """The newest among those with an image; where none has one (a container), among those with headers."""
     headers: bool
     """``/lib/modules/RELEASE/build`` leads to a tree that a module can be built against."""
+    image: bool = True
+    """The kernel itself is installed, not its headers alone."""
 
 
 class PciDevice(Fact):
@@ -113,14 +116,29 @@ class Unit(Fact):
     enabled: str | None = None
 
 
+# As /proc/PID/comm has them, 15 characters long.
+_DAEMONS = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter"})
+
+
 class GpuProcess(Fact):
     """One process that holds a GPU."""
 
     pid: int
     name: str | None
     type: str | None
+    """nvidia-smi's word: ``C``, ``G``, ``C+G``, ``M+C``; None where nvidia-smi does not list the process."""
     user: str | None = None
     gpu: str | None = None
+    """``gpu3``; None where it is not known which."""
+    devices: tuple[str, ...] = ()
+    """The device files that it holds, as far as they could be seen."""
+
+    @property
+    def computes(self) -> bool:
+        """True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
+        if self.type is not None:
+            return "C" in self.type
+        return self.name not in _DAEMONS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
 
 
 class Smi(Fact):
@@ -145,6 +163,10 @@ class NodeFacts(Fact):
     architecture: str | None = None
     virtualization: str | None = None
     """``none`` on bare metal, else what systemd-detect-virt prints."""
+    systemd: bool | None = None
+    """The node was booted with systemd."""
+    command_line: str | None = None
+    """The kernel's."""
     kernels: tuple[Kernel, ...] | None = None
     pci: tuple[PciDevice, ...] | None = None
     """NVIDIA's functions only."""
@@ -153,7 +175,8 @@ class NodeFacts(Fact):
     loaded_driver: LoadedDriver | None = None
     """None without a gap: no NVIDIA module is loaded."""
     nouveau_blacklisted: bool | None = None
-    """``blacklist nouveau`` in a modprobe.d folder, or ``modprobe.blacklist=nouveau`` on the kernel's command line."""
+    """``blacklist nouveau`` (or ``install nouveau /bin/false``, ``alias nouveau off``) in a modprobe.d folder, or
+    ``modprobe.blacklist=nouveau`` on the kernel's command line."""
     module_files: tuple[ModuleFile, ...] | None = None
     dkms: tuple[DkmsModule, ...] | None = None
     packages: tuple[Package, ...] | None = None
@@ -162,12 +185,12 @@ class NodeFacts(Fact):
     smi: Smi | None = None
     """None without a gap: there is no nvidia-smi, or no module for it to talk to."""
     units: tuple[Unit, ...] | None = None
-    """Failed units, and those of the GPU stack."""
+    """Failed units, and those of the GPU stack that the node has. A gap where it was not booted with systemd."""
     gpu_processes: tuple[GpuProcess, ...] | None = None
     secure_boot: bool | None = None
     """None with a gap where it could not be seen; False where the firmware has none."""
     disk_free_mib: dict[str, int] | None = None
-    """Free space by mount point: ``/``, ``/boot``, ``/var``, ``/usr`` as far as they exist."""
+    """Free space under ``/``, ``/boot``, ``/var``, ``/usr`` as far as they exist, whichever file system they are on."""
 
     @property
     def gpus_on_bus(self) -> tuple[PciDevice, ...] | None:

@@ -1,0 +1,109 @@
+"""What the driver's user space says: library, nvidia-smi, and the processes at the GPUs."""
+
+import re
+from typing import Any
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.modules import loaded_driver
+from gpunode.facts.node import GpuProcess, Smi
+from gpunode.facts.parsers import smi_xml
+from gpunode.facts.seen import Seen, Unseen, first_line
+
+_LIBRARY = re.compile(r".*/libnvidia-ml\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
+
+
+def library_version(seen: Seen) -> str | None:
+    """Of the libnvidia-ml.so.1 in the linker's cache, by the name of the file it leads to; None: there is none."""
+    cache = seen.output("ldconfig")
+    if "libnvidia-ml.so.1 (" not in cache:
+        return None
+    path = seen.output("readlink-libnvidia-ml").strip()
+    match = _LIBRARY.fullmatch(path)
+    if not match:
+        raise ParseError(f"expected the name libnvidia-ml.so.VERSION, found '{first_line(path)}'")
+    return match[1]
+
+
+def smi(seen: Seen) -> Smi | None:
+    """``nvidia-smi -q -x``; None where there is no nvidia-smi, or no module in memory that it could talk to."""
+    if not seen.ran("nvidia-smi-xml") and loaded_driver(seen) is None:
+        return None
+    result = seen.command("nvidia-smi-xml")
+    if result.missing:
+        return None
+    document = smi_xml.parse(result.stdout if result.stdout.strip() else result.stderr)
+    error = document.get("error")
+    if error:
+        return Smi(error_kind=error["kind"], error_message=error["message"], error_nvml_version=error["nvml_version"])
+    return Smi(document=document)
+
+
+def processes(seen: Seen) -> tuple[GpuProcess, ...]:
+    """Processes that nvidia-smi lists, and others that hold a GPU's device file.
+
+    Unseen unless one of the two is complete: without root the open files of others stay hidden.
+    """
+    if _no_driver(seen):
+        return ()
+    document = _smi_document(seen)
+    gpus: list[dict[str, Any]] = document["gpus"] if document else []
+    listed = [(gpu, process) for gpu in gpus for process in gpu["processes"] or ()]
+    complete = bool(gpus) and all(gpu["processes"] is not None for gpu in gpus)
+    holders = seen.command("device-holders")
+    if not complete and holders.rc != 0:
+        raise Unseen(f"processes at the GPUs: {first_line(holders.stderr)}; run the probe as root")
+    held = _rows(holders.stdout, 4)
+    owners = {**_rows(_process_owners(seen), 3), **held}
+    from_smi = tuple(
+        GpuProcess(
+            pid=process["pid"],
+            name=process["name"],
+            type=process["type"],
+            user=_known(owners[process["pid"]][0]) if process["pid"] in owners else None,
+            gpu=f"gpu{gpu['index']}",
+            devices=tuple(held[process["pid"]][2].split()) if process["pid"] in held else (),
+        )
+        for gpu, process in listed
+        if process["pid"] is not None
+    )
+    named = {process.pid for process in from_smi}
+    others = (
+        GpuProcess(pid=pid, name=_known(row[1]), type=None, user=_known(row[0]), devices=tuple(row[2].split()))
+        for pid, row in held.items()
+        if pid not in named
+    )
+    return (*from_smi, *others)
+
+
+def _no_driver(seen: Seen) -> bool:
+    try:
+        return loaded_driver(seen) is None
+    except (Unseen, ParseError):
+        return False
+
+
+def _smi_document(seen: Seen) -> dict[str, Any] | None:
+    try:
+        answer = smi(seen)
+    except (Unseen, ParseError):
+        return None
+    return answer.document if answer else None
+
+
+def _process_owners(seen: Seen) -> str:
+    return seen.command("process-owners").stdout if seen.ran("process-owners") else ""
+
+
+def _rows(text: str, width: int) -> dict[int, list[str]]:
+    """Tab-separated lines of the probe, by the process number in their first field."""
+    rows = {}
+    for line in text.splitlines():
+        fields = line.split("\t")
+        if len(fields) != width or not re.fullmatch(r"[0-9]{1,9}", fields[0]):
+            raise ParseError(f"expected {width} fields about a process, found '{first_line(line)}'")
+        rows[int(fields[0])] = fields[1:]
+    return rows
+
+
+def _known(word: str) -> str | None:
+    return None if word == "?" else word

@@ -1,0 +1,82 @@
+"""The kernels of a node, and which package each one comes from."""
+
+import re
+
+from gpunode.facts.node import Kernel
+from gpunode.facts.order import release_key
+from gpunode.facts.packages import rpm_lines
+from gpunode.facts.seen import Seen, Unseen
+from gpunode.facts.system import uname
+
+_OWNER_LINE = re.compile(r"(?!diversion by |local diversion )(?P<names>.+): (?P<path>/.*)")
+_KERNEL_RPM = re.compile(r"kernel(?P<variant>-[a-z0-9-]+?)?(?P<part>-core|-devel)?")
+
+
+def kernels(seen: Seen) -> tuple[Kernel, ...]:
+    """Kernels with an image or headers in ``/lib/modules``, oldest first, and the running one in any case."""
+    running, _ = uname(seen)
+    releases = seen.folder("/lib/modules/") or ()
+    images = {release for release in releases if _has_image(seen, release)}
+    headers = {release for release in releases if "Makefile" in (seen.folder(f"/lib/modules/{release}/build/") or ())}
+    owners = _owners(seen, tuple(releases)) if releases else {}
+    newest = max(images or headers, key=release_key, default=None)
+    return tuple(
+        Kernel(
+            release=release,
+            package=owners.get(release),
+            running=release == running,
+            newest=release == newest,
+            headers=release in headers,
+            image=release in images,
+        )
+        for release in sorted(images | headers | {running}, key=lambda release: (release_key(release), release))
+    )
+
+
+def _has_image(seen: Seen, release: str) -> bool:
+    """What a removed kernel leaves behind (modules that DKMS built) is not one."""
+    names = seen.folder(f"/lib/modules/{release}/") or ()
+    return "kernel" in names or "vmlinuz" in names
+
+
+def _owners(seen: Seen, releases: tuple[str, ...]) -> dict[str, str]:
+    if seen.ran("dpkg-kernels"):
+        return _dpkg_owners(seen.output("dpkg-kernels", good=(0, 1)), releases)
+    if seen.ran("rpm-packages"):
+        return _rpm_owners(rpm_lines(seen), releases)
+    raise Unseen("which packages the kernels belong to was not asked")
+
+
+def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:
+    """By ``dpkg-query -S``: the owner of the image, else of the modules, else of the headers' link."""
+    by_path: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _OWNER_LINE.fullmatch(line)
+        if match:
+            name = match["names"].split(", ")[0].partition(":")[0]
+            by_path[match["path"].removeprefix("/usr")] = name
+    owners = {}
+    for release in releases:
+        paths = (f"/boot/vmlinuz-{release}", f"/lib/modules/{release}/kernel", f"/lib/modules/{release}/build")
+        owner = next((by_path[path] for path in paths if path in by_path), None)
+        if owner:
+            owners[release] = owner
+    return owners
+
+
+def _rpm_owners(lines: list[str], releases: tuple[str, ...]) -> dict[str, str]:
+    """By name: ``kernel-core`` 5.14.0-427.el9 is release ``5.14.0-427.el9.x86_64``, ``kernel-rt-core`` has ``+rt``."""
+    owners: dict[str, str] = {}
+    for line in lines:
+        name, version, release_part, arch = line.split("\t")[:4]
+        match = _KERNEL_RPM.fullmatch(name)
+        if not match:
+            continue
+        release = f"{version}-{release_part}.{arch}"
+        variant = (match["variant"] or "").removeprefix("-")
+        spelled = release if release in releases and not variant else f"{release}+{variant}"
+        if variant == "uek" and release in releases:
+            spelled = release
+        if spelled in releases and (match["part"] != "-devel" or spelled not in owners):
+            owners[spelled] = f"{name}-{version}-{release_part}.{arch}"
+    return owners

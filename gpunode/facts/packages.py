@@ -1,0 +1,92 @@
+"""The GPU stack's packages, from dpkg's or RPM's database."""
+
+import re
+from fnmatch import fnmatchcase
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import Package
+from gpunode.facts.seen import Seen, Unseen, first_line
+
+_KERNEL = re.compile(r"kernel(-.*)?")
+_LOCK_FILES = ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")
+_LOCK_TOML = "/etc/dnf/versionlock.toml"
+_SOURCE_RPM = re.compile(r"(.+)-[^-]+-[^-]+\.(?:no)?src\.rpm")
+
+
+def packages(seen: Seen) -> tuple[Package, ...]:
+    """Installed and half-installed ones, and those of which the configuration is left."""
+    if seen.ran("dpkg-packages"):
+        return parse_dpkg(seen.output("dpkg-packages"))
+    if not seen.ran("rpm-packages"):
+        raise Unseen("neither dpkg's nor RPM's database was read")
+    found = (line.split("\t") for line in rpm_lines(seen))
+    locks = _rpm_locks(seen)
+    return tuple(_rpm_package(fields, locks) for fields in found if not _KERNEL.fullmatch(fields[0]))
+
+
+def parse_dpkg(text: str) -> tuple[Package, ...]:
+    """Lines of the probe's ``dpkg-query -W``: package, version, architecture, status, source, its version, maintainer.
+
+    A package is held where dpkg's selection says ``hold``, which is what ``apt-mark hold`` sets.
+    """
+    found = []
+    for line in text.splitlines():
+        fields = line.split("\t")
+        words = fields[3].split() if len(fields) == 7 else []
+        if len(words) != 3:
+            raise ParseError(f"expected seven fields of dpkg-query, found '{first_line(line)}'")
+        found.append(
+            Package(
+                name=fields[0],
+                version=fields[1],
+                architecture=fields[2],
+                source=fields[4] or fields[0],
+                maintainer=fields[6],
+                installed=words[2] in {"installed", "triggers-awaited", "triggers-pending"},
+                state=fields[3],
+                held=words[0] == "hold",
+            )
+        )
+    return tuple(found)
+
+
+def rpm_lines(seen: Seen) -> list[str]:
+    """Lines of the probe's ``rpm -qa``: name, version, release, architecture, source, vendor, packager, epoch."""
+    lines = seen.output("rpm-packages").splitlines()
+    for line in lines:
+        if line.count("\t") != 7:
+            raise ParseError(f"expected eight fields of rpm -qa, found '{first_line(line)}'")
+    return lines
+
+
+def _rpm_package(fields: list[str], locks: tuple[str, ...]) -> Package:
+    name, version, release, arch, source, vendor, packager, epoch = fields
+    source_name = _SOURCE_RPM.fullmatch(source)
+    spellings = (
+        name,
+        f"{name}-{version}-{release}.{arch}",
+        f"{name}-{epoch}:{version}-{release}.{arch}",
+        f"{epoch}:{name}-{version}-{release}.{arch}",
+    )
+    return Package(
+        name=name,
+        version=f"{version}-{release}" if epoch in {"0", "(none)", ""} else f"{epoch}:{version}-{release}",
+        architecture=arch,
+        source=source_name[1] if source_name else name,
+        maintainer=packager if vendor == "(none)" else vendor,
+        installed=True,
+        state="installed",
+        held=any(fnmatchcase(spelling, lock) for spelling in spellings for lock in locks),
+    )
+
+
+def _rpm_locks(seen: Seen) -> tuple[str, ...]:
+    """Patterns of DNF's versionlock: dnf4's list, and the names in dnf5's TOML file."""
+    locks = []
+    for path in _LOCK_FILES:
+        for line in (seen.text(path) or "").splitlines():
+            pattern = line.partition("#")[0].strip()
+            if pattern and not pattern.startswith("!"):
+                locks.append(pattern)
+    locks += re.findall(r"(?m)^\s*name\s*=\s*[\"']([^\"']{1,200})[\"']", seen.text(_LOCK_TOML) or "")
+    return tuple(locks)

@@ -1,0 +1,55 @@
+"""systemd's units: those that failed, and those of the GPU stack."""
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import Unit
+from gpunode.facts.seen import Seen, Unseen, first_line
+from gpunode.facts.system import systemd
+
+
+def units(seen: Seen) -> tuple[Unit, ...]:
+    """Failed units and the GPU stack's; a unit that the node does not have is left out."""
+    if not systemd(seen):
+        raise Unseen("the node was not booted with systemd")
+    stack = parse_show(seen.output("systemctl-units"))
+    failed = parse_list(seen.output("systemctl-failed"))
+    known = {unit.name for unit in stack}
+    return (
+        *(unit for unit in stack if unit.load != "not-found"),
+        *(unit for unit in failed if unit.name not in known),
+    )
+
+
+def parse_list(text: str) -> tuple[Unit, ...]:
+    """Read ``systemctl list-units --plain --no-legend``."""
+    found = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        words = line.lstrip("\u25cf\u25cb*x \t").split(None, 4)
+        if len(words) < 4:
+            raise ParseError(f"expected a line of systemctl list-units, found '{first_line(line)}'")
+        found.append(Unit(name=words[0], load=words[1], active=words[2], sub=words[3]))
+    return tuple(found)
+
+
+def parse_show(text: str) -> tuple[Unit, ...]:
+    """Read ``systemctl show -p Id,LoadState,ActiveState,SubState,UnitFileState UNIT...``, one block a unit."""
+    found = []
+    for block in text.split("\n\n"):
+        values = dict(line.partition("=")[::2] for line in block.splitlines() if line)
+        if not values:
+            continue
+        if not all(values.get(name) for name in ("Id", "LoadState", "ActiveState", "SubState")):
+            raise ParseError(f"expected Id and states from systemctl show, found '{first_line(block)}'")
+        found.append(
+            Unit(
+                name=values["Id"],
+                load=values["LoadState"],
+                active=values["ActiveState"],
+                sub=values["SubState"],
+                enabled=values.get("UnitFileState") or None,
+            )
+        )
+    if not found:
+        raise ParseError("expected states from systemctl show, found nothing")
+    return tuple(found)
