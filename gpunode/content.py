@@ -1,0 +1,52 @@
+"""Where the Ansible half lies, and the environment in which Ansible's programs find it."""
+
+import os
+import sys
+from pathlib import Path
+
+from gpunode.errors import UsageError
+
+_PACKAGE = Path(__file__).resolve().parent
+_INSTALLED = _PACKAGE / "ansible_collections" / "gpunode" / "node"
+_MARK = "galaxy.yml"
+
+
+def collection_root() -> Path:
+    """The folder of the collection ``gpunode.node``: roles/, playbooks/, plugins/, ansible.cfg.
+
+    The checkout that the package lies in comes first, then the copy inside an installed wheel.
+    Raises UsageError where neither is there.
+    """
+    for folder in (_PACKAGE.parent, _INSTALLED):
+        if (folder / _MARK).is_file() and (folder / "ansible.cfg").is_file():
+            return folder
+    raise UsageError(f"the roles and playbooks are neither in {_PACKAGE.parent} nor in {_INSTALLED}: reinstall gpunode")
+
+
+def ansible_environment() -> dict[str, str]:
+    """The process environment, with what Ansible's programs need to find the collection.
+
+    The user's own settings win: ``ANSIBLE_CONFIG``, or an ``ansible.cfg`` in the current folder, is kept, and ours is
+    the default in place of ``~/.ansible.cfg`` and ``/etc/ansible/ansible.cfg``. Ours is put first in
+    ``ANSIBLE_COLLECTIONS_PATH``; the paths that were set there stay behind it, and Ansible's defaults where none were.
+    """
+    root = collection_root()
+    env = dict(os.environ)
+    if not env.get("ANSIBLE_CONFIG") and not Path("ansible.cfg").is_file():
+        env["ANSIBLE_CONFIG"] = str(root / "ansible.cfg")
+    ours = _PACKAGE if root == _INSTALLED else root / "collections"
+    theirs = env.get("ANSIBLE_COLLECTIONS_PATH") or "~/.ansible/collections:/usr/share/ansible/collections"
+    env["ANSIBLE_COLLECTIONS_PATH"] = f"{ours}{os.pathsep}{theirs}"
+    return env
+
+
+def ansible_program(name: str) -> str:
+    """The path of an Ansible program (``ansible-playbook`` …): the one installed beside our own interpreter.
+
+    Raises UsageError where it is missing.
+    """
+    for folder in (Path(sys.executable).parent, Path(sys.prefix) / "bin"):
+        path = folder / name
+        if path.is_file():
+            return str(path)
+    raise UsageError(f"{name} is not beside {sys.executable}: reinstall gpunode with its dependency ansible-core")

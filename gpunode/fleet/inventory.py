@@ -1,0 +1,238 @@
+"""The inventory as Ansible reads it: through ``ansible-inventory``, ``ansible-config`` and ``ansible`` as programs.
+
+No code of Ansible is imported; what is used is the JSON that these programs print.
+"""
+
+import base64
+import binascii
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.content import ansible_environment, ansible_program
+from gpunode.errors import UsageError
+from gpunode.fleet import process
+
+TIMEOUT_S = 120.0
+"""For one run of an Ansible program: a dynamic inventory may ask a slow service."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Hosts that matched, in the order of the inventory, with their variables as Ansible merged them.
+
+    A value may be a template (``{{ … }}``) or a vaulted value (``{"__ansible_vault": …}``): see ``resolve_values``.
+    """
+
+    sources: tuple[str, ...]
+    hosts: Mapping[str, Mapping[str, Any]]
+    groups: tuple[str, ...]
+    vault: tuple[str, ...] = ()
+
+
+def read(sources: Sequence[str], limit: str | None = None, vault: Sequence[str] = ()) -> Inventory:
+    """Read inventories (paths, ``host,`` lists, anything Ansible takes after ``-i``), cut to a host pattern.
+
+    ``vault`` are arguments such as ``--vault-password-file FILE``. Raises UsageError with one line for a source that
+    is missing or cannot be read, an inventory without hosts, and a pattern that matches nothing.
+    """
+    listing = _list(sources, limit, vault)
+    groups = tuple(name for name in listing if name != "_meta")
+    hosts = _hosts(listing)
+    if not hosts:
+        if limit is not None:
+            known = read(sources, None, vault)
+            raise UsageError(f"--limit {limit}: no host of {_named(sources)} is left; it has {_some(known.hosts)}")
+        raise UsageError(f"{_named(sources)} has no hosts: add them, in YAML below all: hosts:, or in INI one a line")
+    return Inventory(tuple(sources), hosts, groups, tuple(vault))
+
+
+def resolve_values(inventory: Inventory, wanted: Iterable[str]) -> Inventory:
+    """The same inventory with the variables in ``wanted`` templated and decrypted, where any of them needs it.
+
+    Ansible itself does it, in one local task for all hosts. Raises UsageError for a template that fails and for a
+    vaulted value without its password; no value is ever part of the message.
+    """
+    names = sorted(set(wanted))
+    if not any(_is_raw(variables.get(name)) for variables in inventory.hosts.values() for name in names):
+        return inventory
+    raw = {
+        host: [name for name in names if _is_raw(variables.get(name))]
+        for host, variables in inventory.hosts.items()
+        if any(_is_raw(variables.get(name)) for name in names)
+    }
+    values = _ask_ansible(inventory, raw)
+    hosts = {host: {**variables, **values.get(host, {})} for host, variables in inventory.hosts.items()}
+    return Inventory(inventory.sources, hosts, inventory.groups, inventory.vault)
+
+
+def settings(names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Settings of Ansible that the user changed (ansible.cfg, environment), by Ansible's own names.
+
+    ``names`` maps a section of ``ansible-config dump --type all`` to the settings wanted: ``"base"``, or the name of a
+    plugin such as ``"ssh"`` or ``"sudo"``. The answer's keys are ``section.name``; what is at its default is no key.
+    """
+    done = process.run(
+        [ansible_program("ansible-config"), "dump", "--only-changed", "--format", "json", "--type", "all"],
+        timeout_s=TIMEOUT_S,
+        env=ansible_environment(),
+    )
+    if done.rc != 0:
+        raise UsageError(f"ansible-config cannot read Ansible's configuration: {_error(done.stderr)}")
+    found: dict[str, Any] = {}
+    for entry in json.loads(done.stdout):
+        if "name" in entry:
+            if entry["name"] in names.get("base", ()):
+                found[f"base.{entry['name']}"] = entry["value"]
+            continue
+        for plugins in entry.values():
+            for plugin in plugins if isinstance(plugins, list) else ():
+                for section, values in plugin.items():
+                    for value in values:
+                        if value["name"] in names.get(section, ()):
+                            found[f"{section}.{value['name']}"] = value["value"]
+    return found
+
+
+def read_with_settings(
+    sources: Sequence[str], limit: str | None, names: Mapping[str, tuple[str, ...]], vault: Sequence[str] = ()
+) -> tuple[Inventory, dict[str, Any]]:
+    """``read`` and ``settings`` side by side: each starts an interpreter and takes most of a second."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        later = pool.submit(settings, names)
+        inventory = read(sources, limit, vault)
+        return inventory, later.result()
+
+
+def _list(sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> dict[str, Any]:
+    env = ansible_environment()
+    # Ansible only warns of all three and goes on with fewer hosts than were meant.
+    env["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "True"
+    env["ANSIBLE_HOST_PATTERN_MISMATCH"] = "error"
+    argv = [ansible_program("ansible-inventory"), "--list", *_source_words(sources), *vault]
+    if limit is not None:
+        argv += ["--limit", limit]
+    done = process.run(argv, timeout_s=TIMEOUT_S, env=env)
+    if done.rc != 0:
+        _explain(done.stderr, sources, limit, vault)
+    try:
+        listing: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        raise UsageError(f"ansible-inventory printed no JSON for {_named(sources)}: {_error(done.stderr)}") from None
+    return listing
+
+
+def _explain(stderr: str, sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> None:
+    """Raise UsageError with the one line that matters of what ansible-inventory wrote."""
+    unmatched = re.search(r"Could not match supplied host pattern, ignoring: (\S+)", stderr)
+    if unmatched and limit is not None:
+        known = read(sources, None, vault)
+        names = [*known.hosts, *known.groups]
+        near = difflib.get_close_matches(unmatched[1], names, n=3, cutoff=0.4)
+        hint = f"near it: {', '.join(near)}" if near else f"it has {_some(known.hosts)}"
+        raise UsageError(f"--limit {limit}: {unmatched[1]} is no host or group of {_named(sources)}; {hint}")
+    if "no vault secrets" in stderr or "Decryption failed" in stderr:
+        raise UsageError(
+            f"{_named(sources)} has vaulted files and no password fits: give --vault-password-file FILE, "
+            f"or set vault_password_file in ansible.cfg"
+        )
+    failed = re.search(r"Completely failed to parse inventory source (.+)", stderr)
+    if failed is None:
+        raise UsageError(f"{_named(sources)} cannot be read: {_error(stderr)}")
+    source = failed[1].strip()
+    raise UsageError(f"inventory {source}: {_why(stderr)}")
+
+
+def _why(stderr: str) -> str:
+    reasons = re.findall(r"Failed to parse inventory with '(\w+)' plugin: (.+)", stderr)
+    place = re.search(r"^Origin: (\S+)", stderr, re.MULTILINE)
+    if not reasons:
+        return "no such file, or nothing that Ansible reads as an inventory"
+    texts = dict(reasons)
+    # The script and ini plugins try YAML files too; theirs is the reason only where nobody else has one.
+    plugin = next((name for name in ("yaml", "toml", "constructed") if name in texts), reasons[-1][0])
+    return f"{texts[plugin].strip().removeprefix('Failed to parse inventory: ')}" + (f" ({place[1]})" if place else "")
+
+
+def _error(stderr: str) -> str:
+    """The first line of an error that an Ansible program wrote."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("[ERROR]", "ERROR!"))]
+    line = (errors or lines or ["no reason given"])[0]
+    return re.sub(r"^(\[ERROR\]:|ERROR!)\s*", "", line)
+
+
+def _hosts(listing: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Hosts in the order of the groups; only those that have variables are in ``_meta``."""
+    variables = listing.get("_meta", {}).get("hostvars", {})
+    names = dict.fromkeys(name for group, body in listing.items() if group != "_meta" for name in body.get("hosts", ()))
+    return {name: variables.get(name, {}) for name in (*names, *(set(variables) - set(names)))}
+
+
+def _is_raw(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "__ansible_vault" in value
+    return isinstance(value, str) and ("{{" in value or "{%" in value)
+
+
+def _ask_ansible(inventory: Inventory, raw: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    env = ansible_environment()
+    # The answer holds passwords: it goes through the pipe and nowhere else.
+    env.update(
+        ANSIBLE_LOG_PATH="/dev/null",
+        ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal",
+        ANSIBLE_CALLBACK_RESULT_FORMAT="json",
+        ANSIBLE_LOAD_CALLBACK_PLUGINS="False",
+        ANSIBLE_NOCOLOR="1",
+        ANSIBLE_NO_LOG="False",
+    )
+
+    def pair(host: str, names: Sequence[str]) -> str:
+        quoted = json.dumps(host)
+        return f"{quoted}:{{{','.join(f'{json.dumps(name)}:hostvars[{quoted}].{name}' for name in names)}}}"
+
+    pairs = ",".join(pair(host, names) for host, names in raw.items())
+    argv = [
+        ansible_program("ansible"),
+        *_source_words(inventory.sources),
+        *inventory.vault,
+        *("localhost", "-c", "local", "-m", "ansible.builtin.debug"),
+        *("-a", json.dumps({"msg": f"{{{{ {{{pairs}}} | to_json | b64encode }}}}"})),
+    ]
+    done = process.run(argv, timeout_s=TIMEOUT_S, env=env)
+    answer = re.search(r'"msg": "([A-Za-z0-9+/=]+)"', done.stdout)
+    if done.rc != 0 or answer is None:
+        variables = ", ".join(sorted({name for names in raw.values() for name in names}))
+        if "vault" in (done.stdout + done.stderr).lower():
+            raise UsageError(
+                f"{_named(inventory.sources)}: {variables} is vaulted and no password fits: give "
+                f"--vault-password-file FILE, or set vault_password_file in ansible.cfg"
+            )
+        reason = re.search(r"'[\w.]+' is undefined", done.stdout + done.stderr)
+        raise UsageError(
+            f"{_named(inventory.sources)}: a template in {variables} (host {_some(raw)}) fails without the facts "
+            f"of a play{f': {reason[0]}' if reason else ''}; give the plain value"
+        )
+    try:
+        values: dict[str, dict[str, Any]] = json.loads(base64.b64decode(answer[1]))
+    except (ValueError, binascii.Error):
+        raise UsageError(f"{_named(inventory.sources)}: Ansible gave no readable values of {', '.join(raw)}") from None
+    return values
+
+
+def _source_words(sources: Sequence[str]) -> list[str]:
+    return [word for source in sources for word in ("-i", source)]
+
+
+def _named(sources: Sequence[str]) -> str:
+    return f"inventory {', '.join(sources)}" if sources else "the inventory of Ansible's configuration"
+
+
+def _some(hosts: Iterable[str], most: int = 5) -> str:
+    names = list(hosts)
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -1,0 +1,143 @@
+"""Logging in by SSH: keys of the agent, keys in files, a password, in OpenSSH's order."""
+
+import base64
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import paramiko
+from paramiko.agent import AgentKey, AgentSSH
+from paramiko.auth_strategy import AuthFailure, AuthResult, AuthSource, AuthStrategy, InMemoryPrivateKey, SourceResult
+from paramiko.auth_strategy import Password as PasswordSource
+from paramiko.pkey import UnknownKeyType
+
+from gpunode.fleet.known_hosts import fingerprint
+from gpunode.fleet.ssh_config import SshSettings
+
+
+class _Agent(AgentSSH):
+    """The agent at a given socket; without a path the one of SSH_AUTH_SOCK. No agent is an agent without keys."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(10)
+        try:
+            sock.connect(path)
+            self._connect(sock)  # type: ignore[attr-defined]
+        except OSError:
+            sock.close()
+
+    def close(self) -> None:
+        """Close the connection to the agent."""
+        self._close()  # type: ignore[attr-defined]
+
+
+class Logins(AuthStrategy):
+    """Keys of the agent and of files in OpenSSH's order, then the password; it remembers what was tried."""
+
+    def __init__(self, settings: SshSettings, password: str | None, passphrase: str | None) -> None:
+        super().__init__(ssh_config=None)  # type: ignore[arg-type]
+        self._settings = settings
+        self._password = password
+        self._passphrase = passphrase
+        self._agent: _Agent | None = None
+        self._tried: list[str] = []
+        self._skipped: list[str] = []
+        self._wanted: list[str] = []
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        """See AuthStrategy."""
+        if self._settings.public_key_allowed:
+            yield from self._keys()
+        if self._password is not None and self._settings.password_allowed:
+            password = self._password
+            self._tried.append("the password")
+            yield PasswordSource(self._settings.user, lambda: password)
+
+    def authenticate(self, transport: paramiko.Transport) -> AuthResult:
+        """See AuthStrategy. Unlike there, a login that needs a second step is not taken for a success."""
+        result = AuthResult(strategy=self)
+        for source in self.get_sources():
+            answer: list[str] | Exception
+            try:
+                answer = self._wanted = source.authenticate(transport)
+            except paramiko.SSHException as err:
+                answer = err
+                if isinstance(err, paramiko.BadAuthenticationType):
+                    self._wanted = list(err.allowed_types)
+            result.append(SourceResult(source, answer))
+            if transport.is_authenticated():
+                return result
+            if not transport.is_active():
+                break
+        raise AuthFailure(result=result)
+
+    def _keys(self) -> Iterator[AuthSource]:
+        user = self._settings.user
+        files = [path for path in self._settings.identity_files if Path(path).is_file()]
+        public = {path: _public_blob(path) for path in files}
+        agent_keys = self._agent_keys()
+        listed = set(public.values())
+        first = [key for key in agent_keys if key.asbytes() in listed]
+        others = [] if self._settings.identities_only else [key for key in agent_keys if key.asbytes() not in listed]
+        for key in (*first, *others):
+            self._tried.append(f"agent key {fingerprint(key.asbytes())}")
+            yield InMemoryPrivateKey(user, key)
+        in_agent = {key.asbytes() for key in first}
+        for path in files:
+            if public[path] in in_agent and public[path] is not None:
+                continue
+            pkey = self._load(path)
+            if pkey is not None:
+                self._tried.append(path)
+                yield InMemoryPrivateKey(user, pkey)
+
+    def _agent_keys(self) -> tuple[AgentKey, ...]:
+        path = self._settings.identity_agent or os.environ.get("SSH_AUTH_SOCK", "none")
+        if path == "none":
+            return ()
+        self._agent = _Agent(path)
+        try:
+            return tuple(self._agent.get_keys())
+        except (OSError, paramiko.SSHException):
+            return ()
+
+    def _load(self, path: str) -> paramiko.PKey | None:
+        for passphrase in (None, self._passphrase):
+            try:
+                return paramiko.PKey.from_path(path, passphrase.encode() if passphrase else None)  # type: ignore[arg-type]
+            except TypeError:
+                reason = "needs a passphrase: add it to ssh-agent"
+            except OSError as err:
+                reason = err.strerror or "cannot be read"
+            except (ValueError, paramiko.SSHException, UnknownKeyType):
+                reason = "cannot be read, or another passphrase fits"
+        self._skipped.append(f"{path} {reason}")
+        return None
+
+    def explain(self) -> str:
+        """One line: who, what was tried, what was not and why."""
+        parts = [f"login refused for user {self._settings.user}: "]
+        parts.append(f"tried {', '.join(self._tried)}" if self._tried else "there is no key or password to try")
+        if self._skipped:
+            parts.append(f"; not tried: {', '.join(self._skipped)}")
+        if self._wanted and not {"publickey", "password"} & set(self._wanted):
+            parts.append(f"; the node wants {', '.join(self._wanted)}")
+        return "".join(parts) + "; set ansible_user and ansible_ssh_private_key_file, or add the key to the node"
+
+    def close(self) -> None:
+        """Close the agent."""
+        if self._agent is not None:
+            self._agent.close()
+
+
+def _public_blob(path: str) -> bytes | None:
+    """The public half beside a private key, or ``path`` itself where it is one."""
+    for name in (f"{path}.pub", path):
+        with suppress(OSError, ValueError, IndexError, UnicodeDecodeError):
+            words = Path(name).read_text(encoding="ascii").split()
+            return base64.b64decode(words[1], validate=True)
+    return None

@@ -1,0 +1,58 @@
+"""Short local helpers (ansible-inventory, ssh -G …): a time limit, a process group, no shell."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+
+from gpunode.errors import UndeterminedError, UsageError
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How a program ended and what it wrote."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+
+def kill_group(process: "subprocess.Popen[Any]", number: int = signal.SIGKILL) -> None:
+    """Send a signal to the whole group of a process that leads one; one that is gone, or root's, is no error."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def run(
+    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, stdin: str | None = None
+) -> Completed:
+    """Run a program to its end and return what it wrote; nothing of it is left behind on an exception.
+
+    Raises UsageError where there is no such program, UndeterminedError where it passes ``timeout_s``.
+    """
+    source: int | IO[str] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env) if env is not None else None,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        raise UsageError(f"{argv[0]} is not installed on this machine") from None
+    try:
+        stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise UndeterminedError(f"{argv[0]} did not end within {timeout_s:.0f} s") from None
+    finally:
+        if process.poll() is None:
+            kill_group(process)
+            process.wait()
+    return Completed(process.returncode, stdout, stderr)

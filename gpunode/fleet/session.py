@@ -1,0 +1,251 @@
+"""One program on a node: a session that can be read, written, aborted, and the probe's conversation over it."""
+
+import os
+import secrets
+import selectors
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Protocol, cast
+
+from gpunode.fleet.process import kill_group
+
+MAX_STDOUT = 64 * 1024 * 1024
+MAX_STDERR = 1024 * 1024
+MAX_NOISE = 1024 * 1024
+"""Bytes of login banners and the like before the probe starts."""
+_KEPT_STDERR = 16 * 1024
+_CHUNK = 256 * 1024
+
+PYTHONS = ("python3", "/usr/bin/python3", "/usr/libexec/platform-python")
+"""Where Python is looked for when nobody says."""
+
+
+class NodeFailure(Exception):  # noqa: N818 - it is what the report says, not a programming error
+    """Why nothing came from a node: one line, what is wrong and what to do."""
+
+
+class Session(Protocol):
+    """A running command on a node."""
+
+    def read(self, timeout_s: float) -> tuple[bytes, bytes]:
+        """Wait for output: (stdout, stderr), both empty when the time is over or the command has ended."""
+
+    def write(self, data: bytes, timeout_s: float) -> None:
+        """Send all of ``data`` to stdin; raise TimeoutError, or OSError where nobody reads."""
+
+    def close_stdin(self) -> None:
+        """Nothing more will be written."""
+
+    @property
+    def ended(self) -> bool:
+        """True when the command has ended and all its output was read."""
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status after the end; None where the connection was lost before."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run on a node and how it becomes root."""
+
+    command: str
+    """One line for the login shell, whichever that is."""
+    token: str
+    """Marks the lines that the command itself prints, and the prompt of sudo."""
+    sudo: bool
+
+
+def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Program:
+    """The command that starts Python reading its program from stdin.
+
+    It says ``TOKEN ready`` before it starts Python: what comes before is noise of the login shell, and the script is
+    sent only then, so that sudo never reads it. The node ends it by itself after ``limit_s``, also when the connection
+    breaks. ``ask``: sudo may ask for a password, with the token as its prompt.
+    """
+    token = f"gpunode-{secrets.token_hex(8)}"
+    names = " ".join(_double_quoted(name) for name in ((python,) if python else PYTHONS))
+    limit = max(1, int(limit_s))
+    inner = (
+        f'for p in {names}; do if command -v "$p" >/dev/null 2>&1; then echo {token} ready; '
+        f't=; command -v timeout >/dev/null 2>&1 && t="timeout -k 5 {limit}"; exec $t "$p" -; fi; done; '
+        f"echo {token} no-python; exit 127"
+    )
+    words = ["/bin/sh", "-c", inner]
+    if sudo:
+        words = ["sudo", "-H", *(("-S", "-p", f"{token}:") if ask else ("-n",)), "-u", "root", *words]
+    return Program(shlex.join(words), token, sudo)
+
+
+def converse(session: Session, program: Program, script: bytes, password: str | None, deadline: float) -> bytes:
+    """Run the probe over a session and return its stdout; raise NodeFailure with one line otherwise.
+
+    The password is written when sudo's prompt appears and at no other time. ``deadline`` is a time.monotonic() value.
+    """
+    out, err = bytearray(), bytearray()
+    errors_seen, asked, started = 0, 0, False
+    prompt, ready = f"{program.token}:".encode(), f"{program.token} ready".encode()
+    while not session.ended:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise NodeFailure("no answer within the time limit; the node hangs or is overloaded (--timeout S)")
+        stdout, stderr = session.read(min(left, 5.0))
+        out += stdout
+        err += stderr
+        errors_seen += len(stderr)
+        if not started:
+            if f"{program.token} no-python".encode() in out:
+                raise NodeFailure(_no_python(program))
+            if err.count(prompt) > asked:
+                asked += 1
+                _answer_prompt(session, password, asked, left)
+            line = out.find(ready)
+            end = out.find(b"\n", line) if line >= 0 else -1
+            if end >= 0:
+                del out[: end + 1]
+                started = True
+                with suppress(OSError):
+                    session.write(script, left)
+                session.close_stdin()
+            elif len(out) > MAX_NOISE:
+                raise NodeFailure("the login shell floods its output before the probe can start; look at its profile")
+        if len(out) > MAX_STDOUT or errors_seen > MAX_STDERR:
+            raise NodeFailure(
+                f"the node sent more than {(MAX_STDOUT if len(out) > MAX_STDOUT else MAX_STDERR) >> 20} MiB"
+            )
+        if started and len(err) > 2 * _KEPT_STDERR:
+            del err[:-_KEPT_STDERR]
+    return _result(session.exit_status, bytes(out), err.decode(errors="replace"), program, started=started)
+
+
+def _answer_prompt(session: Session, password: str | None, asked: int, left: float) -> None:
+    if password is None:
+        raise NodeFailure("sudo asks for a password: give it with -K, or set ansible_become_password")
+    if asked > 1:
+        raise NodeFailure("sudo does not accept the password")
+    with suppress(OSError):
+        session.write(password.encode() + b"\n", left)
+
+
+def _no_python(program: Program) -> str:
+    if "platform-python" in program.command:
+        return "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
+    return "the interpreter of ansible_python_interpreter is not on the node"
+
+
+def _result(status: int | None, out: bytes, err: str, program: Program, *, started: bool) -> bytes:
+    last = _last_line(err.replace(f"{program.token}:", ""))
+    if not started:
+        raise NodeFailure(_why_not_started(status, err, last, program))
+    if status is None or status < 0:
+        raise NodeFailure("the connection broke off while the probe ran")
+    if status in (124, 137):
+        raise NodeFailure("the probe did not end within the time limit and was stopped on the node (--timeout S)")
+    if status != 0:
+        raise NodeFailure(f"the probe ended with exit code {status}{f': {last}' if last else ''}")
+    return out
+
+
+def _why_not_started(status: int | None, err: str, last: str, program: Program) -> str:
+    text = err.lower()
+    if program.sudo:
+        if "password is required" in text or "authentication is required" in text or "terminal is required" in text:
+            return "sudo asks for a password: give it with -K, or set ansible_become_password"
+        if "incorrect password" in text or "authentication failed" in text or "no password was provided" in text:
+            return "sudo does not accept the password"
+        if "not in the sudoers" in text or "not allowed to" in text or "may not run" in text:
+            return f"sudo does not let this user become root: {last}"
+        if "must have a tty" in text:
+            return "sudo wants a terminal: remove requiretty from sudoers"
+        if status == 127 or "sudo: not found" in text or "sudo: command not found" in text:
+            return "sudo is not on the node: log in as root, or set ansible_become: false"
+    if status is None or status < 0:
+        return "the connection broke off before the probe could start"
+    return f"the probe could not start, exit code {status}{f': {last}' if last else ''}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
+
+
+def _double_quoted(text: str) -> str:
+    for special in '\\"$`':
+        text = text.replace(special, f"\\{special}")
+    return f'"{text}"'
+
+
+class LocalSession:
+    """A command of this machine in a process group of its own."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._stdin: IO[bytes] = cast("IO[bytes]", self._process.stdin)
+        outputs = (self._process.stdout, self._process.stderr)
+        self._streams = {stream.fileno(): place for place, stream in enumerate(outputs) if stream is not None}
+        self._selector = selectors.DefaultSelector()
+        for number in self._streams:
+            self._selector.register(number, selectors.EVENT_READ)
+        os.set_blocking(self._stdin.fileno(), False)
+
+    def read(self, timeout_s: float) -> tuple[bytes, bytes]:
+        """See Session."""
+        both = [b"", b""]
+        if not self._streams:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+            return b"", b""
+        for key, _ in self._selector.select(timeout_s):
+            data = os.read(key.fd, _CHUNK)
+            if data:
+                both[self._streams[key.fd]] += data
+            else:
+                self._selector.unregister(key.fd)
+                del self._streams[key.fd]
+        return both[0], both[1]
+
+    def write(self, data: bytes, timeout_s: float) -> None:
+        """See Session."""
+        deadline = time.monotonic() + timeout_s
+        rest = memoryview(data)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stdin.fileno(), selectors.EVENT_WRITE)
+            while rest:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError("nobody reads")
+                rest = rest[os.write(self._stdin.fileno(), rest[:4096]) :]
+
+    def close_stdin(self) -> None:
+        """See Session."""
+        with suppress(OSError):
+            self._stdin.close()
+
+    @property
+    def ended(self) -> bool:
+        """See Session."""
+        return not self._streams and self._process.poll() is not None
+
+    @property
+    def exit_status(self) -> int | None:
+        """See Session."""
+        return self._process.returncode
+
+    def close(self) -> None:
+        """Kill what is left of the group and free the pipes."""
+        kill_group(self._process)
+        self._process.wait()
+        self._selector.close()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()

@@ -1,0 +1,288 @@
+"""What OpenSSH would do for a host: its own answer (``ssh -G``), and a refusal of what cannot be honoured here.
+
+``ssh -G`` applies the command line, ``~/.ssh/config``, ``/etc/ssh/ssh_config``, ``Match`` and ``Include`` the way ssh
+does, so none of that is read a second time here.
+"""
+
+import os
+import pwd
+import re
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from gpunode.errors import UsageError
+from gpunode.fleet import process
+
+MAX_JUMPS = 8
+_SSH_G_TIMEOUT_S = 20.0
+
+_HONOURED = """
+addressfamily ciphers connecttimeout globalknownhostsfile hostkeyalgorithms hostkeyalias hostname identitiesonly
+identityagent identityfile kexalgorithms macs passwordauthentication port preferredauthentications proxycommand
+proxyjump pubkeyacceptedalgorithms pubkeyauthentication stricthostkeychecking user userknownhostsfile
+"""
+# What changes nothing for a probe, or leaves gpunode stricter than ssh would be.
+# How fast or how chatty a connection is.
+_PERFORMANCE = """
+compression controlmaster controlpath controlpersist connectionattempts ipqos loglevel logverbose rekeylimit
+serveralivecountmax serveraliveinterval syslogfacility tcpkeepalive versionaddendum warnweakcrypto
+obscurekeystroketiming channeltimeout
+"""
+# What an interactive session shows or forwards; the probe has none.
+_INTERACTIVE = """
+clearallforwardings dynamicforward enableescapecommandline escapechar exitonforwardfailure
+forkafterauthentication forwardagent forwardx11 forwardx11timeout forwardx11trusted gatewayports localforward
+permitremoteopen remoteforward requesttty sendenv sessiontype stdinnull streamlocalbindmask
+streamlocalbindunlink tunnel tunneldevice visualhostkey xauthlocation fingerprinthash
+"""
+# Prompts and further ways to log in; without them a login fails, and it says so.
+_LOGIN = """
+addkeystoagent batchmode enablesshkeysign gssapiauthentication gssapidelegatecredentials gssapikexalgorithms
+gssapikeyexchange gssapirenewalforcesrekey gssapitrustdns gssapiclientidentity gssapiserveridentity
+hostbasedacceptedalgorithms hostbasedauthentication kbdinteractiveauthentication kbdinteractivedevices
+numberofpasswordprompts
+"""
+# Trust in host keys that gpunode does not extend: it stays stricter.
+_TRUST = """
+canonicaldomains canonicalizefallbacklocal canonicalizehostname canonicalizemaxdots canonicalizepermittedcnames
+casignaturealgorithms checkhostip hashknownhosts nohostauthenticationforlocalhost updatehostkeys
+verifyhostkeydns requiredrsasize
+"""
+# Of the configuration file alone.
+_SYNTAX = """
+host ignoreunknown tag
+"""
+HONOURED = frozenset(_HONOURED.split())
+"""Options that are applied, as ``ssh -G`` names them."""
+
+WITHOUT_EFFECT = frozenset((_PERFORMANCE + _INTERACTIVE + _LOGIN + _TRUST + _SYNTAX).split())
+"""Options that change nothing for a probe, or that leave gpunode stricter than ssh would be."""
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """Everything one connection needs, as OpenSSH resolved it.
+
+    ``algorithms`` holds only the lists that differ from ssh's defaults, by ssh's option name.
+    """
+
+    alias: str
+    """The name that was asked for; ``hostname`` is what it stands for."""
+    hostname: str
+    port: int
+    user: str
+    identity_files: tuple[str, ...] = ()
+    identities_only: bool = False
+    identity_agent: str | None = None
+    """Path of the agent's socket, ``none``, or None for ``SSH_AUTH_SOCK``."""
+    known_hosts_files: tuple[str, ...] = ()
+    strict_host_key_checking: str = "ask"
+    """``yes``, ``ask``, ``accept-new`` or ``no``."""
+    host_key_alias: str | None = None
+    connect_timeout_s: float | None = None
+    address_family: str = "any"
+    password_allowed: bool = True
+    public_key_allowed: bool = True
+    proxy_command: str | None = None
+    """For ``sh -c``, tokens expanded."""
+    jumps: tuple["SshSettings", ...] = ()
+    """Jump hosts in the order in which they are passed."""
+    algorithms: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
+
+
+def resolve(alias: str, options: Sequence[tuple[str, Sequence[str]]] = ()) -> SshSettings:
+    """Ask OpenSSH what it would do for ``ssh OPTIONS alias``.
+
+    ``options`` are arguments for ssh with the name of the place each comes from (``ansible_ssh_common_args`` …), in
+    the order in which Ansible passes them. Raises UsageError for an option that ssh does not know or that gpunode
+    cannot honour, naming host, option and place.
+    """
+    return _resolve(alias, options, MAX_JUMPS)
+
+
+def _resolve(alias: str, options: Sequence[tuple[str, Sequence[str]]], jumps_left: int) -> SshSettings:
+    answer = _ask(alias, options)
+    _refuse_what_is_not_honoured(alias, answer, options)
+
+    def one(key: str, default: str = "") -> str:
+        return answer.get(key, [default])[-1]
+
+    port, user = int(one("port", "22")), one("user")
+    hostname = one("hostname", alias)
+    tokens = _tokens(alias, hostname, port, user)
+    jump, command = one("proxyjump"), one("proxycommand")
+    agent = one("identityagent")
+    timeout = one("connecttimeout", "none")
+    files = [*shlex.split(one("userknownhostsfile")), *shlex.split(one("globalknownhostsfile"))]
+    alias_for_key = one("hostkeyalias")
+    preferred = one("preferredauthentications")
+    return SshSettings(
+        alias=alias,
+        hostname=hostname,
+        port=port,
+        user=user,
+        identity_files=tuple(_path(alias, name, tokens) for name in answer.get("identityfile", [])),
+        identities_only=_yes(one("identitiesonly")),
+        identity_agent=_agent(alias, agent, tokens),
+        known_hosts_files=tuple(_path(alias, name, tokens) for name in files if name != "none"),
+        strict_host_key_checking=_strictness(one("stricthostkeychecking", "ask")),
+        host_key_alias=alias_for_key if alias_for_key not in ("", "none") else None,
+        connect_timeout_s=float(timeout) if timeout.isdigit() and int(timeout) > 0 else None,
+        address_family=one("addressfamily", "any"),
+        password_allowed=_yes(one("passwordauthentication", "yes")) and (not preferred or "password" in preferred),
+        public_key_allowed=_yes(one("pubkeyauthentication", "yes")) and (not preferred or "publickey" in preferred),
+        proxy_command=_expand(alias, command, tokens) if command not in ("", "none") and not jump else None,
+        jumps=_jumps(alias, jump, options, jumps_left) if jump not in ("", "none") else (),
+        algorithms=tuple(
+            (key, tuple(one(key).split(",")))
+            for key in ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
+            if answer.get(key) != _defaults().get(key)
+        ),
+    )
+
+
+def _ask(alias: str, options: Sequence[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+    """The answer of ``ssh -G``: every option in lower case with its values."""
+    argv = ["ssh", "-G", *(word for _, words in options for word in words), "--", alias]
+    try:
+        done = process.run(argv, timeout_s=_SSH_G_TIMEOUT_S)
+    except UsageError:
+        raise UsageError(
+            "ssh is not installed on this machine, and Ansible needs it too: apt-get install openssh-client"
+        ) from None
+    if done.rc != 0:
+        said = done.stderr.strip().splitlines()
+        complaint = next((line for line in said if "usage" not in line.lower()), "it gave no reason").strip()
+        places = ", ".join(place for place, _ in options) or "the SSH configuration"
+        raise UsageError(f"host {alias}: ssh does not accept its options ({places}): {complaint}")
+    answer: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        key, _, value = line.partition(" ")
+        answer.setdefault(key.lower(), []).append(value)
+    if answer.get("host", [alias])[0].lower() != alias.lower():
+        places = ", ".join(place for place, _ in options)
+        raise UsageError(f"host {alias}: the word {answer['host'][0]} in {places} is no option of ssh")
+    return answer
+
+
+@cache
+def _defaults() -> Mapping[str, list[str]]:
+    return _ask("gpunode-defaults", [("gpunode", ["-F", "none"])])
+
+
+def _refuse_what_is_not_honoured(
+    alias: str, answer: Mapping[str, list[str]], options: Sequence[tuple[str, Sequence[str]]]
+) -> None:
+    for key, values in answer.items():
+        if key in HONOURED or key in WITHOUT_EFFECT or values == _defaults().get(key) or values == ["none"]:
+            continue
+        place = next(
+            (place for place, words in options if key in " ".join(words).lower()),
+            "the SSH configuration (~/.ssh/config, /etc/ssh/ssh_config)",
+        )
+        raise UsageError(
+            f"host {alias}: gpunode cannot honour the SSH option {key} {values[0]!r} from {place}; remove it there, or "
+            f"collect with Ansible (playbooks/validate.yml) and judge with --replay"
+        )
+
+
+def _jumps(
+    alias: str, jump: str, options: Sequence[tuple[str, Sequence[str]]], jumps_left: int
+) -> tuple[SshSettings, ...]:
+    """The chain that ProxyJump names. A jump host gets its settings as ssh gives them: from the configuration files
+    (and ``-F``) alone, none of the other options of its target."""
+    if jumps_left == 0:
+        raise UsageError(f"host {alias}: more than {MAX_JUMPS} jump hosts, or a loop of ProxyJump ({jump})")
+    before, _, last = jump.rpartition(",")
+    user, host, port = split_destination(last)
+    words = [*_config_file(options)]
+    if user:
+        words += ["-l", user]
+    if port:
+        words += ["-p", str(port)]
+    if before:
+        words += ["-J", before]
+    hop = _resolve(host, [("ProxyJump", words)], jumps_left - 1)
+    return (*hop.jumps, _without_jumps(hop)) if hop.jumps else (hop,)
+
+
+def _without_jumps(hop: SshSettings) -> SshSettings:
+    return SshSettings(**{**hop.__dict__, "jumps": ()})
+
+
+def _config_file(options: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    words = [word for _, group in options for word in group]
+    for index, word in enumerate(words):
+        if word == "-F" and index + 1 < len(words):
+            return ["-F", words[index + 1]]
+        if word.startswith("-F") and len(word) > 2:
+            return [word]
+    return []
+
+
+def split_destination(text: str) -> tuple[str | None, str, int | None]:
+    """``[user@]host[:port]``, ``[user@][v6]:port``, ``ssh://…`` as (user, host, port); raise UsageError for others."""
+    rest = text.removeprefix("ssh://").rstrip("/")
+    user, at, rest = rest.rpartition("@") if "@" in rest else ("", "", rest)
+    match = re.fullmatch(r"\[(?P<v6>[^\]]+)\](?::(?P<p6>\d+))?|(?P<bare>[^:\s]+)(?::(?P<port>\d+))?", rest)
+    if match is None and rest.count(":") > 1 and re.fullmatch(r"[0-9a-fA-F:.]+(%\w+)?", rest):
+        return (user or None, rest, None)
+    if match is None or (at and not user) or rest.startswith("-"):
+        raise UsageError(f"{text!r} is no destination: write HOST, USER@HOST or USER@HOST:PORT")
+    port = match["p6"] or match["port"]
+    if port and not 0 < int(port) < 65536:
+        raise UsageError(f"{text!r}: {port} is no port")
+    return (user or None, match["v6"] or match["bare"], int(port) if port else None)
+
+
+def _yes(value: str) -> bool:
+    return value.lower() in ("yes", "true", "unbound", "host-bound")
+
+
+def _strictness(value: str) -> str:
+    return {"true": "yes", "yes": "yes", "false": "no", "no": "no", "off": "no"}.get(value.lower(), value.lower())
+
+
+def _agent(alias: str, value: str, tokens: Mapping[str, str]) -> str | None:
+    if value in ("", "SSH_AUTH_SOCK"):
+        return None
+    if value.startswith("$"):
+        return os.environ.get(value.strip("${}"), "none")
+    return value if value == "none" else _path(alias, value, tokens)
+
+
+def _path(alias: str, value: str, tokens: Mapping[str, str]) -> str:
+    text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), value.strip('"'))
+    return str(Path(_expand(alias, text, tokens)).expanduser())
+
+
+def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
+    """The percent tokens of ssh_config(5), but for the hashes (%C) and those of host keys (%H, %I, %K, %t, %f)."""
+    local = socket.gethostname()
+    me = pwd.getpwuid(os.getuid())
+    return {
+        "%": "%",
+        "d": str(Path.home()),
+        "h": hostname,
+        "i": str(me.pw_uid),
+        "k": alias,
+        "L": local.partition(".")[0],
+        "l": local,
+        "n": alias,
+        "p": str(port),
+        "r": user,
+        "u": me.pw_name,
+    }
+
+
+def _expand(alias: str, text: str, tokens: Mapping[str, str]) -> str:
+    def token(match: re.Match[str]) -> str:
+        if match[1] not in tokens:
+            raise UsageError(f"host {alias}: gpunode does not know the token {match[0]} in the SSH option {text!r}")
+        return tokens[match[1]]
+
+    return re.sub(r"%(.)", token, text)
