@@ -66,6 +66,26 @@ class Verdict:
 
 Judge = Callable[[NodeFacts, Expectation], Iterable[Verdict]]
 
+MAY_BE_NONE = frozenset({"loaded_driver", "driver_library_version", "smi"})
+"""Facts whose None says something as long as they have no gap; any other None was not seen."""
+
+
+def why_unseen(node: NodeFacts, field: str) -> str | None:
+    """Why a fact cannot be judged, as one line; None where it can."""
+    reason = node.gap(field)
+    if reason is None and getattr(node, field) is None and field not in MAY_BE_NONE:
+        return f"{field}: not in the collected data"
+    return reason
+
+
+def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
+    """Why what needs a GPU does not apply to a node whose PCI bus was seen; None where it does."""
+    if node.gpus_on_bus:
+        return None
+    if expect.gpus == 0:
+        return "the node is meant to have no GPU (site file)"
+    return "no NVIDIA GPU on the PCI bus"
+
 
 @dataclass(frozen=True)
 class Check:
@@ -74,18 +94,19 @@ class Check:
     id: str
     level: Level
     needs: tuple[str, ...]
-    """Fields of NodeFacts; a gap in one of them makes the finding ``error`` before the function is asked."""
+    """Fields of NodeFacts; one that was not seen makes the finding ``error`` before the function is asked."""
     means: str
     remedy: str
     judge: Judge
+    needs_gpu: bool = False
+    """``skip`` where the PCI bus has no NVIDIA GPU, before any other need is looked at."""
 
     def findings(self, node: NodeFacts, expect: Expectation) -> Iterator[Finding]:
         """Judge one node. Never yields nothing: a check that says nothing is an ``error``."""
-        for field in self.needs:
-            reason = node.gap(field)
-            if reason is not None:
-                yield Finding(check=self.id, status=Status.ERROR, component="node", message=reason)
-                return
+        obstacle = self._obstacle(node, expect)
+        if obstacle is not None:
+            yield obstacle
+            return
         said = False
         for verdict in self.judge(node, expect):
             said = True
@@ -102,9 +123,23 @@ class Check:
                 remedy=(verdict.remedy or self.remedy) if wants_remedy else None,
             )
         if not said:
-            yield Finding(
-                check=self.id, status=Status.ERROR, component="node", message="the check found nothing to look at"
-            )
+            yield self._without_remedy(Status.ERROR, "the check found nothing to look at")
+
+    def _obstacle(self, node: NodeFacts, expect: Expectation) -> Finding | None:
+        """The finding that stands in for the function's where it cannot be asked."""
+        if self.needs_gpu:
+            unseen = why_unseen(node, "pci")
+            if unseen is not None:
+                return self._without_remedy(Status.ERROR, unseen)
+            reason = no_gpu(node, expect)
+            if reason is not None:
+                return self._without_remedy(Status.SKIP, reason)
+        unseen = next((reason for field in self.needs if (reason := why_unseen(node, field))), None)
+        return None if unseen is None else self._without_remedy(Status.ERROR, unseen)
+
+    def _without_remedy(self, status: Status, message: str) -> Finding:
+        """What is wrong lies not in what the check's remedy mends."""
+        return Finding(check=self.id, status=status, component="node", message=message)
 
 
 class Registry:
@@ -122,8 +157,15 @@ class Registry:
     def __contains__(self, check_id: object) -> bool:
         return check_id in self._checks
 
-    def check(
-        self, check_id: str, *, level: Level = "quick", needs: tuple[str, ...] = (), means: str, remedy: str
+    def check(  # noqa: PLR0913
+        self,
+        check_id: str,
+        *,
+        level: Level = "quick",
+        needs: tuple[str, ...] = (),
+        needs_gpu: bool = False,
+        means: str,
+        remedy: str,
     ) -> Callable[[Judge], Judge]:
         """Register a function as a check; raise ValueError for an id that is taken or a field that is none."""
         if check_id in self._checks:
@@ -133,7 +175,7 @@ class Registry:
             raise ValueError(f"check {check_id} needs unknown facts: {', '.join(unknown)}")
 
         def register(function: Judge) -> Judge:
-            self._checks[check_id] = Check(check_id, level, needs, means, remedy, function)
+            self._checks[check_id] = Check(check_id, level, needs, means, remedy, function, needs_gpu)
             return function
 
         return register

@@ -1,13 +1,15 @@
 """The command line: one module per verb, loaded when it is called."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 import click
 
 from gpunode import __version__
-from gpunode.errors import Exit, GpunodeError
+from gpunode.cli.nearest import unknown
+from gpunode.errors import Exit, GpunodeError, UsageError
 
 VERBS = {
     "provision": "Run the site playbook on an inventory",
@@ -31,6 +33,13 @@ class Verbs(click.Group):
         module = importlib.import_module(f"gpunode.cli.{cmd_name}")
         command: click.Command = module.command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise UsageError(unknown("verb", args[0], VERBS))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Verbs"):
@@ -56,8 +65,14 @@ def run(argv: Sequence[str] | None = None) -> int:
         click.echo(f"gpunode: {err}", err=True)
         return err.exit_code
     except click.ClickException as err:
-        err.show()
+        context = getattr(err, "ctx", None)
+        verb = context.command_path if context else "gpunode"
+        click.echo(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)", err=True)
         return Exit.USAGE
+    except BrokenPipeError:
+        # Who read our output has left. What Python would still flush at its end must go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (KeyboardInterrupt, click.Abort):
         click.echo("gpunode: interrupted", err=True)
         return 130

@@ -1,0 +1,180 @@
+"""Checks on the driver's kernel module and its library."""
+
+from collections.abc import Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from gpunode.catalog.origins import upstream_version
+from gpunode.checks.installed import driver_installed
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import listed
+from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
+
+ROLE = "role nvidia_driver, tag nvidia_driver_install"
+MISMATCH = "driver-library-mismatch"
+
+
+@registry.check(
+    "driver.module-built",
+    needs=("kernels", "module_files", "packages", "pci"),
+    means="The nvidia module is on disk for the running kernel, for the newest one (the next boot takes it), and for "
+    "every other installed kernel that has headers.",
+    remedy=f"Build it: {ROLE}, or dkms autoinstall -k KERNEL; /var/lib/dkms/nvidia*/*/build/make.log says what failed.",
+)
+def module_built(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not driver_installed(node):
+        if node.gpus_on_bus:
+            yield Verdict(Status.FAIL, "no NVIDIA driver is installed", remedy=f"Install it: {ROLE}.")
+        else:
+            yield Verdict(Status.SKIP, "no NVIDIA driver is installed, and no NVIDIA GPU is on the PCI bus")
+        return
+    on_disk = {module.kernel: module for module in node.module_files or ()}
+    matter = [kernel for kernel in node.kernels or () if kernel.running or kernel.newest or _can_be_built_for(kernel)]
+    for kernel in sorted(matter, key=lambda kernel: (not kernel.running, not kernel.newest)):
+        yield _built_for(kernel, on_disk.get(kernel.release), node)
+
+
+def _can_be_built_for(kernel: Kernel) -> bool:
+    return kernel.headers and kernel.package is not None
+
+
+def _built_for(kernel: Kernel, module: ModuleFile | None, node: NodeFacts) -> Verdict:
+    component = f"kernel {kernel.release}"
+    role = _role_of(kernel)
+    if module is not None:
+        built_for = (module.vermagic or kernel.release).split(" ", 1)[0]
+        if built_for != kernel.release:
+            message = f"{module.path} was built for {built_for}"
+            return Verdict(Status.FAIL, message, component, expected=kernel.release, measured=built_for)
+        flavour = f" ({module.flavour})" if module.flavour else ""
+        message = f"nvidia {module.version or 'of unknown version'}{flavour} is on disk for {role}"
+        return Verdict(Status.PASS, message, component, measured=module.version)
+    if kernel.package is None:
+        return Verdict(Status.SKIP, f"{role} belongs to no installed package: no module is built for it", component)
+    states = [
+        f"{entry.name} {entry.version}: {entry.state}" for entry in node.dkms or () if entry.kernel == kernel.release
+    ]
+    dkms = f" (dkms: {listed(states)})" if states else ""
+    if kernel.headers:
+        return Verdict(
+            Status.FAIL, f"no nvidia module on disk for {role}, though its headers are installed{dkms}", component
+        )
+    return Verdict(
+        Status.FAIL,
+        f"no nvidia module on disk for {role}, and its headers are not installed{dkms}",
+        component,
+        remedy=f"Install the headers of {kernel.release} and build the module: {ROLE}.",
+    )
+
+
+def _role_of(kernel: Kernel) -> str:
+    if kernel.running:
+        return "the running kernel"
+    return "the newest kernel" if kernel.newest else "an installed kernel"
+
+
+@registry.check(
+    "driver.module-loaded",
+    needs=("modules", "loaded_driver"),
+    needs_gpu=True,
+    means="The nvidia module is in memory.",
+    remedy="Reboot, or load it with modprobe nvidia; dmesg says why it does not load.",
+)
+def module_loaded(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    loaded = node.loaded_driver
+    if loaded is None:
+        yield _not_loaded(node)
+    else:
+        flavour = f" ({loaded.flavour})" if loaded.flavour else ""
+        yield Verdict(Status.PASS, f"nvidia {loaded.version}{flavour} is loaded", measured=loaded.version)
+
+
+def _not_loaded(node: NodeFacts) -> Verdict:
+    running = next((kernel.release for kernel in node.kernels or () if kernel.running), None)
+    on_disk = next((module for module in node.module_files or () if module.kernel == running), None)
+    others = sorted(
+        {device.driver for device in node.gpus_on_bus or () if device.driver not in (None, "nvidia")} - {None}
+    )
+    if "nouveau" in (node.modules or ()):
+        return Verdict(
+            Status.FAIL,
+            "no NVIDIA module is loaded: nouveau is, and holds the GPU",
+            remedy=f"Blacklist nouveau ({ROLE}) and reboot.",
+        )
+    if others:
+        return Verdict(
+            Status.FAIL,
+            f"no NVIDIA module is loaded: the GPU is bound to {listed([str(name) for name in others])}",
+            remedy="Unbind the GPU from that driver, or judge the machine that it was passed to.",
+        )
+    if on_disk is None and node.module_files is not None:
+        return Verdict(
+            Status.FAIL,
+            "no NVIDIA module is loaded, and none is on disk for the running kernel",
+            remedy=f"Install and build it ({ROLE}); if the newest kernel has one, reboot into it.",
+        )
+    if node.secure_boot and on_disk is not None and not on_disk.signed:
+        return Verdict(
+            Status.FAIL,
+            "no NVIDIA module is loaded: secure boot is on, and the module on disk is not signed",
+            remedy="Sign the module with a key that the firmware knows (mokutil), or switch secure boot off.",
+        )
+    return Verdict(Status.FAIL, "no NVIDIA module is loaded, though one is on disk for the running kernel")
+
+
+@registry.check(
+    "driver.library-matches-module",
+    needs=("loaded_driver", "driver_library_version"),
+    means="The module in memory and the library on disk (libnvidia-ml) have one version. After an upgrade without a "
+    'reboot they have not, and every NVIDIA tool answers "Driver/library version mismatch".',
+    remedy="Reboot, or with idle GPUs unload the old module (modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia) "
+    "and load the new one.",
+)
+def library_matches_module(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if node.loaded_driver is None:
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded")
+        return
+    module, library = node.loaded_driver.version, node.driver_library_version
+    tool_says_so = node.smi is not None and node.smi.error_kind == MISMATCH
+    if library is None and tool_says_so and node.smi is not None:
+        library = node.smi.error_nvml_version
+    if tool_says_so or (library is not None and not same_version(module, library)):
+        yield Verdict(
+            Status.FAIL,
+            f"driver/library version mismatch: the module in memory is {module}, the library {library or 'another'}",
+            expected=module,
+            measured=library,
+        )
+    elif library is None:
+        yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
+    else:
+        yield Verdict(Status.PASS, f"module and library are {module}", expected=module, measured=library)
+
+
+def same_version(one: str, other: str) -> bool:
+    """Compare as versions, without epochs and distribution revisions; as text where either is none."""
+    one, other = upstream_version(one), upstream_version(other)
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other
+
+
+@registry.check(
+    "driver.nouveau",
+    needs=("modules", "nouveau_blacklisted", "packages"),
+    means="nouveau, the kernel's own driver for NVIDIA GPUs, is not loaded, and cannot take a GPU on the next boot.",
+    remedy=f"Blacklist nouveau: {ROLE}.",
+)
+def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if "nouveau" in (node.modules or ()):
+        where = "in place of" if node.loaded_driver is None else "beside"
+        yield Verdict(
+            Status.FAIL, f"nouveau is loaded {where} NVIDIA's module", remedy=f"Blacklist nouveau ({ROLE}) and reboot."
+        )
+    elif not driver_installed(node):
+        yield Verdict(Status.SKIP, "no NVIDIA driver is installed, and nouveau is not loaded")
+    elif not node.nouveau_blacklisted:
+        yield Verdict(Status.WARN, "nouveau is not loaded, but not blacklisted: it may take the GPU on the next boot")
+    else:
+        yield Verdict(Status.PASS, "nouveau is blacklisted and not loaded")

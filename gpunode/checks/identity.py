@@ -1,0 +1,70 @@
+"""What a node is, in a few words: goes with its findings into a report."""
+
+from pydantic import BaseModel, ConfigDict
+
+from gpunode.checks.installed import driver_packages, upstream
+from gpunode.facts.node import NodeFacts
+
+
+class Described(BaseModel):
+    """Base: immutable, closed. None is unknown or absent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Stack(Described):
+    """What runs on the node."""
+
+    os: str | None = None
+    architecture: str | None = None
+    kernel: str | None = None
+    """Release of the running kernel."""
+    driver: str | None = None
+    """Version of the module in memory."""
+    driver_flavour: str | None = None
+    """``open`` or ``proprietary``."""
+    driver_packages: str | None = None
+    """Version of the installed packages; None also where they carry several."""
+    driver_origin: str | None = None
+    driver_library: str | None = None
+    cuda: str | None = None
+    """The CUDA version that nvidia-smi says the driver can run."""
+
+
+class Gpu(Described):
+    """One GPU as the driver names it."""
+
+    index: int
+    name: str | None
+    uuid: str | None
+
+
+class Identity(Described):
+    """What a report says of a node beside its findings."""
+
+    simulated: bool
+    stack: Stack
+    gpus: tuple[Gpu, ...]
+
+
+def identify(node: NodeFacts) -> Identity:
+    """Describe a node; what was not seen is None."""
+    document = (node.smi.document if node.smi else None) or {"gpus": []}
+    packages = driver_packages(node)
+    versions = {upstream(package) for package in packages.of_main}
+    loaded = node.loaded_driver
+    stack = Stack(
+        os=node.os.pretty_name or node.os.id if node.os else None,
+        architecture=node.architecture,
+        kernel=next((kernel.release for kernel in node.kernels or () if kernel.running), None),
+        driver=loaded.version if loaded else None,
+        driver_flavour=loaded.flavour if loaded else None,
+        driver_packages=versions.pop() if len(versions) == 1 else None,
+        driver_origin=packages.main,
+        driver_library=node.driver_library_version,
+        cuda=document.get("cuda_version"),
+    )
+    gpus = tuple(
+        Gpu(index=gpu["index"], name=gpu.get("name"), uuid=gpu.get("uuid")) for gpu in document.get("gpus", ())
+    )
+    return Identity(simulated=node.simulated, stack=stack, gpus=gpus)

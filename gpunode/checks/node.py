@@ -1,0 +1,33 @@
+"""Checks on the node as a whole."""
+
+from collections.abc import Iterator
+
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import NodeFacts
+
+
+@registry.check(
+    "node.reachable",
+    means="The node was reached and its data collected. A host that could not be reached has this finding alone, as "
+    "error.",
+    remedy="Try: ansible -m ping HOST",
+)
+def reachable(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    simulated = " on a simulated node" if node.simulated else ""
+    yield Verdict(Status.PASS, f"data collected at {node.collected_at}{simulated}")
+
+
+@registry.check(
+    "node.units-failed",
+    needs=("units",),
+    means="No systemd unit is in state failed.",
+    remedy="systemctl status UNIT and journalctl -u UNIT say why; systemctl reset-failed once it is mended.",
+)
+def units_failed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    failed = sorted(unit.name for unit in node.units or () if unit.active == "failed")
+    if failed:
+        message = f"{counted(len(failed), 'failed unit')}: {listed(failed, most=8)}"
+        yield Verdict(Status.FAIL, message, expected=0, measured=len(failed), unit="failed units")
+    else:
+        yield Verdict(Status.PASS, "no unit is failed", expected=0, measured=0, unit="failed units")

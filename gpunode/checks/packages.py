@@ -1,0 +1,126 @@
+"""Checks on the driver's packages: one version, one origin, held."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from gpunode.checks.installed import DriverPackages, driver_packages, line_of, upstream
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import NodeFacts, Package
+
+CATALOG = "catalog (origins.yml)"
+ROLE = "role nvidia_driver, tag nvidia_driver_install"
+NONE_INSTALLED = Verdict(Status.SKIP, "no package of an NVIDIA driver is installed")
+
+
+@registry.check(
+    "driver.closure",
+    needs=("packages",),
+    means="All packages of the driver are completely installed and carry one version. Packages that have versions of "
+    "their own with their publisher are left out, packages of another origin are left to driver.origin.",
+    remedy=f"Bring them to one version: {ROLE}.",
+)
+def closure(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    found = driver_packages(node)
+    if found.main is None:
+        yield NONE_INSTALLED
+        return
+    lines: dict[str, list[Package]] = defaultdict(list)
+    for package in found.of_main:
+        lines[line_of(package) or found.main].append(package)
+    for line, packages in lines.items():
+        yield _one_version(line, packages)
+
+
+def _one_version(line: str, packages: list[Package]) -> Verdict:
+    incomplete = sorted(f"{package.name} ({package.state})" for package in packages if not package.installed)
+    if incomplete:
+        return Verdict(
+            Status.FAIL,
+            f"not completely installed: {listed(incomplete)}",
+            source=CATALOG,
+            remedy=f"Read what dpkg --configure -a says, then: {ROLE}.",
+        )
+    versions = Counter(upstream(package) for package in packages)
+    usual, _ = versions.most_common(1)[0]
+    odd = sorted({f"{package.name} {upstream(package)}" for package in packages if upstream(package) != usual})
+    if odd:
+        return Verdict(
+            Status.FAIL,
+            f"{len(odd)} of {counted(len(packages), 'package')} of {line} not at {usual}: {listed(odd)}",
+            expected=usual,
+            measured=listed(sorted(versions)),
+            source=CATALOG,
+        )
+    return Verdict(Status.PASS, f"{counted(len(packages), 'package')} of {line} at {usual}", measured=usual)
+
+
+@registry.check(
+    "driver.held",
+    needs=("packages",),
+    means="Every package of the driver is held, so that no upgrade of the system moves the driver under a running job.",
+    remedy=f"Hold them: {ROLE}.",
+)
+def held(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    packages = driver_packages(node).of_main
+    if not packages:
+        yield NONE_INSTALLED
+        return
+    loose = sorted({package.name for package in packages if not package.held})
+    if loose:
+        yield Verdict(
+            Status.FAIL,
+            f"{len(loose)} of {counted(len(packages), 'package')} not held: {listed(loose)}",
+            expected=0,
+            measured=len(loose),
+            unit="packages not held",
+        )
+    else:
+        yield Verdict(Status.PASS, f"{counted(len(packages), 'package')} held")
+
+
+@registry.check(
+    "driver.origin",
+    needs=("packages",),
+    means="All packages of the driver come from one publisher: the distribution, NVIDIA's repository, a PPA. Mixed "
+    "origins break on the next upgrade of either.",
+    remedy=f"Choose one origin, remove the packages of the other, then: {ROLE}.",
+)
+def origin(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    found = driver_packages(node)
+    if found.main is None:
+        yield NONE_INSTALLED
+    elif len(found.by_origin) > 1:
+        yield Verdict(
+            Status.FAIL,
+            f"packages of {len(found.by_origin)} origins: {_by_origin(found)}",
+            expected=found.main,
+            measured=", ".join(_ranked(found)),
+            source=CATALOG,
+        )
+    elif found.main.startswith("unknown"):
+        yield Verdict(
+            Status.WARN,
+            f"{counted(len(found.of_main), 'package')} of an origin that the catalog does not know: {found.main}",
+            measured=found.main,
+            source=CATALOG,
+            remedy="Where the publisher can be trusted nothing needs to be done; a row in origins.yml names it.",
+        )
+    else:
+        yield Verdict(
+            Status.PASS,
+            f"{counted(len(found.of_main), 'package')} from {found.main}",
+            measured=found.main,
+            source=CATALOG,
+        )
+
+
+def _ranked(found: DriverPackages) -> list[str]:
+    return sorted(found.by_origin, key=lambda name: (name != found.main, name))
+
+
+def _by_origin(found: DriverPackages) -> str:
+    return "; ".join(
+        f"{name}: {listed(sorted({package.name for package in found.by_origin[name]}), most=3)}"
+        for name in _ranked(found)
+    )

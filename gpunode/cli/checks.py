@@ -1,0 +1,89 @@
+"""``gpunode checks``: what is checked."""
+
+import json
+import sys
+from typing import Literal
+
+import click
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from gpunode.checks import Level, registry
+
+
+class CheckEntry(BaseModel):
+    """One check."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    level: Level
+    needs: list[str]
+    """Facts without which the check is an error."""
+    needs_gpu: bool
+    """The check is skipped on a node without an NVIDIA GPU."""
+    means: str
+    remedy: str
+
+
+class CheckList(BaseModel):
+    """The document ``gpunode.checks/1``."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    schema_name: Literal["gpunode.checks/1"] = Field("gpunode.checks/1", alias="schema")
+    checks: list[CheckEntry]
+
+
+def check_list() -> CheckList:
+    """All registered checks, in the order in which they are run."""
+    return CheckList(
+        checks=[
+            CheckEntry(
+                id=check.id,
+                level=check.level,
+                needs=list(check.needs),
+                needs_gpu=check.needs_gpu,
+                means=check.means,
+                remedy=check.remedy,
+            )
+            for check in registry
+        ]
+    )
+
+
+@click.command("checks")
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-v", "--verbose", is_flag=True, help="Show the facts that each check needs as well.")
+def command(*, form: str, verbose: bool) -> int:
+    """List the checks: id, level, what each needs, what it means, and what to do when it fails.
+
+    \b
+    Example:
+      gpunode checks --format json | jq -r '.checks[].id'
+    """
+    document = check_list()
+    if form == "json":
+        click.echo(json.dumps(document.model_dump(by_alias=True), indent=1))
+        return 0
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    for entry in document.checks:
+        _print(
+            console,
+            Text.assemble((entry.id, "bold"), f"  {entry.level}{'  needs a GPU' if entry.needs_gpu else ''}"),
+            0,
+        )
+        _print(console, Text(entry.means), 4)
+        if verbose:
+            _print(console, Text(f"needs: {', '.join(entry.needs) or 'nothing'}", "dim"), 4)
+        _print(console, Text(f"to do: {entry.remedy}", "dim"), 4)
+    return 0
+
+
+def _print(console: Console, text: Text, indent: int) -> None:
+    if console.is_terminal:
+        console.print(Padding(text, (0, 0, 0, indent)))
+    else:
+        console.print(Text(" " * indent) + text, soft_wrap=True)

@@ -1,0 +1,44 @@
+"""``gpunode collect``: write bundles and judge nothing."""
+
+from pathlib import Path
+
+import click
+
+from gpunode.cli import selection as selection_
+from gpunode.cli.selection import Selection
+from gpunode.cli.writing import folder_for_bundles
+from gpunode.errors import Exit
+
+
+@click.command("collect")
+@selection_.options
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    required=True,
+    help="Where the bundles go, as DIR/HOST.json.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Name each node as it answers.")
+def command(*, selection: Selection, save: Path, verbose: bool) -> int:
+    """Collect a bundle from each node: HOSTs, those of an inventory (-i), or this machine.
+
+    A bundle is everything gpunode looks at on a node, raw; gpunode validate --replay judges it, anywhere.
+    Exit codes: 0 all were collected, 2 wrong usage, 3 a node could not be reached.
+
+    \b
+    Example:
+      gpunode collect -i inventory/hosts.yml --save bundles/
+    """
+    folder = folder_for_bundles(save)
+    written, missed = 0, 0
+    for answer in selection.collect(save=folder):
+        if answer.bundle is None:
+            missed += 1
+            click.echo(f"{answer.host}: {answer.reason}", err=True)
+        else:
+            written += 1
+            if verbose:
+                click.echo(f"{answer.host}: collected in {answer.seconds:.1f} s", err=True)
+    click.echo(f"{written} collected into {folder}, {missed} not reached", err=True)
+    return Exit.UNDETERMINED if missed or not written else Exit.GOOD

@@ -1,0 +1,43 @@
+"""The site's file of ``--expect``."""
+
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from gpunode.checks import Expectation
+from gpunode.cli.nearest import unknown
+from gpunode.errors import UsageError
+
+
+def read_expectation(path: Path) -> Expectation:
+    """Read the YAML file; raise UsageError with one line that names file, key and what would be right."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise UsageError(f"--expect {path}: {err.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--expect {path}: not UTF-8 text") from None
+    except yaml.YAMLError as err:
+        mark = getattr(err, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        raise UsageError(f"--expect {path}: not YAML{line}: {getattr(err, 'problem', None) or 'unreadable'}") from None
+    if content is None:
+        raise UsageError(f"--expect {path}: says nothing; known: {', '.join(Expectation.model_fields)}")
+    if not isinstance(content, dict):
+        raise UsageError(f"--expect {path}: expected KEY: VALUE lines, found {_kind(content)}")
+    for key in content:
+        if key not in Expectation.model_fields:
+            raise UsageError(f"--expect {path}: {unknown('key', str(key), Expectation.model_fields)}")
+    try:
+        return Expectation.model_validate(content, strict=True)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"--expect {path}: {place}: {first['msg']}, found {first['input']!r}") from None
+
+
+def _kind(content: object) -> str:
+    if isinstance(content, list):
+        return "a list"
+    return "text" if isinstance(content, str) else f"a {type(content).__name__}"

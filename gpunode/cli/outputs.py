@@ -1,0 +1,85 @@
+"""``--format`` and ``--output``: repeatable, each output belonging to the format before it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpunode.errors import UsageError
+
+FORMATS = ("console", "json")
+
+
+@dataclass(frozen=True)
+class Output:
+    """One rendering of a report; ``path`` None is stdout."""
+
+    format: str
+    path: Path | None
+
+
+class CommandWithOutputs(click.Command):
+    """A command that hands ``--format``/``--output`` on as ``outputs``, in the order of the command line.
+
+    Click keeps the order within an option and loses it between two; its parser still knows it.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        values, _, order = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[__name__] = [
+            (param.name, value)
+            for param, value in _in_order([param for param in order if param.name in ("format", "output")], values)
+        ]
+        return super().parse_args(ctx, args)
+
+
+def _in_order(params: list[click.Parameter], values: dict[str, Any]) -> list[tuple[click.Parameter, str]]:
+    left = {name: list(values.get(name) or ()) for name in ("format", "output")}
+    return [(param, left[str(param.name)].pop(0)) for param in params]
+
+
+def options(command: Any) -> Any:
+    """Add both options."""
+    command = click.option(
+        "--output", multiple=True, metavar="FILE", help="Where the --format before it goes; - is stdout.  [repeatable]"
+    )(command)
+    return click.option(
+        "--format", type=click.Choice(FORMATS), multiple=True, help="How to report.  [repeatable; default: console]"
+    )(command)
+
+
+def outputs(ctx: click.Context) -> list[Output]:
+    """What to write where. Raises UsageError: an output without a format, two things for one place, no such folder."""
+    found: list[Output] = []
+    taken: list[bool] = []
+    for name, value in ctx.meta[__name__]:
+        if name == "format":
+            found.append(Output(value, None))
+            taken.append(False)
+            continue
+        if not found or taken[-1]:
+            raise UsageError(f"--output {value}: say its --format before it, as in --format json --output {value}")
+        found[-1] = Output(found[-1].format, None if value == "-" else Path(value))
+        taken[-1] = True
+    found = found or [Output("console", None)]
+    places = [output.path for output in found]
+    if places.count(None) > 1:
+        raise UsageError("two formats for stdout: say --output FILE after one of them")
+    for path in places:
+        if path is not None:
+            _must_be_writable(path)
+            if places.count(path) > 1:
+                raise UsageError(f"--output {path}: named for two formats")
+    return found
+
+
+def _must_be_writable(path: Path) -> None:
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"--output {path}: is a folder")
+    if not folder.is_dir():
+        raise UsageError(f"--output {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--output {path}: {folder} is not writable")

@@ -1,0 +1,33 @@
+"""Saved bundles: files, and folders of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpunode.errors import UsageError
+from gpunode.probe.bundle import Bundle
+
+
+def read_bundles(places: Sequence[str]) -> list[Bundle]:
+    """Every bundle named; a folder stands for all ``*.json`` in it. Raises UsageError at the first that is none."""
+    if not places:
+        raise UsageError("--replay needs a bundle or a folder of bundles: gpunode validate --replay FILE|DIR...")
+    return [_read(path) for place in places for path in _files(Path(place))]
+
+
+def _files(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return [place]
+    found = sorted(path for path in place.glob("*.json") if path.is_file())
+    if not found:
+        raise UsageError(f"{place}: no bundle (*.json) in this folder")
+    return found
+
+
+def _read(path: Path) -> Bundle:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file or folder") from None
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+    return Bundle.from_json(text, str(path))

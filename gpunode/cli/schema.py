@@ -1,0 +1,55 @@
+"""``gpunode schema``: print the JSON Schema of a format.
+
+The schemas are files, ``gpunode/schemas/NAME.json``, so that a change of a format shows as a change of a file. After a
+change of a model: ``gpunode schema NAME --from-model > gpunode/schemas/NAME.json``; a test compares the two.
+"""
+
+import json
+from importlib.resources import files as resource_files
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from gpunode.cli.checks import CheckList
+from gpunode.cli.nearest import unknown
+from gpunode.errors import UsageError
+from gpunode.probe.bundle import Bundle
+from gpunode.report import Report
+
+MODELS: dict[str, type[BaseModel]] = {"bundle": Bundle, "checks": CheckList, "report": Report}
+
+
+def from_model(name: str) -> str:
+    """The schema of a format as its model has it: what the file should read."""
+    schema: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"gpunode.{name}/1",
+        **MODELS[name].model_json_schema(by_alias=True, mode="serialization"),
+    }
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+def from_file(name: str) -> str:
+    """The schema of a format as it is published."""
+    return resource_files("gpunode").joinpath("schemas", f"{name}.json").read_text(encoding="utf-8")
+
+
+@click.command("schema")
+@click.argument("name", required=False)
+@click.option("--from-model", "generate", is_flag=True, hidden=True)
+@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Has nothing to add here.")
+def command(*, name: str | None, generate: bool, verbose: bool) -> int:  # noqa: ARG001
+    """Print the JSON Schema of a format; without NAME, the names.
+
+    \b
+    Example:
+      gpunode schema report > report.schema.json
+    """
+    if name is None:
+        click.echo("\n".join(MODELS))
+        return 0
+    if name not in MODELS:
+        raise UsageError(unknown("format", name, MODELS))
+    click.echo(from_model(name) if generate else from_file(name), nl=False)
+    return 0

@@ -1,0 +1,131 @@
+"""Which nodes a verb is about, and collecting from them: shared by ``validate`` and ``collect``."""
+
+import getpass
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from gpunode.cli.writing import write_bundle
+from gpunode.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpunode.fleet import Collected, Target
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Nodes as they were named on the command line, and how to collect from them."""
+
+    hosts: tuple[str, ...]
+    inventories: tuple[str, ...]
+    limit: str | None
+    parallel: int
+    timeout_s: float
+    ask_become_pass: bool
+
+    @property
+    def names_nodes(self) -> bool:
+        """True where hosts or an inventory were given."""
+        return bool(self.hosts or self.inventories or self.limit)
+
+    def targets(self) -> "list[Target]":
+        """The nodes; this machine where none is named. Raises UsageError."""
+        from gpunode import fleet  # noqa: PLC0415
+
+        if self.hosts and self.inventories:
+            raise UsageError(
+                f"{self.hosts[0]}: hosts and -i cannot be combined; choose hosts of an inventory with --limit"
+            )
+        if self.limit is not None and not self.inventories:
+            raise UsageError("--limit needs an inventory: -i INVENTORY")
+        if self.inventories:
+            return fleet.targets_from_inventory(self.inventories, self.limit)
+        if self.hosts:
+            return fleet.targets_from_hosts(self.hosts)
+        return [fleet.local_target()]
+
+    def collect(self, save: Path | None) -> "Iterator[Collected]":
+        """What came from each node, as it comes; with ``save``, bundles are written into that folder on the way.
+
+        Progress goes to stderr where that is a terminal.
+        """
+        from gpunode import fleet  # noqa: PLC0415
+
+        targets = self.targets()
+        password = ask_password() if self.ask_become_pass else None
+        answers = fleet.collect(targets, parallel=self.parallel, timeout_s=self.timeout_s, become_password=password)
+        with shown_progress(len(targets)) as update:
+            for number, answer in enumerate(answers, start=1):
+                update(number)
+                if save is not None and answer.bundle is not None:
+                    write_bundle(save, answer.host, answer.bundle)
+                yield answer
+
+
+@contextmanager
+def shown_progress(nodes: int) -> Iterator[Callable[[int], None]]:
+    """A line on stderr that says how many nodes have answered; nothing in a pipe or with NO_COLOR."""
+    console = Console(stderr=True)
+    if not console.is_terminal or "NO_COLOR" in os.environ:
+        yield lambda number: None  # noqa: ARG005
+        return
+    with console.status(f"collecting: 0 of {nodes} nodes") as status:
+        yield lambda number: status.update(f"collecting: {number} of {nodes} nodes")
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that make up a Selection, and hand it to the command as ``selection``."""
+
+    def with_selection(**values: Any) -> Any:
+        chosen = Selection(**{field.name: values.pop(field.name) for field in fields(Selection)})
+        return command(selection=chosen, **values)
+
+    with_selection.__doc__ = command.__doc__
+    with_selection.__name__ = command.__name__
+    decorated: Callable[..., Any] = with_selection
+    for decorate in reversed(
+        (
+            click.argument("hosts", metavar="[HOST]...", nargs=-1),
+            click.option(
+                "-i",
+                "--inventory",
+                "inventories",
+                multiple=True,
+                metavar="INVENTORY",
+                help="Any inventory that Ansible reads.",
+            ),
+            click.option("-l", "--limit", metavar="PATTERN", help="Host pattern within the inventory."),
+            click.option(
+                "--parallel", type=click.IntRange(1, 1000), default=32, show_default=True, help="Nodes at a time."
+            ),
+            click.option(
+                "--timeout",
+                "timeout_s",
+                type=click.FloatRange(min=1),
+                default=120,
+                show_default=True,
+                metavar="SECONDS",
+                help="Hard limit for each node.",
+            ),
+            click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo."),
+        )
+    ):
+        decorated = decorate(decorated)
+    return decorated
+
+
+def ask_password() -> str:
+    """Read the password of sudo from the terminal, unseen; raise UsageError where there is no terminal."""
+    try:
+        with Path("/dev/tty").open("r+b", buffering=0):
+            pass
+    except OSError:
+        raise UsageError("-K: there is no terminal to ask for the password on; in an inventory, use a vault") from None
+    return getpass.getpass("BECOME password: ", stream=sys.stderr if sys.stderr.isatty() else None)

@@ -1,0 +1,149 @@
+"""``gpunode validate``: judge nodes."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpunode import __version__
+from gpunode.checks import LEVELS, Expectation, Level, identify, judge, registry
+from gpunode.cli import outputs as outputs_
+from gpunode.cli import selection as selection_
+from gpunode.cli.expectation import read_expectation
+from gpunode.cli.nearest import unknown
+from gpunode.cli.outputs import CommandWithOutputs, Output
+from gpunode.cli.replay import read_bundles
+from gpunode.cli.selection import Selection
+from gpunode.cli.writing import folder_for_bundles, write_whole
+from gpunode.errors import UsageError
+from gpunode.facts import facts_from_bundle
+from gpunode.probe.bundle import Bundle
+from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unreachable
+
+if TYPE_CHECKING:
+    from gpunode.fleet import Collected
+
+
+@click.command("validate", cls=CommandWithOutputs)
+@selection_.options
+@click.option("--replay", is_flag=True, help="The arguments are saved bundles, or folders of them: no node is asked.")
+@click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How deep to look.")
+@click.option(
+    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site says of its nodes, in YAML."
+)
+@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
+@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the bundles, as DIR/HOST.json.")
+@outputs_.options
+@click.option("--strict", is_flag=True, help="Exit 1 on a warning too.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what passed and what was skipped as well.")
+@click.pass_context
+def command(  # noqa: PLR0913
+    ctx: click.Context,
+    /,
+    *,
+    selection: Selection,
+    replay: bool,
+    level: Level,
+    expect: Path | None,
+    selected: tuple[str, ...],
+    skipped: tuple[str, ...],
+    save: Path | None,
+    strict: bool,
+    verbose: bool,
+    **_: object,
+) -> int:
+    """Judge nodes: HOSTs, those of an inventory (-i), saved bundles (--replay), or this machine.
+
+    Nothing is changed on a node. Exit codes: 0 all good, 1 a check failed, 2 wrong usage, 3 could not be determined
+    (unreachable, no GPU, missing data).
+
+    \b
+    Examples:
+      gpunode validate -i inventory/hosts.yml --limit gpu --save bundles/
+      gpunode validate --replay bundles/ --format console --format json --output report.json
+    """
+    wanted = wanted_checks(selected, skipped)
+    level_must_exist(level)
+    expectation = read_expectation(expect) if expect else Expectation()
+    places = outputs_.outputs(ctx)
+    if replay:
+        if selection.inventories or selection.limit is not None or selection.ask_become_pass:
+            raise UsageError("--replay asks no node: -i, --limit and -K cannot be combined with it")
+        if save is not None:
+            raise UsageError("--save cannot be combined with --replay: the bundles are saved already")
+    judging = Judging(expectation, level, wanted)
+    folder = folder_for_bundles(save) if save else None
+    started = now()
+    if replay:
+        nodes = [judging.bundle(bundle.host, bundle, None) for bundle in read_bundles(selection.hosts)]
+    else:
+        nodes = [judging.answer(answer) for answer in selection.collect(save=folder)]
+        nodes.sort(key=lambda node: node.host)
+    document = report(nodes, level=level, version=__version__, started_at=started, finished_at=now())
+    for place in places:
+        write(document, place, verbose=verbose)
+    return exit_code(document, strict=strict)
+
+
+def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
+    """Ids after ``--select`` and ``--skip``; raises UsageError for one that is none."""
+    names = {"--select": _ids(selected), "--skip": _ids(skipped)}
+    known = [check.id for check in registry]
+    for option, ids in names.items():
+        for name in ids:
+            if name not in registry:
+                raise UsageError(f"{option}: {unknown('check', name, known)}")
+    return set(names["--select"] or known) - set(names["--skip"])
+
+
+def _ids(values: Iterable[str]) -> list[str]:
+    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+
+
+def level_must_exist(level: Level) -> None:
+    """Raise UsageError for a level that has no check of its own: it would promise what is not done."""
+    if not any(check.level == level for check in registry):
+        raise UsageError(f"--level {level}: there is no check of this level yet; --level quick has them all")
+
+
+def now() -> str:
+    """The time in UTC, as reports write it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class Judging:
+    """By what nodes are judged."""
+
+    expectation: Expectation
+    level: Level
+    wanted: set[str]
+
+    def bundle(self, host: str, bundle: Bundle, seconds: float | None) -> NodeReport:
+        """The report on one bundle."""
+        node = facts_from_bundle(bundle)
+        return judged(host, identify(node), judge(node, self.expectation, self.level, self.wanted), seconds)
+
+    def answer(self, answer: "Collected") -> NodeReport:
+        """The report on one node that was asked."""
+        if answer.bundle is None:
+            return unreachable(answer.host, answer.reason or "no answer", answer.seconds)
+        return self.bundle(answer.host, answer.bundle, answer.seconds)
+
+
+def write(document: Report, place: Output, *, verbose: bool) -> None:
+    """Write one rendering to its place."""
+    if place.path is None:
+        if place.format == "json":
+            click.echo(document.to_json(), nl=False)
+        else:
+            console.write(document, sys.stdout, verbose=verbose)
+        return
+    write_whole(
+        place.path, document.to_json() if place.format == "json" else console.as_text(document, verbose=verbose)
+    )

@@ -1,0 +1,43 @@
+"""Files that appear whole or not at all."""
+
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from gpunode.errors import UsageError
+from gpunode.probe.bundle import Bundle
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place and move it there; raise UsageError where it cannot be written."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with beside.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except OSError as err:
+        beside.unlink(missing_ok=True)
+        raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
+
+
+def folder_for_bundles(path: Path) -> Path:
+    """Make the folder of ``--save``; raise UsageError where that is not possible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise UsageError(f"--save {path}: {err.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--save {path}: not writable")
+    return path
+
+
+def write_bundle(folder: Path, host: str, bundle: Bundle) -> Path:
+    """Write ``FOLDER/HOST.json``, under the name by which the node was asked for; return its path.
+
+    What a file name should not have is percent-encoded.
+    """
+    path = folder / f"{quote(host, safe='@+,=')}.json"
+    write_whole(path, bundle.model_copy(update={"host": host}).to_json())
+    return path

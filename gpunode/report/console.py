@@ -1,0 +1,133 @@
+"""The report for people: worst first, one line for a node that is well."""
+
+import io
+import re
+from typing import TextIO
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from gpunode.checks import Finding, Stack, Status
+from gpunode.report.model import WORST_FIRST, Counts, NodeReport, Report, count
+
+STYLE = {
+    Status.FAIL: "bold red",
+    Status.ERROR: "bold magenta",
+    Status.WARN: "yellow",
+    Status.PASS: "green",
+    Status.SKIP: "dim",
+}
+QUIET = (Status.PASS, Status.SKIP)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """The text in one line, with control characters written out: what a node says must not steer a terminal."""
+    return _CONTROL.sub(lambda match: " " if match[0] in "\t\n" else f"\\x{ord(match[0]):02x}", text)
+
+
+def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
+    """Write the report. On a terminal lines are folded to its width; in a file or a pipe they stay whole, so that
+    one can search them. ``verbose`` shows passed and skipped checks too."""
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    writer = _Writer(console, verbose=verbose)
+    for node in sorted(document.nodes, key=lambda node: (WORST_FIRST.index(node.status), node.host)):
+        writer.node(node)
+    writer.end(document)
+
+
+def as_text(document: Report, *, verbose: bool = False) -> str:
+    """The report as it is written to a file: without colours, lines whole."""
+    stream = io.StringIO()
+    write(document, stream, verbose=verbose)
+    return stream.getvalue()
+
+
+class _Writer:
+    def __init__(self, console: Console, *, verbose: bool) -> None:
+        self.console = console
+        self.verbose = verbose
+
+    def line(self, text: Text, indent: int = 0) -> None:
+        if self.console.is_terminal:
+            self.console.print(Padding(text, (0, 0, 0, indent)), overflow="fold")
+        else:
+            self.console.print(Text(" " * indent) + text, soft_wrap=True)
+
+    def node(self, node: NodeReport) -> None:
+        shown = [finding for finding in _worst_first(node.findings) if self.verbose or finding.status not in QUIET]
+        head = Text()
+        head.append(node.status.value.upper().ljust(6), STYLE[node.status])
+        head.append(printable(node.host), "bold")
+        if node.simulated:
+            head.append("  SIMULATED", "bold yellow")
+        head.append(f"  {in_words(count(node.findings))}")
+        self.line(head)
+        if not shown:
+            return
+        stack = printable(stack_in_words(node.stack, len(node.gpus)))
+        if stack:
+            self.line(Text(stack, "dim"), 6)
+        for finding in shown:
+            self.finding(finding)
+
+    def finding(self, finding: Finding) -> None:
+        text = Text()
+        text.append(finding.status.value.ljust(6), STYLE[finding.status])
+        text.append(finding.check, "bold")
+        if finding.component != "node":
+            text.append(f" [{printable(finding.component)}]")
+        text.append(f": {printable(finding.message)}")
+        self.line(text, 2)
+        if finding.source and finding.status not in QUIET:
+            self.line(Text(f"expected by: {printable(finding.source)}", "dim"), 8)
+        if finding.remedy:
+            self.line(Text(f"to do: {printable(finding.remedy)}", "dim"), 8)
+
+    def end(self, document: Report) -> None:
+        simulated = [node for node in document.nodes if node.simulated]
+        if len(document.nodes) > 1:
+            tally = [
+                f"{len([node for node in document.nodes if node.status is status])} {status.value}"
+                for status in WORST_FIRST
+                if any(node.status is status for node in document.nodes)
+            ]
+            self.line(Text(f"{len(document.nodes)} nodes: {', '.join(tally)}; {in_words(document.counts)}"))
+        if not document.nodes:
+            self.line(Text("no node was judged", STYLE[Status.ERROR]))
+        if simulated:
+            some = "The node is" if len(document.nodes) == 1 else f"{len(simulated)} of {len(document.nodes)} nodes are"
+            self.line(Text(f"{some} simulated: this says nothing about a real GPU.", "yellow"))
+
+
+def _worst_first(findings: tuple[Finding, ...]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.status))
+
+
+def in_words(counts: Counts) -> str:
+    """``1 failed, 2 not determined, 9 passed, 3 skipped``: what is none is left out."""
+    words = (
+        (counts.fail, "failed"),
+        (counts.error, "not determined"),
+        (counts.warn, "warned"),
+        (counts.pass_, "passed"),
+        (counts.skip, "skipped"),
+    )
+    return ", ".join(f"{number} {word}" for number, word in words if number) or "no check was run"
+
+
+def stack_in_words(stack: Stack, gpus: int) -> str:
+    """One line on what runs on the node; empty where nothing is known of it."""
+    driver = stack.driver or stack.driver_packages
+    flavour = f" {stack.driver_flavour}" if stack.driver_flavour else ""
+    origin = f" from {stack.driver_origin}" if stack.driver_origin else ""
+    loaded = "" if stack.driver or driver is None else ", not loaded"
+    parts = (
+        stack.os,
+        f"kernel {stack.kernel}" if stack.kernel else None,
+        f"driver {driver}{flavour}{origin}{loaded}" if driver else None,
+        f"CUDA {stack.cuda}" if stack.cuda else None,
+        f"{gpus} GPU{'' if gpus == 1 else 's'}" if gpus else None,
+    )
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,126 @@
+"""The report ``gpunode.report/1``: verdicts on nodes, and what they come to."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpunode.checks import Finding, Gpu, Identity, Level, Stack, Status
+from gpunode.errors import Exit
+
+WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
+
+
+class Part(BaseModel):
+    """Base: immutable, closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Counts(Part):
+    """Findings by status."""
+
+    pass_: int = Field(0, alias="pass")
+    warn: int = 0
+    fail: int = 0
+    skip: int = 0
+    error: int = 0
+
+
+class NodeReport(Part):
+    """One node."""
+
+    host: str
+    status: Status
+    seconds: float | None
+    """How long it took to collect; None for a saved bundle."""
+    simulated: bool | None
+    """True for a lab node; None where the node could not be reached."""
+    stack: Stack
+    gpus: tuple[Gpu, ...]
+    findings: tuple[Finding, ...]
+
+
+class Fleet(Part):
+    """Comparison of the nodes with each other; None: they were not compared."""
+
+    outliers: tuple[dict[str, Any], ...] | None = None
+    inconsistencies: tuple[dict[str, Any], ...] | None = None
+
+
+class Report(Part):
+    """The document."""
+
+    schema_name: Literal["gpunode.report/1"] = Field("gpunode.report/1", alias="schema")
+    gpunode_version: str
+    started_at: str
+    finished_at: str
+    level: Level
+    status: Status
+    counts: Counts
+    nodes: tuple[NodeReport, ...]
+    fleet: Fleet
+
+    def to_json(self) -> str:
+        """The document as it is printed."""
+        return self.model_dump_json(by_alias=True, indent=1) + "\n"
+
+
+def worst(statuses: Iterable[Status]) -> Status:
+    """The worst of its parts: fail > error > warn > pass. ``skip`` where all are, ``error`` where there is none."""
+    seen = set(statuses)
+    return next((status for status in WORST_FIRST if status in seen), Status.ERROR)
+
+
+def count(findings: Iterable[Finding]) -> Counts:
+    """How many findings there are of each status."""
+    numbers = Counter(finding.status.value for finding in findings)
+    return Counts.model_validate({status.value: numbers[status.value] for status in Status})
+
+
+def judged(host: str, identity: Identity, findings: Sequence[Finding], seconds: float | None) -> NodeReport:
+    """The report on a node whose data was judged."""
+    return NodeReport(
+        host=host,
+        status=worst(finding.status for finding in findings),
+        seconds=seconds,
+        simulated=identity.simulated,
+        stack=identity.stack,
+        gpus=identity.gpus,
+        findings=tuple(findings),
+    )
+
+
+def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
+    """The report on a node from which nothing came: one finding ``node.reachable``."""
+    finding = Finding(check="node.reachable", status=Status.ERROR, component="node", message=reason)
+    return NodeReport(
+        host=host, status=Status.ERROR, seconds=seconds, simulated=None, stack=Stack(), gpus=(), findings=(finding,)
+    )
+
+
+def report(nodes: Sequence[NodeReport], *, level: Level, version: str, started_at: str, finished_at: str) -> Report:
+    """Put nodes together, in the order in which they are given."""
+    return Report(
+        gpunode_version=version,
+        started_at=started_at,
+        finished_at=finished_at,
+        level=level,
+        status=worst(node.status for node in nodes),
+        counts=count(finding for node in nodes for finding in node.findings),
+        nodes=tuple(nodes),
+        fleet=Fleet(),
+    )
+
+
+def exit_code(document: Report, *, strict: bool = False) -> Exit:
+    """0 good (warnings too, unless ``strict``), 1 failed, 3 not determined: an error, or nothing that was judged."""
+    match document.status:
+        case Status.FAIL:
+            return Exit.FAILED
+        case Status.WARN:
+            return Exit.FAILED if strict else Exit.GOOD
+        case Status.PASS:
+            return Exit.GOOD
+    return Exit.UNDETERMINED
