@@ -1,0 +1,54 @@
+"""``nvidia-smi -L``: GPUs and their MIG devices."""
+
+import re
+from typing import Any
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers import smi_error
+from gpunode.facts.parsers.values import found, lines_of, shorten, text_or_none
+
+GPU_LINE = re.compile(r"\s*GPU (?P<index>\d{1,4}): (?P<name>.*?)\s*\((?P<key>UUID|S/N): (?P<id>[^()]*)\)\s*")
+_LOST_LINE = re.compile(r"\s*GPU (?P<index>\d{1,4}): (?P<name>Unknown Error|GPU is lost|ERR!)\s*")
+_MIG_LINE = re.compile(r"\s+MIG (?P<name>\S+)\s+Device\s+(?P<index>\d{1,4}): \(UUID: (?P<uuid>MIG-[^()]*)\)\s*")
+_LINE_LIMIT = 1000
+
+
+def parse(text: str) -> dict[str, Any]:
+    """``{gpus: [{index, name, uuid, mig_devices: [{name, index, uuid}]}]}``, the profile as a MIG device's name.
+
+    ``uuid`` is None where drivers up to 304 print a serial number. Where nvidia-smi failed:
+    ``{"error": {kind, message, nvml_version}}``. Raises ParseError for another text and for a line that is cut.
+    """
+    gpus: list[dict[str, Any]] = []
+    for raw in lines_of(text):
+        line = raw[:_LINE_LIMIT]
+        gpu = GPU_LINE.fullmatch(line) or _LOST_LINE.fullmatch(line)
+        device = _MIG_LINE.fullmatch(line)
+        if gpu:
+            gpus.append(_gpu(gpu))
+        elif device and gpus:
+            entry = {"name": device["name"], "index": int(device["index"]), "uuid": device["uuid"]}
+            gpus[-1]["mig_devices"].append(entry)
+        elif line.strip() and not smi_error.is_remark(line):
+            raise ParseError(
+                f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', found '{shorten(line)}'"
+            )
+    if gpus:
+        if len({gpu["index"] for gpu in gpus}) < len(gpus):
+            raise ParseError("expected every GPU once in nvidia-smi -L, found an index twice")
+        return {"gpus": gpus}
+    error = smi_error.find(text)
+    if error is None:
+        raise ParseError(f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', {found(text)}")
+    return error
+
+
+def _gpu(match: re.Match[str]) -> dict[str, Any]:
+    groups = match.groupdict()
+    uuid = groups["id"] if groups.get("key") == "UUID" else None
+    return {
+        "index": int(groups["index"]),
+        "name": text_or_none(groups["name"]),
+        "uuid": text_or_none(uuid),
+        "mig_devices": [],
+    }

@@ -1,0 +1,127 @@
+"""``nvidia-smi --query-gpu=... --format=csv``, with or without header and units; other queries have the same form."""
+
+import re
+from typing import Any
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers import smi_error
+from gpunode.facts.parsers.values import bus_id, found, is_nothing, lines_of, number, shorten
+
+_FIELD = re.compile(r"[A-Za-z][\w.]*(?: \[[^\]]*\])?")
+_UNIT = re.compile(r".* \[([^\]]+)\]")
+_SINGLE_WORDS = frozenset(
+    {"name", "index", "uuid", "serial", "count", "timestamp", "pid", "pstate", "mem", "gr", "type", "cause", "address"}
+)
+_TEXT_FIELD = re.compile(
+    r"(?:.*version|inforom\..*|.*serial|.*uuid|.*name|pci\..*id|timestamp|.*bus_id)(?: \[.*)?", re.I
+)
+_QUANTITY = re.compile(r"([+-]?\d{1,30}(?:\.\d{1,30})?)(?: ?([A-Za-z%][A-Za-z%/]{0,7}))?")
+_LEADING_ZERO = re.compile(r"[+-]?0\d")
+_TYPICAL = re.compile(
+    r"GPU-[0-9a-f-]{8,}|\[[^\]]+\]|\d{1,9}(?:\.\d{1,9})? (?:MiB|W|C|%|MHz|KB/s|us)|\d{3}(?:\.\d{2,3}){1,2}"
+    r"|(?:NVIDIA|Tesla|Quadro|GeForce|GRID|RTX)\b.*|P\d{1,2}"
+)
+_LINE_LIMIT = 100_000
+
+
+def parse(text: str) -> dict[str, Any]:
+    """``{columns: [name], rows: [{name: value}], messages: [...]}``.
+
+    Names are those of the header, with their unit (``memory.total [MiB]``); without a header ``column_1``,
+    ``column_2 [MiB]`` and so on. A value is a number where all of its column are, else text; identifiers and versions
+    stay text. None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and whatever else stands in brackets.
+    ``messages`` are lines such as ``Unable to determine the device handle``. Where there is nothing but an error:
+    ``{"error": {kind, message, nvml_version}}``.
+
+    Raises ParseError for text that is not of the kind and for a row that is cut.
+    """
+    lines = [line[:_LINE_LIMIT].strip() for line in lines_of(text)]
+    messages = [line for line in lines if line and smi_error.is_remark(line)]
+    lines = [line for line in lines if line and not smi_error.is_remark(line)]
+    if not lines:
+        error = smi_error.find(text)
+        if error is None:
+            raise ParseError(f"expected the CSV of nvidia-smi --query-gpu, {found(text)}")
+        return error
+    table = [_cells(line) for line in lines]
+    columns = table.pop(0) if _is_header(table[0]) else None
+    if columns is None:
+        columns = _invented_columns(table)
+    rows = [_fitted(cells, columns) for cells in table]
+    values = [_column(name, [row[number_] for row in rows]) for number_, name in enumerate(columns)]
+    return {
+        "columns": columns,
+        "rows": [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)] if rows else [],
+        "messages": messages,
+    }
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split(",")]
+
+
+def _is_header(cells: list[str]) -> bool:
+    return all(_FIELD.fullmatch(cell) for cell in cells) and any(
+        "." in cell or "_" in cell or cell.split()[0] in _SINGLE_WORDS for cell in cells
+    )
+
+
+def _invented_columns(table: list[list[str]]) -> list[str]:
+    """Names for a table without header; raises where nothing in a row is typical of nvidia-smi."""
+    width = len(table[0])
+    for cells in table:
+        if not any(_TYPICAL.fullmatch(cell) or bus_id(cell) for cell in cells):
+            raise ParseError(f"expected the CSV of nvidia-smi --query-gpu, found '{shorten(', '.join(cells))}'")
+    names = []
+    for position in range(width):
+        units = {
+            match[2]
+            for cells in table
+            if position < len(cells) and (match := _QUANTITY.fullmatch(cells[position])) and match[2]
+        }
+        names.append(f"column_{position + 1} [{units.pop()}]" if len(units) == 1 else f"column_{position + 1}")
+    return names
+
+
+def _fitted(cells: list[str], columns: list[str]) -> list[str]:
+    """The row with as many cells as columns: a comma may stand in the name of a process."""
+    if cells == columns:
+        raise ParseError("expected one table of nvidia-smi --query-gpu, found its header twice")
+    surplus = len(cells) - len(columns)
+    if surplus > 0 and "process_name" in columns:
+        place = columns.index("process_name")
+        cells = [*cells[:place], ", ".join(cells[place : place + surplus + 1]), *cells[place + surplus + 1 :]]
+        surplus = 0
+    if surplus:
+        raise ParseError(
+            f"expected {len(columns)} values in a row of nvidia-smi --query-gpu, found {len(cells)}: "
+            f"'{shorten(', '.join(cells))}'"
+        )
+    return cells
+
+
+def _column(name: str, cells: list[str]) -> list[str | int | float | None]:
+    unit = _UNIT.fullmatch(name)
+    known = [cell for cell in cells if not _is_null(cell)]
+    if unit:
+        for cell in known:
+            if _number(cell, unit[1]) is None:
+                raise ParseError(f"expected a number in {unit[1]} for '{name}', found '{shorten(cell)}'")
+    is_numeric = bool(unit) or (
+        not _TEXT_FIELD.fullmatch(name) and all(_number(cell, unit[1] if unit else None) is not None for cell in known)
+    )
+    if not is_numeric:
+        return [None if _is_null(cell) else cell for cell in cells]
+    return [None if _is_null(cell) else _number(cell, unit[1] if unit else None) for cell in cells]
+
+
+def _is_null(cell: str) -> bool:
+    return (cell.startswith("[") and cell.endswith("]")) or (is_nothing(cell) and cell != "None")
+
+
+def _number(cell: str, unit: str | None) -> int | float | None:
+    """The cell's number; its unit, where it is printed, has to be the header's. ``007`` is an identifier."""
+    match = _QUANTITY.fullmatch(cell)
+    if not match or (match[2] and match[2] != unit) or _LEADING_ZERO.match(match[1]):
+        return None
+    return number(match[1])
