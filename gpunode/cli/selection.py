@@ -1,5 +1,6 @@
 """Which nodes a verb is about, and collecting from them: shared by ``validate`` and ``collect``."""
 
+import functools
 import getpass
 import os
 import sys
@@ -83,12 +84,11 @@ def shown_progress(nodes: int) -> Iterator[Callable[[int], None]]:
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that make up a Selection, and hand it to the command as ``selection``."""
 
-    def with_selection(**values: Any) -> Any:
+    @functools.wraps(command)
+    def with_selection(*context: Any, **values: Any) -> Any:
         chosen = Selection(**{field.name: values.pop(field.name) for field in fields(Selection)})
-        return command(selection=chosen, **values)
+        return command(*context, selection=chosen, **values)
 
-    with_selection.__doc__ = command.__doc__
-    with_selection.__name__ = command.__name__
     decorated: Callable[..., Any] = with_selection
     for decorate in reversed(
         (
