@@ -29,7 +29,7 @@ def parse(text: str) -> tuple[DkmsModule, ...]:
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match:
-            notes = [f"from {match['origin']}" if match["origin"] else "", match["note"] or ""]
+            notes = (f"from {match['origin']}" if match["origin"] else "", (match["note"] or "").replace(") (", "; "))
             found.append(
                 DkmsModule(
                     name=match["name"],
