@@ -1,0 +1,180 @@
+"""The Ansible face of the probe, the facts and the checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+try:
+    from gpunode.checks import Expectation, judge, registry
+    from gpunode.errors import GpunodeError
+    from gpunode.facts import NodeFacts, facts_from_bundle
+    from gpunode.probe import Bundle, script_text
+except ImportError as err:
+    MISSING: str | None = str(err)
+else:
+    MISSING = None
+
+SYSTEMS = {"debian": ("12", "13")}
+ARCHITECTURES = ("x86_64", "aarch64")
+# Facts without which nothing can be said of the node.
+NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
+
+
+def _need_gpunode() -> None:
+    if MISSING is not None:
+        raise AnsibleFilterError(
+            f"the Python package gpunode is needed beside Ansible on the controller ({MISSING}): "
+            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """The value without Ansible's lazy and tagged containers, which Rust code would look behind."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _node(facts: Mapping[str, Any]) -> NodeFacts:
+    _need_gpunode()
+    try:
+        return NodeFacts.model_validate(_plain(facts))
+    except ValueError as err:
+        raise AnsibleFilterError(f"not a NodeFacts document: {err}") from None
+
+
+def probe_script(interpreter: str) -> dict[str, Any]:
+    """Arguments for ``ansible.builtin.command`` that run the probe under ``interpreter``: ``argv`` and ``stdin``."""
+    _need_gpunode()
+    return {"argv": [str(interpreter), "-"], "stdin": script_text()}
+
+
+def node_facts(output: str, host: str = "the node") -> dict[str, Any]:
+    """What the probe printed, as a NodeFacts document. Raises AnsibleFilterError where it is no bundle."""
+    _need_gpunode()
+    try:
+        bundle = Bundle.from_json(str(output), f"the probe's answer from {host}")
+    except GpunodeError as err:
+        raise AnsibleFilterError(str(err)) from None
+    return facts_from_bundle(bundle).model_dump(mode="json")
+
+
+def findings(
+    facts: Mapping[str, Any], checks: Iterable[str] | None = None, expect: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Findings of a NodeFacts document, of the named checks alone where some are named.
+
+    Raises AnsibleFilterError for a check that does not exist and for a document that is none.
+    """
+    _need_gpunode()
+    wanted = None if checks is None else [str(check) for check in checks]
+    unknown = [check for check in wanted or () if check not in registry]
+    if unknown:
+        raise AnsibleFilterError(f"no such check: {', '.join(unknown)}")
+    try:
+        expectation = Expectation.model_validate(_plain(expect or {}))
+    except ValueError as err:
+        raise AnsibleFilterError(f"not an expectation: {err}") from None
+    return [finding.model_dump(mode="json") for finding in judge(_node(facts), expectation, only=wanted)]
+
+
+def preflight_problems(
+    facts: Mapping[str, Any], apt: Mapping[str, Any] | None, settings: Mapping[str, Any]
+) -> list[str]:
+    """Why the node must not be provisioned as it is, one line each with what to do; empty where it may be.
+
+    ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed (None without dpkg). ``settings``:
+    ``min_free_mib`` by mount point, ``allow_secure_boot``, ``allow_busy``, and ``removing`` where the driver goes away.
+    """
+    node = _node(facts)
+    lines = [*_unseen(node), *_unsupported(node), *_package_manager(apt or {}), *_mixed_origins(node)]
+    if not settings["allow_busy"]:
+        lines += _busy(node)
+    if not settings["removing"]:
+        lines += [*_too_full(node, settings["min_free_mib"]), *_no_headers(node, apt or {})]
+        if not settings["allow_secure_boot"]:
+            lines += _secure_boot(node)
+    return lines
+
+
+def _unseen(node: NodeFacts) -> Iterator[str]:
+    for field in NEEDED:
+        reason = node.gap(field)
+        if reason is not None:
+            yield f"{field} could not be seen: {reason}"
+
+
+def _unsupported(node: NodeFacts) -> Iterator[str]:
+    system = node.os
+    if system is not None and (system.version_id or "") not in SYSTEMS.get(system.id, ()):
+        name = system.pretty_name or f"{system.id} {system.version_id}"
+        yield f"{name} is not supported; supported are Debian {' and '.join(SYSTEMS['debian'])}"
+    if node.architecture is not None and node.architecture not in ARCHITECTURES:
+        yield f"architecture {node.architecture} is not supported; supported are {' and '.join(ARCHITECTURES)}"
+
+
+def _package_manager(apt: Mapping[str, Any]) -> Iterator[str]:
+    if apt.get("lock_holder"):
+        yield f"{apt['lock_holder']} still holds the package lock: let it end, then run this again"
+    # What dpkg left half-done of the driver itself, the role nvidia_driver finishes.
+    unfinished = [name for name in apt.get("unfinished", ()) if not re.search(r"nvidia|libcuda", name)]
+    if unfinished:
+        yield f"dpkg has not finished {', '.join(sorted(unfinished))}: run dpkg --configure -a on the node"
+    if apt.get("runfile"):
+        yield "a driver from NVIDIA's .run installer is there: take it away with /usr/bin/nvidia-uninstall first"
+
+
+def _mixed_origins(node: NodeFacts) -> Iterator[str]:
+    for finding in judge(node, Expectation(), only=["driver.origin"]):
+        if finding.status == "fail":
+            yield f"the driver's packages are mixed: {finding.message}"
+
+
+def _busy(node: NodeFacts) -> Iterator[str]:
+    users = [process for process in node.gpu_processes or () if process.computes]
+    if users:
+        named = [f"{user.name or '?'} (pid {user.pid}, {user.user or '?'})" for user in users[:5]]
+        more = f" and {len(users) - 5} more" if len(users) > 5 else ""
+        yield f"GPUs are in use by {', '.join(named)}{more}: end them, or set gpunode_allow_busy: true"
+
+
+def _too_full(node: NodeFacts, wanted: Mapping[str, Any]) -> Iterator[str]:
+    for mount, free in (node.disk_free_mib or {}).items():
+        if free < int(wanted.get(mount, 0)):
+            yield f"{mount} has {free} MiB free, {wanted[mount]} MiB are needed (preflight_min_free_mib)"
+
+
+def _secure_boot(node: NodeFacts) -> Iterator[str]:
+    if node.secure_boot:
+        yield (
+            "secure boot is on: modules built by DKMS load only after their key was enrolled "
+            "(mokutil --import /var/lib/dkms/mok.pub); set preflight_allow_secure_boot: true to go on"
+        )
+
+
+def _no_headers(node: NodeFacts, apt: Mapping[str, Any]) -> Iterator[str]:
+    """For the running and the newest kernel. Before the first ``apt-get update`` nobody knows which there are."""
+    for kernel in node.kernels or ():
+        wanted = f"linux-headers-{kernel.release}"
+        matters = kernel.package and (kernel.running or kernel.newest) and not kernel.headers
+        if matters and apt.get("lists") and wanted not in apt["headers"]:
+            yield f"{wanted} is in none of the node's apt sources: run apt-get update, or install a current kernel"
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Name to function."""
+        return {
+            "probe_script": probe_script,
+            "node_facts": node_facts,
+            "findings": findings,
+            "preflight_problems": preflight_problems,
+        }
