@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from gpunode.catalog import hardware, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, nearest, normal
-from gpunode.catalog.read import BadFileError, Document, Problem, read, section
+from gpunode.catalog.read import Document, Problem, read, section
 from gpunode.catalog.rows import Source
 from gpunode.catalog.typed import typed_row
 from gpunode.errors import UsageError
@@ -349,10 +349,7 @@ def _load(stamped: tuple[tuple[Path, int], ...]) -> Catalog:
         return Catalog()
     from gpunode.catalog.lint import lint  # noqa: PLC0415 (without overlays nobody waits for the linter)
 
-    try:
-        catalog = Catalog([read(path) for path, _ in stamped])
-    except BadFileError as err:
-        raise UsageError(str(err)) from None
+    catalog = Catalog([read(path) for path, _ in stamped])
     problems = lint(catalog)
     if problems:
         more = f" (and {len(problems) - 1} more: see `gpunode catalog lint`)" if len(problems) > 1 else ""

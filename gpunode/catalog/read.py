@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from gpunode.errors import UsageError
+
 try:
     from yaml import CSafeLoader as _Loader
 except ImportError:  # PyYAML without libyaml: the same, slower
@@ -35,7 +37,7 @@ class Problem:
         return f"{self.file}:{self.line}: {self.key + ': ' if self.key else ''}{self.what}"
 
 
-class BadFileError(Exception):
+class BadFileError(UsageError):
     """A file that cannot be read as a catalog file at all."""
 
     def __init__(self, problem: Problem) -> None:

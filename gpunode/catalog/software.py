@@ -12,6 +12,20 @@ from gpunode.catalog.rows import Capability, Part, Row, Version, When, Words, la
 Origin = Literal["nvidia", "ubuntu", "debian"]
 """Where a driver comes from: NVIDIA's CUDA repository or the distribution's own archive."""
 Family = Literal["deb", "rpm"]
+Component = Literal[
+    "driver",
+    "fabric-manager",
+    "nscq",
+    "imex",
+    "nvsdm",
+    "nvlsm",
+    "cuda-toolkit",
+    "cuda-compat",
+    "cudnn",
+    "nccl",
+    "dcgm",
+    "container-toolkit",
+]
 BranchType = Literal["LTSB", "PB", "NFB"]
 """Long-term support, production, new feature."""
 
@@ -129,7 +143,6 @@ class Cudnn(Row):
     builds: Mapping[int, CudaBuild]
     """By CUDA major."""
     min_compute_capability: Capability
-    packages: Mapping[Family, Words]
 
 
 class Nccl(Row):
@@ -148,8 +161,6 @@ class Dcgm(Row):
     latest: Version
     epoch: int = 1
     min_branch: int
-    packages: Words
-    """With ``{cuda_major}``: the CUDA major of the installed user-mode driver."""
     cuda_major_by_branch: Mapping[int, int] = {}
     """First branch → CUDA major of the package to install."""
     also_cuda_major: Mapping[int, int] = {}
@@ -161,8 +172,6 @@ class ContainerToolkit(Row):
     """The NVIDIA Container Toolkit; section ``container_toolkit``."""
 
     released: When | None = None
-    packages: Words
-    """A closure of their own: one version for all."""
     replaces: Words = ()
     """What must be gone before."""
     repository: str
@@ -227,7 +236,7 @@ class Offer(Part):
     versions: Mapping[int, str] = {}
     """Package version by branch, where the archive holds exactly one."""
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")
-    absent: Words = ()
+    absent: tuple[Component, ...] = ()
     """Components that this origin does not have."""
 
 
@@ -254,31 +263,19 @@ class System(Row):
     origins: Mapping[Origin, Offer]
 
 
-Component = Literal[
-    "driver",
-    "fabric-manager",
-    "nscq",
-    "imex",
-    "nvsdm",
-    "nvlsm",
-    "cuda-toolkit",
-    "cuda-compat",
-    "cudnn",
-    "nccl",
-    "dcgm",
-    "container-toolkit",
-]
 Variant = Literal["full", "headless", "compute", "precompiled"]
 
 
 class PackageSet(Row):
     """Package names of one component for one origin, kind of system and range of branches; section ``packages``.
 
-    Names and versions are templates over ``{branch}`` (580), ``{version}`` (580.95.05), ``{cuda}`` (13-0),
-    ``{cuda_major}`` (13) and ``{kernel}`` (a kernel flavour).
+    Names and versions are templates for ``str.format`` over ``{branch}`` (580), ``{version}`` (580.95.05),
+    ``{cuda}`` (13-0), ``{cuda_major}`` (13) and ``{kernel}`` (a kernel flavour: generic, aws …).
     """
 
     component: Component
+    release: int | None = None
+    """The component's own major, where another one has other names: cuDNN 8 and 9, DCGM 3 and 4."""
     origin: Origin | Literal["container-toolkit"]
     family: Family
     systems: Words = ()
@@ -290,7 +287,7 @@ class PackageSet(Row):
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")
     names: Words
     version: str | None = None
-    """Version pattern; None where the driver branch says nothing about it."""
+    """Version pattern; None where the component has versions of its own."""
     stream: str | None = None
     """dnf module stream to enable first."""
     with_driver: bool = False
