@@ -1,0 +1,71 @@
+"""What findings come to: statuses, counts, exit codes."""
+
+import json
+
+import pytest
+
+from gpunode.checks import Finding, Identity, Stack, Status
+from gpunode.errors import Exit
+from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
+
+
+def node(*statuses: str, host: str = "node", simulated: bool = False) -> NodeReport:
+    findings = [
+        Finding(check="a.check", status=Status(status), component="node", message=f"it is {status}")
+        for status in statuses
+    ]
+    return judged(host, Identity(simulated=simulated, stack=Stack(), gpus=()), findings, 1.5)
+
+
+def document(*nodes: NodeReport) -> Report:
+    return report(
+        nodes, level="quick", version="0", started_at="2026-11-20T12:00:00Z", finished_at="2026-11-20T12:00:01Z"
+    )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "code", "strict_code"),
+    [
+        (["pass"], "pass", 0, 0),
+        (["pass", "skip"], "pass", 0, 0),
+        (["pass", "warn"], "warn", 0, 1),
+        (["pass", "error", "warn"], "error", 3, 3),
+        (["pass", "error", "fail"], "fail", 1, 1),
+        (["skip", "skip"], "skip", 3, 3),
+        ([], "error", 3, 3),
+    ],
+)
+def test_status_and_exit_code(statuses: list[str], status: str, code: int, strict_code: int) -> None:
+    found = document(node(*statuses))
+    assert (found.status.value, found.nodes[0].status.value) == (status, status)
+    assert exit_code(found) == code
+    assert exit_code(found, strict=True) == strict_code
+
+
+def test_no_node_is_never_good() -> None:
+    assert exit_code(document()) is Exit.UNDETERMINED
+
+
+@pytest.mark.parametrize(
+    ("others", "status", "code"), [(["pass"], "error", 3), (["fail"], "fail", 1), (["warn"], "error", 3)]
+)
+def test_a_node_out_of_reach_beside_others(others: list[str], status: str, code: int) -> None:
+    found = document(node(*others), unreachable("far", "no route to host", 2.0))
+    assert (found.status.value, exit_code(found)) == (status, code)
+
+
+def test_a_node_out_of_reach_is_one_finding_and_nothing_is_claimed_of_it() -> None:
+    far = unreachable("far", "no route to host", 2.0)
+    assert [(finding.check, finding.status.value, finding.message) for finding in far.findings] == [
+        ("node.reachable", "error", "no route to host")
+    ]
+    assert far.simulated is None
+    assert far.stack == Stack()
+
+
+def test_counts_and_keys_of_the_document() -> None:
+    found = json.loads(document(node("pass", "skip"), node("fail", simulated=True)).to_json())
+    assert found["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0}
+    assert found["schema"] == "gpunode.report/1"
+    assert [item["simulated"] for item in found["nodes"]] == [False, True]
+    assert found["fleet"] == {"outliers": None, "inconsistencies": None}
