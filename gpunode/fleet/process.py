@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from gpunode.errors import UndeterminedError, UsageError
@@ -24,6 +25,22 @@ def kill_group(process: "subprocess.Popen[Any]", number: int = signal.SIGKILL) -
     """Send a signal to the whole group of a process that leads one; one that is gone, or root's, is no error."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
+
+
+def kill_tree(process: "subprocess.Popen[Any]") -> None:
+    """Kill a process, its group and all that descends from it: Ansible's workers lead sessions of their own."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # pid (name) state ppid …; a name may hold spaces and brackets.
+            parents.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
+    doomed = [process.pid]
+    for pid in doomed:
+        doomed.extend(parents.get(pid, ()))
+    kill_group(process)
+    for pid in doomed[1:]:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def run(

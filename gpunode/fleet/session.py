@@ -20,8 +20,8 @@ MAX_NOISE = 1024 * 1024
 _KEPT_STDERR = 16 * 1024
 _CHUNK = 256 * 1024
 
-PYTHONS = ("python3", "/usr/bin/python3", "/usr/libexec/platform-python")
-"""Where Python is looked for when nobody says."""
+PYTHONS = ("/usr/bin/python3", "python3", "/usr/libexec/platform-python")
+"""Where Python is looked for when nobody says; the system's own comes before a shim in somebody's PATH."""
 
 
 class NodeFailure(Exception):  # noqa: N818 - it is what the report says, not a programming error

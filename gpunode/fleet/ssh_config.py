@@ -10,7 +10,7 @@ import re
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -94,19 +94,22 @@ class SshSettings:
     algorithms: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
 
 
-def resolve(alias: str, options: Sequence[tuple[str, Sequence[str]]] = ()) -> SshSettings:
+Options = Sequence[tuple[str, Sequence[str]]]
+"""Arguments for ssh with the name of the place each comes from (``ansible_ssh_common_args`` …)."""
+
+
+def resolve(alias: str, options: Options = (), host: str | None = None) -> SshSettings:
     """Ask OpenSSH what it would do for ``ssh OPTIONS alias``.
 
-    ``options`` are arguments for ssh with the name of the place each comes from (``ansible_ssh_common_args`` …), in
-    the order in which Ansible passes them. Raises UsageError for an option that ssh does not know or that gpunode
-    cannot honour, naming host, option and place.
+    ``options`` stand in the order in which Ansible passes them; ``host`` is the name for messages. Raises UsageError
+    for an option that ssh does not know or that gpunode cannot honour, naming host, option and place.
     """
-    return _resolve(alias, options, MAX_JUMPS)
+    return _resolve(alias, options, host or alias, MAX_JUMPS)
 
 
-def _resolve(alias: str, options: Sequence[tuple[str, Sequence[str]]], jumps_left: int) -> SshSettings:
-    answer = _ask(alias, options)
-    _refuse_what_is_not_honoured(alias, answer, options)
+def _resolve(alias: str, options: Options, host: str, jumps_left: int) -> SshSettings:
+    answer = _ask(alias, options, host)
+    _refuse_what_is_not_honoured(host, answer, options)
 
     def one(key: str, default: str = "") -> str:
         return answer.get(key, [default])[-1]
@@ -125,18 +128,18 @@ def _resolve(alias: str, options: Sequence[tuple[str, Sequence[str]]], jumps_lef
         hostname=hostname,
         port=port,
         user=user,
-        identity_files=tuple(_path(alias, name, tokens) for name in answer.get("identityfile", [])),
+        identity_files=tuple(_path(host, name, tokens) for name in answer.get("identityfile", [])),
         identities_only=_yes(one("identitiesonly")),
-        identity_agent=_agent(alias, agent, tokens),
-        known_hosts_files=tuple(_path(alias, name, tokens) for name in files if name != "none"),
+        identity_agent=_agent(host, agent, tokens),
+        known_hosts_files=tuple(_path(host, name, tokens) for name in files if name != "none"),
         strict_host_key_checking=_strictness(one("stricthostkeychecking", "ask")),
         host_key_alias=alias_for_key if alias_for_key not in ("", "none") else None,
         connect_timeout_s=float(timeout) if timeout.isdigit() and int(timeout) > 0 else None,
         address_family=one("addressfamily", "any"),
         password_allowed=_yes(one("passwordauthentication", "yes")) and (not preferred or "password" in preferred),
         public_key_allowed=_yes(one("pubkeyauthentication", "yes")) and (not preferred or "publickey" in preferred),
-        proxy_command=_expand(alias, command, tokens) if command not in ("", "none") and not jump else None,
-        jumps=_jumps(alias, jump, options, jumps_left) if jump not in ("", "none") else (),
+        proxy_command=_expand(host, command, tokens) if command not in ("", "none") and not jump else None,
+        jumps=_jumps(host, jump, options, jumps_left) if jump not in ("", "none") else (),
         algorithms=tuple(
             (key, tuple(one(key).split(",")))
             for key in ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
@@ -145,7 +148,7 @@ def _resolve(alias: str, options: Sequence[tuple[str, Sequence[str]]], jumps_lef
     )
 
 
-def _ask(alias: str, options: Sequence[tuple[str, Sequence[str]]]) -> dict[str, list[str]]:
+def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:
     """The answer of ``ssh -G``: every option in lower case with its values."""
     argv = ["ssh", "-G", *(word for _, words in options for word in words), "--", alias]
     try:
@@ -155,50 +158,50 @@ def _ask(alias: str, options: Sequence[tuple[str, Sequence[str]]]) -> dict[str, 
             "ssh is not installed on this machine, and Ansible needs it too: apt-get install openssh-client"
         ) from None
     if done.rc != 0:
-        said = done.stderr.strip().splitlines()
-        complaint = next((line for line in said if "usage" not in line.lower()), "it gave no reason").strip()
-        places = ", ".join(place for place, _ in options) or "the SSH configuration"
-        raise UsageError(f"host {alias}: ssh does not accept its options ({places}): {complaint}")
+        said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        complaint = next((line for line in said if not line.startswith("usage")), "it gave no reason")
+        word = complaint.rstrip(".").rpartition(" ")[2].strip("\"'")
+        raise UsageError(f"host {host}: ssh does not accept {_place(options, word)}: {complaint}")
     answer: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         answer.setdefault(key.lower(), []).append(value)
     if answer.get("host", [alias])[0].lower() != alias.lower():
-        places = ", ".join(place for place, _ in options)
-        raise UsageError(f"host {alias}: the word {answer['host'][0]} in {places} is no option of ssh")
+        word = answer["host"][0]
+        raise UsageError(f"host {host}: the word {word} in {_place(options, word)} is no option of ssh")
     return answer
+
+
+def _place(options: Options, *words: str) -> str:
+    """Where one of ``words`` was given."""
+    for place, given in options:
+        if any(word and word.lower() in " ".join(given).lower() for word in words):
+            return place
+    return "the SSH configuration (~/.ssh/config, /etc/ssh/ssh_config)"
 
 
 @cache
 def _defaults() -> Mapping[str, list[str]]:
-    return _ask("gpunode-defaults", [("gpunode", ["-F", "none"])])
+    return _ask("defaults", [("gpunode", ["-F", "none"])], "defaults")
 
 
-def _refuse_what_is_not_honoured(
-    alias: str, answer: Mapping[str, list[str]], options: Sequence[tuple[str, Sequence[str]]]
-) -> None:
+def _refuse_what_is_not_honoured(host: str, answer: Mapping[str, list[str]], options: Options) -> None:
     for key, values in answer.items():
         if key in HONOURED or key in WITHOUT_EFFECT or values == _defaults().get(key) or values == ["none"]:
             continue
-        place = next(
-            (place for place, words in options if key in " ".join(words).lower()),
-            "the SSH configuration (~/.ssh/config, /etc/ssh/ssh_config)",
-        )
         raise UsageError(
-            f"host {alias}: gpunode cannot honour the SSH option {key} {values[0]!r} from {place}; remove it there, or "
-            f"collect with Ansible (playbooks/validate.yml) and judge with --replay"
+            f"host {host}: gpunode cannot honour the SSH option {key} {values[0]!r} from "
+            f"{_place(options, key, values[0])}; remove it there"
         )
 
 
-def _jumps(
-    alias: str, jump: str, options: Sequence[tuple[str, Sequence[str]]], jumps_left: int
-) -> tuple[SshSettings, ...]:
+def _jumps(host: str, jump: str, options: Options, jumps_left: int) -> tuple[SshSettings, ...]:
     """The chain that ProxyJump names. A jump host gets its settings as ssh gives them: from the configuration files
     (and ``-F``) alone, none of the other options of its target."""
     if jumps_left == 0:
-        raise UsageError(f"host {alias}: more than {MAX_JUMPS} jump hosts, or a loop of ProxyJump ({jump})")
+        raise UsageError(f"host {host}: more than {MAX_JUMPS} jump hosts, or a loop of ProxyJump ({jump})")
     before, _, last = jump.rpartition(",")
-    user, host, port = split_destination(last)
+    user, name, port = split_destination(last)
     words = [*_config_file(options)]
     if user:
         words += ["-l", user]
@@ -206,15 +209,11 @@ def _jumps(
         words += ["-p", str(port)]
     if before:
         words += ["-J", before]
-    hop = _resolve(host, [("ProxyJump", words)], jumps_left - 1)
-    return (*hop.jumps, _without_jumps(hop)) if hop.jumps else (hop,)
+    hop = _resolve(name, [("ProxyJump", words)], f"{host} (jump host {name})", jumps_left - 1)
+    return (*hop.jumps, replace(hop, jumps=()))
 
 
-def _without_jumps(hop: SshSettings) -> SshSettings:
-    return SshSettings(**{**hop.__dict__, "jumps": ()})
-
-
-def _config_file(options: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+def _config_file(options: Options) -> list[str]:
     words = [word for _, group in options for word in group]
     for index, word in enumerate(words):
         if word == "-F" and index + 1 < len(words):
@@ -247,17 +246,17 @@ def _strictness(value: str) -> str:
     return {"true": "yes", "yes": "yes", "false": "no", "no": "no", "off": "no"}.get(value.lower(), value.lower())
 
 
-def _agent(alias: str, value: str, tokens: Mapping[str, str]) -> str | None:
+def _agent(host: str, value: str, tokens: Mapping[str, str]) -> str | None:
     if value in ("", "SSH_AUTH_SOCK"):
         return None
     if value.startswith("$"):
         return os.environ.get(value.strip("${}"), "none")
-    return value if value == "none" else _path(alias, value, tokens)
+    return value if value == "none" else _path(host, value, tokens)
 
 
-def _path(alias: str, value: str, tokens: Mapping[str, str]) -> str:
+def _path(host: str, value: str, tokens: Mapping[str, str]) -> str:
     text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), value.strip('"'))
-    return str(Path(_expand(alias, text, tokens)).expanduser())
+    return str(Path(_expand(host, text, tokens)).expanduser())
 
 
 def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
@@ -279,10 +278,10 @@ def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
     }
 
 
-def _expand(alias: str, text: str, tokens: Mapping[str, str]) -> str:
+def _expand(host: str, text: str, tokens: Mapping[str, str]) -> str:
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise UsageError(f"host {alias}: gpunode does not know the token {match[0]} in the SSH option {text!r}")
+            raise UsageError(f"host {host}: gpunode does not know the token {match[0]} in the SSH option {text!r}")
         return tokens[match[1]]
 
     return re.sub(r"%(.)", token, text)

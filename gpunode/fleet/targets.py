@@ -76,7 +76,7 @@ def targets(inventory: Inventory, config: Mapping[str, Any]) -> list[Target]:
 
 
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "base": ("DEFAULT_TRANSPORT", "DEFAULT_BECOME_METHOD", "DEFAULT_BECOME_USER", "INTERPRETER_PYTHON"),
+    "base": ("DEFAULT_TRANSPORT", "DEFAULT_BECOME_METHOD", "INTERPRETER_PYTHON"),
     "ssh": (
         *("ssh_args", "ssh_common_args", "ssh_extra_args", "host_key_checking", "private_key_file", "remote_user"),
         *("port", "timeout", "pkcs11_provider", "ssh_executable", "private_key", "private_key_passphrase"),
@@ -192,7 +192,8 @@ class _Reader:
         if timeout is not None:
             options.append((values.place("timeout"), ["-o", f"ConnectTimeout={timeout}"]))
         options += [(values.place(name), values.words(name)) for name in ("ssh_common_args", "ssh_extra_args")]
-        return resolve(values.text("host") or values.host, [(place, words) for place, words in options if words])
+        given = [(place, words) for place, words in options if words]
+        return resolve(values.text("host") or values.host, given, values.host)
 
 
 class _Values:

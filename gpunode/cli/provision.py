@@ -1,0 +1,189 @@
+"""``gpunode provision``: the site playbook on an inventory."""
+
+import difflib
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import yaml
+
+from gpunode.content import ansible_environment, ansible_program, collection_root
+from gpunode.errors import Exit, UndeterminedError, UsageError
+from gpunode.fleet import inventory, process
+from gpunode.fleet.variables import refuse_unknown
+
+INTERRUPT_WAIT_S = 20.0
+"""How long Ansible may take to end by itself after Ctrl-C before its process group is killed."""
+_LIST_TIMEOUT_S = 60.0
+_SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
+
+
+@click.command("provision", epilog="Example: gpunode provision -i inventory/hosts.yml --limit gpu1 --check --diff")
+@click.option("-i", "--inventory", "inventories", multiple=True, required=True, metavar="INVENTORY", help="Repeatable.")
+@click.option("-l", "--limit", metavar="PATTERN", help="Only these hosts: an Ansible host pattern.")
+@click.option("-t", "--tags", multiple=True, metavar="TAG[,TAG]", help="Only tasks with these tags.")
+@click.option("--skip-tags", multiple=True, metavar="TAG[,TAG]", help="All but tasks with these tags.")
+@click.option("-C", "--check", is_flag=True, help="Change nothing, say what would be changed.")
+@click.option("-D", "--diff", is_flag=True, help="Show the changes in files.")
+@click.option(
+    "-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables that win over all others."
+)
+@click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
+@click.option("--vault-password-file", "vault_files", multiple=True, metavar="FILE", help="For vaulted variables.")
+@click.option("-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Nodes at the same time.")
+@click.option("-v", "--verbose", count=True, help="More of Ansible's output; repeatable.")
+def command(**options: Any) -> int:
+    """Install and configure the GPU stack on the nodes of an inventory.
+
+    Runs playbooks/site.yml by ansible-playbook, whose output passes through unchanged. Exit codes: 0 all done, 1 a
+    task failed, 2 wrong usage, inventory, pattern or variable, 3 a node was unreachable.
+    """
+    root = collection_root()
+    playbook = root / "playbooks" / "site.yml"
+    if not playbook.is_file():
+        raise UsageError(f"{playbook} is missing: reinstall gpunode")
+    vault = [word for file in options["vault_files"] for word in ("--vault-password-file", file)]
+    sources = options["inventories"]
+    read = inventory.read(sources, options["limit"], vault)
+    names = {name for variables in read.hosts.values() for name in variables}
+    refuse_unknown(names, root, sources)
+    for extra in options["extra_vars"]:
+        refuse_unknown(_extra_names(extra), root, [extra] if extra.startswith("@") else [])
+    argv = [ansible_program("ansible-playbook"), str(playbook), *_words(options), *vault]
+    if options["tags"] or options["skip_tags"]:
+        _refuse_unknown_tags(playbook, options, sources, vault)
+    password = None
+    if options["ask_become_pass"]:
+        password = click.prompt("sudo password", hide_input=True, err=True)
+        argv += ["--become-password-file", "-"]
+    return verdict(run(argv, ansible_environment(), password))
+
+
+def verdict(rc: int) -> int:
+    """gpunode's exit code for one of ansible-playbook.
+
+    Ansible answers 4 when any node was unreachable, whatever happened on the others, 2 when a task failed, 1 and 5 for
+    what it could not start, 99 when it was interrupted.
+    """
+    if rc < 0:
+        return 128 - rc
+    known = {0: Exit.GOOD, 1: Exit.USAGE, 2: Exit.FAILED, 4: Exit.UNDETERMINED, 5: Exit.USAGE, 99: 130}
+    return int(known.get(rc, Exit.UNDETERMINED))
+
+
+def run(argv: Sequence[str], env: dict[str, str], password: str | None, wait_s: float = INTERRUPT_WAIT_S) -> int:
+    """Run a program to its end in a process group of its own and return its exit code, or minus a signal's number.
+
+    SIGINT, SIGTERM and SIGHUP are passed on to the group; a second one, or ``wait_s`` after the first, kills it.
+    ``password`` goes to its stdin, which is empty otherwise.
+    """
+    received: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        received.append(number)
+        if child is not None and len(received) == 1:
+            process.kill_group(child, number)
+        elif child is not None:
+            process.kill_tree(child)
+
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in handled}
+    try:
+        source = subprocess.DEVNULL if password is None else subprocess.PIPE
+        child = subprocess.Popen(list(argv), env=env, stdin=source, start_new_session=True)
+        if child.stdin is not None and password is not None:
+            with suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(password.encode() + b"\n")
+        return _wait(child, received, wait_s)
+    finally:
+        if child is not None and child.poll() is None:
+            process.kill_tree(child)
+            child.wait()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(child: "subprocess.Popen[bytes]", received: list[int], wait_s: float) -> int:
+    limit = None
+    while True:
+        try:
+            rc = child.wait(timeout=0.2)
+        except subprocess.TimeoutExpired:
+            if received and limit is None:
+                limit = time.monotonic() + wait_s
+            if limit is not None and time.monotonic() > limit:
+                process.kill_tree(child)
+        else:
+            return -received[0] if received else rc
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    """The options as ansible-playbook takes them."""
+    words: list[str] = []
+    for name, values in (
+        ("--inventory", options["inventories"]),
+        ("--limit", [options["limit"]] if options["limit"] is not None else []),
+        ("--tags", options["tags"]),
+        ("--skip-tags", options["skip_tags"]),
+        ("--extra-vars", options["extra_vars"]),
+        ("--forks", [str(options["forks"])] if options["forks"] else []),
+    ):
+        words += [word for value in values for word in (name, value)]
+    words += ["--check"] if options["check"] else []
+    words += ["--diff"] if options["diff"] else []
+    words += [f"-{'v' * options['verbose']}"] if options["verbose"] else []
+    return words
+
+
+def _refuse_unknown_tags(playbook: Path, options: dict[str, Any], sources: Sequence[str], vault: Sequence[str]) -> None:
+    """Ansible runs nothing for a tag that does not exist, and calls that a success."""
+    argv = [ansible_program("ansible-playbook"), str(playbook), "--list-tags", *vault]
+    argv += [word for source in sources for word in ("-i", source)]
+    done = process.run(argv, timeout_s=_LIST_TIMEOUT_S, env=ansible_environment())
+    if done.rc != 0:
+        raise UndeterminedError(f"ansible-playbook cannot list the tags of {playbook}: {done.stderr.strip()[-300:]}")
+    known = set(_SPECIAL_TAGS)
+    for found in re.findall(r"TAGS: \[([^\]]*)\]", done.stdout):
+        known.update(tag.strip() for tag in found.split(",") if tag.strip())
+    for value in (*options["tags"], *options["skip_tags"]):
+        for tag in filter(None, (word.strip() for word in value.split(","))):
+            if tag not in known:
+                near = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known - _SPECIAL_TAGS))}"
+                raise UsageError(f"the site playbook has no tag {tag}; {hint}")
+
+
+def _extra_names(extra: str) -> list[str]:
+    """Names of the variables in one ``-e``: ``KEY=VALUE …``, JSON or YAML, or ``@FILE``."""
+    text, where = extra, f"-e {extra.partition('=')[0]}"
+    if extra.startswith("@"):
+        where = extra[1:]
+        try:
+            text = Path(where).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as err:
+            raise UsageError(f"-e {extra}: {getattr(err, 'strerror', None) or 'not a text file'}") from None
+        if text.startswith("$ANSIBLE_VAULT"):
+            return []
+    elif not extra.lstrip().startswith(("{", "[")):
+        names = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", extra)
+        if not names:
+            raise UsageError("-e: write KEY=VALUE, a JSON object, or @FILE")
+        return names
+    try:
+        document = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
+        raise UsageError(f"{where}: neither JSON nor YAML") from None
+    if document is None:
+        return []
+    if not isinstance(document, dict):
+        raise UsageError(f"{where}: variables must be a mapping of names to values")
+    return [str(name) for name in document]

@@ -1,0 +1,97 @@
+"""Typos in the names of role variables: what looks like one of ours and is none."""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpunode.errors import UsageError
+
+_OWN_PREFIX = "gpunode_"
+_NEAR = 0.85
+"""Likeness from which a name outside our prefixes is taken for a mistyped one of ours."""
+_SUFFIXES = frozenset({"", ".yml", ".yaml", ".json", ".ini", ".cfg", ".toml"})
+_MAX_FILE_BYTES = 1 << 20
+
+
+def known_variables(root: Path) -> tuple[str, ...]:
+    """Variables of all roles below ``root``/roles, from their ``meta/argument_specs.yml``."""
+    found: set[str] = set()
+    for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
+        document: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        for entry in document.get("argument_specs", {}).values():
+            found.update(entry.get("options", {}))
+    return tuple(sorted(found))
+
+
+def role_prefixes(root: Path) -> tuple[str, ...]:
+    """How names of role variables begin: the roles' names below ``root``/roles, and ``gpunode_``."""
+    roles = sorted(path.name for path in root.glob("roles/*") if path.is_dir())
+    return (*(f"{role}_" for role in roles), _OWN_PREFIX)
+
+
+def unknown_variables(
+    names: Iterable[str], known: Iterable[str], prefixes: Sequence[str] = (_OWN_PREFIX,)
+) -> list[tuple[str, str | None]]:
+    """Names that are meant for a role and that no role has, each with the nearest right one (None: nothing near).
+
+    Meant for a role is a name that begins with one of ``prefixes`` and is like one of ``known``, any name that begins
+    with ``gpunode_``, and a name elsewhere that is very much like one of ``known``. A name such as ``docker_users``,
+    which another role may own, is not reported unless ours has one like it.
+    """
+    ours = sorted(set(known))
+    found: list[tuple[str, str | None]] = []
+    for name in sorted(set(names) - set(ours)):
+        if name.startswith(("_", "ansible_")):
+            continue
+        begins = name.startswith(tuple(prefixes))
+        near = difflib.get_close_matches(name, ours, n=1, cutoff=0.6 if begins else _NEAR)
+        if near or name.startswith(_OWN_PREFIX):
+            found.append((name, near[0] if near else None))
+    return found
+
+
+def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str]) -> None:
+    """Raise UsageError for the first name that is a typo, with the file and line among ``sources`` that has it."""
+    unknown = unknown_variables(names, known_variables(root), role_prefixes(root))
+    if not unknown:
+        return
+    name, near = unknown[0]
+    place = locate(name, sources)
+    more = f" ({len(unknown) - 1} more like it)" if len(unknown) > 1 else ""
+    hint = f"did you mean {near}?" if near else "no role has a variable like it"
+    raise UsageError(f"{place or 'the inventory'}: {name} is no variable of any role; {hint}{more}")
+
+
+def locate(name: str, sources: Sequence[str]) -> str | None:
+    """``FILE:LINE`` of the first file that sets ``name``: the inventories and the variable folders beside them."""
+    sets = re.compile(rf"""(?<![\w.]){re.escape(name)}["']?\s*[:=]""")
+    for file in _files(sources):
+        try:
+            if file.stat().st_size > _MAX_FILE_BYTES:
+                continue
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        for number, line in enumerate(lines, start=1):
+            if sets.search(line.partition(" #")[0]) and not line.lstrip().startswith(("#", ";")):
+                return f"{file}:{number}"
+    return None
+
+
+def _files(sources: Sequence[str]) -> Iterator[Path]:
+    for source in sources:
+        path = Path(source.removeprefix("@"))
+        folder = path if path.is_dir() else path.parent
+        if path.is_file():
+            yield path
+        elif path.is_dir():
+            yield from sorted(file for file in path.iterdir() if file.is_file() and file.suffix in _SUFFIXES)
+        if path.exists():
+            for name in ("group_vars", "host_vars"):
+                yield from sorted(
+                    file for file in folder.glob(f"{name}/**/*") if file.is_file() and file.suffix in _SUFFIXES
+                )
