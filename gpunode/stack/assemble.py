@@ -1,0 +1,257 @@
+"""A candidate that no rule refuses becomes a Stack: every field with the rule that decided it."""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from packaging.version import Version as Number
+
+from gpunode.catalog import KernelFlavour
+from gpunode.stack.candidates import is_native
+from gpunode.stack.model import Cuda, Driver, Module, PackageChoice, Reason, Restart, Stack, Warn
+from gpunode.stack.naming import DRIVER_VARIANTS, choices, package_set, version_word
+from gpunode.stack.rules import Case, Choice
+from gpunode.stack.table import rules
+
+EMPTY: dict[str, Any] = {"remove": ()}
+"""What a field is where its rule is left out; None for all others."""
+
+
+def assemble(case: Case, off: Collection[str] = ()) -> Stack:
+    """The stack of a case."""
+    values: dict[str, Any] = {}
+    reasons: dict[str, Reason] = {}
+    extra: list[PackageChoice] = []
+    for rule_id, choice in _choices(case, off):
+        values[choice.field] = choice.value
+        reasons[choice.field] = choice.reason(rule_id)
+        extra += choice.packages
+    candidate, node = case.candidate, case.question.node
+    flavour_row = _kernel_flavour(case)
+    driver, driver_packages = _driver(case, flavour_row)
+    values |= {
+        "source": candidate.source,
+        "driver": driver,
+        "module": _module(case, flavour_row),
+        "cuda": _cuda(case),
+        "packages": (*driver_packages, *extra),
+        "restart": Restart(kind=_restart(case)[0]),
+        "kept": candidate.installed,
+    }
+    reasons |= {
+        "source": _why_source(case),
+        "driver": _why_driver(case),
+        "module": _why_module(case, flavour_row),
+        "cuda": _why_cuda(case),
+        "packages": _why_packages(case, driver_packages),
+        "restart": Reason(rule="catalog", text=_restart(case)[1]),
+        "kept": Reason(
+            rule="installed" if candidate.installed else "preference",
+            text="the node has this driver already" if candidate.installed else "this driver is not on the node",
+        ),
+    }
+    said = [Warn(rule=rule_id, text=verdict.text) for rule_id, verdict in rules.verdicts(case, off)]
+    seen = [Warn(rule="catalog", text=note) for note in node.notes]
+    return Stack(
+        os=candidate.system.id,
+        arch=candidate.arch,
+        kernel=node.kernel,
+        platform=case.question.platform.id if case.question.platform else None,
+        gpus=tuple(_named(term.label, term.count) for term in case.question.gpus),
+        warnings=tuple(dict.fromkeys([*said, *_secure_boot(case), *seen])),
+        reasons=reasons,
+        **values,
+    )
+
+
+def _named(label: str, count: int | None) -> str:
+    return label if count is None else f"{count}x {label}"
+
+
+def _choices(case: Case, off: Collection[str]) -> Iterator[tuple[str, Choice]]:
+    for rule in rules:
+        if rule.decide is None:
+            continue
+        if rule.id in off:
+            for field in rule.fields:
+                yield rule.id, Choice(field, EMPTY.get(field), f"rule {rule.id} is left out")
+        else:
+            for choice in rule.decide(case):
+                yield rule.id, choice
+
+
+def _driver(case: Case, kernel: KernelFlavour | None) -> tuple[Driver, tuple[PackageChoice, ...]]:
+    candidate = case.candidate
+    row = package_set(case, "driver", DRIVER_VARIANTS if kernel is None else ("precompiled", *DRIVER_VARIANTS))
+    driver = Driver(
+        branch=candidate.branch.number,
+        version=None if _unknown_release(case) else candidate.version,
+        constraint=version_word(case),
+        decided_by=candidate.decided_by,
+        type=candidate.branch.type,
+        variant=row.variant if row else None,
+    )
+    return driver, () if row is None else choices(case, row, kernel=kernel.suffix if kernel else "")
+
+
+def _unknown_release(case: Case) -> bool:
+    """The repository decides, and nobody wrote down what it holds."""
+    candidate, offer = case.candidate, case.candidate.offer
+    return candidate.decided_by == "repository" and (offer is None or candidate.branch.number not in offer.versions)
+
+
+def _kernel_flavour(case: Case) -> KernelFlavour | None:
+    """The row of precompiled modules; None where modules are built by DKMS."""
+    candidate, kernel = case.candidate, case.question.node.kernel
+    if package_set(case, "driver", ("precompiled",)) is None:
+        return None
+    rows = [
+        row
+        for row in case.question.catalog.kernel_flavours.values()
+        if row.os == candidate.system.os
+        and (not row.systems or candidate.system.id in row.systems)
+        and candidate.flavour in row.modules
+    ]
+    if kernel is None:
+        return rows[0] if rows else None
+    fitting = [row for row in rows if kernel.endswith(f"-{row.suffix}")]
+    return fitting[0] if fitting else None
+
+
+def _module(case: Case, kernel: KernelFlavour | None) -> Module:
+    flavour = case.candidate.flavour
+    if kernel is None:
+        return Module(flavour=flavour, build="dkms")
+    modules = kernel.modules[flavour].format(branch=case.candidate.branch.number)
+    return Module(
+        flavour=flavour,
+        build="precompiled",
+        kernel_flavour=kernel.suffix,
+        kernel_packages=(kernel.image, kernel.headers, modules),
+    )
+
+
+def _cuda(case: Case) -> Cuda:
+    candidate, catalog = case.candidate, case.question.catalog
+    last = min(
+        (row.last_cuda for row in (catalog.architectures[gpu.architecture] for gpu in case.models) if row.last_cuda),
+        default=None,
+    )
+    known = {row.series: row for row in catalog.toolkits.values() if last is None or row.major <= last}
+    reached = [
+        Number(series)
+        for series, row in known.items()
+        if candidate.number >= Number(case.question.floor(row))
+        or (candidate.compat is not None and Number(series) <= Number(candidate.compat.id))
+    ]
+    own = candidate.branch.native_cuda
+    native = [Number(series) for series in known if own is not None and Number(series) <= Number(own)]
+    firsts = [catalog.architectures[gpu.architecture].first_cuda.get(gpu.compute_capability) for gpu in case.models]
+    return Cuda(
+        wished=case.question.request.cuda,
+        native=str(max(native)) if native else None,
+        newest=str(max(reached)) if reached else None,
+        oldest=str(max(Number(first) for first in firsts if first)) if any(firsts) else None,
+        support=_support(case),
+    )
+
+
+def _support(case: Case) -> Any:
+    if case.question.cuda is None:
+        return None
+    if case.candidate.compat is not None:
+        return "forward-compat"
+    return "native" if is_native(case.question, case.candidate) else "minor-version"
+
+
+def _restart(case: Case) -> tuple[str, str]:
+    """What is to be restarted, and why."""
+    candidate, node = case.candidate, case.question.node
+    loaded = node.loaded_version
+    if loaded == candidate.version and candidate.installed:
+        return "none", f"{loaded} is installed and loaded"
+    if loaded is not None:
+        new = candidate.version if candidate.installed else f"the module of {version_word(case)}"
+        return "reload-module", f"{loaded} is loaded and {new} is to be: exchange it on an idle node, or reboot"
+    if node.nouveau:
+        return "reboot", "nouveau holds the GPUs"
+    if node.observed:
+        return "load-module", "no NVIDIA module is loaded"
+    return "load-module", "of a node without a driver; reboot where nouveau holds the GPUs"
+
+
+def _secure_boot(case: Case) -> list[Warn]:
+    if not case.question.node.secure_boot or _kernel_flavour(case) is not None:
+        return []
+    text = "secure boot is on and DKMS signs with a key of its own: a person at the console must enrol it"
+    return [Warn(rule="catalog", text=text)]
+
+
+def _why_source(case: Case) -> Reason:
+    rule = case.question.source_rule
+    words = {
+        "wish": "wished",
+        "installed": "the installed driver packages come from there",
+        "preference": "nothing wished and nothing installed: it has all components in matching versions",
+    }
+    return Reason(rule=rule, text=words[rule])
+
+
+def _why_driver(case: Case) -> Reason:
+    candidate, wish = case.candidate, case.question.request.driver
+    branch = candidate.branch
+    kind = {"LTSB": "long-term support", "PB": "production", "NFB": "new feature", None: "of unknown type"}[branch.type]
+    release = {
+        "wish": "the release is wished",
+        "catalog": f"{candidate.version} is its newest known release",
+        "repository": "the archive decides the release",
+        "installed": f"{candidate.version} is installed",
+    }[candidate.decided_by]
+    if candidate.installed:
+        return Reason(rule="installed", text=f"{candidate.version} is installed and satisfies every wish and rule")
+    if wish is None:
+        return Reason(rule="preference", text=f"the best branch that every rule allows ({kind}); {release}")
+    named = f"wished: {wish}" if case.question.driver_branch else f"{wish} is wished, and {branch.number} is {kind}"
+    return Reason(rule="wish", text=f"{named}; {release}")
+
+
+def _why_module(case: Case, kernel: KernelFlavour | None) -> Reason:
+    candidate = case.candidate
+    build = (
+        f"{case.source_name} has modules signed for each kernel"
+        if kernel
+        else "built by DKMS for every installed kernel that has headers"
+    )
+    needed = next((gpu for gpu in case.models if gpu.modules == candidate.flavour), None)
+    if needed is not None:
+        rule = "R06-open-required" if candidate.flavour == "open" else "R07-proprietary-required"
+        return Reason(rule=rule, text=f"{needed.name} runs with the {candidate.flavour} modules alone; {build}")
+    if case.question.request.kernel_module is not None:
+        return Reason(rule="wish", text=f"{candidate.flavour} is wished; {build}")
+    if candidate.installed:
+        return Reason(rule="installed", text=f"{candidate.flavour} is installed; {build}")
+    if len(candidate.branch.modules) == 1:
+        text = f"branch {candidate.branch.number} has {candidate.flavour} modules alone; {build}"
+        return Reason(rule="R08-no-proprietary", text=text)
+    text = f"{candidate.flavour} is the default of branch {candidate.branch.number}; {build}"
+    return Reason(rule="preference", text=text)
+
+
+def _why_cuda(case: Case) -> Reason:
+    candidate, row = case.candidate, case.question.cuda
+    if row is None:
+        return Reason(rule="R01-minor-floor", text=f"no CUDA is wished; this is what {candidate.version} and the GPUs allow")
+    words = {
+        "native": f"branch {candidate.branch.number} carries CUDA {candidate.branch.native_cuda}",
+        "minor-version": f"{candidate.version} is above the floor of CUDA {row.major}, {case.question.floor(row)}",
+        "forward-compat": f"through {candidate.compat.package if candidate.compat else ''}",
+    }
+    support = _support(case)
+    rule = {"native": "R02-native", "minor-version": "R01-minor-floor", "forward-compat": "R14-compat-matrix"}[support]
+    return Reason(rule=rule, text=words[support])
+
+
+def _why_packages(case: Case, driver_packages: tuple[PackageChoice, ...]) -> Reason:
+    if driver_packages:
+        return Reason(rule="R15-distro-repo", text=f"names of {case.source_name} for branch {case.candidate.branch.number}")
+    text = f"the catalog has no names for the driver packages of {case.source_name}"
+    return Reason(rule="R15-distro-repo", text=text)

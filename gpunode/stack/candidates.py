@@ -1,0 +1,191 @@
+"""What could be installed: every combination worth asking the rules about, the preferred ones first."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from packaging.version import Version as Number
+
+from gpunode.catalog import Branch, ForwardCompat, Offer, System
+from gpunode.catalog.origins import upstream_version
+from gpunode.errors import UsageError
+from gpunode.stack.model import Arch, Flavour, Origin
+from gpunode.stack.question import Question
+
+ARCHES: tuple[Arch, ...] = ("x86_64", "aarch64")
+FLAVOURS: tuple[Flavour, ...] = ("open", "proprietary")
+FIRST_SYSTEM = "ubuntu-24.04"
+"""Preferred where no operating system was said."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One driver on one system, before any rule has looked at it."""
+
+    system: System
+    arch: Arch
+    source: Origin
+    branch: Branch
+    version: str
+    """The release; the newest known one of the branch where only the repository can say."""
+    decided_by: Literal["wish", "catalog", "repository", "installed"]
+    flavour: Flavour
+    compat: ForwardCompat | None = None
+    """The cuda-compat package that the wished CUDA would need on this driver."""
+
+    @property
+    def offer(self) -> Offer | None:
+        """What the source has for the system; None: nothing."""
+        return self.system.origins.get(self.source)
+
+    @cached_property
+    def number(self) -> Number:
+        """The release as something that compares."""
+        return Number(self.version)
+
+    @property
+    def installed(self) -> bool:
+        """It is what the node already has."""
+        return self.decided_by == "installed"
+
+
+def candidates(question: Question) -> Iterator[Candidate]:
+    """All candidates that keep the wishes about source, driver and module; best first."""
+    for system in _systems(question):
+        for arch in [question.node.arch] if question.node.arch else ARCHES:
+            found = list(_on(question, system, arch))
+            yield from sorted(found, key=lambda candidate: _rank(question, candidate))
+
+
+def _systems(question: Question) -> list[System]:
+    if question.system is not None:
+        return [question.system]
+    return sorted(question.catalog.systems.values(), key=lambda row: (row.id != FIRST_SYSTEM, not row.supported))
+
+
+def _on(question: Question, system: System, arch: Arch) -> Iterator[Candidate]:
+    here = _installed_candidates(question, system, arch)
+    yield from here
+    if question.request.driver == "keep":
+        return
+    have = {(candidate.source, candidate.version, candidate.flavour) for candidate in here}
+    for branch in _branches(question):
+        version, decided_by = _release(question, system, branch)
+        for flavour in _flavours(question):
+            if (question.source, version, flavour) not in have:
+                yield from _with_compat(
+                    question,
+                    Candidate(system, arch, question.source, branch, version, decided_by, flavour),
+                )
+
+
+def _flavours(question: Question) -> tuple[Flavour, ...]:
+    wished = question.request.kernel_module
+    return FLAVOURS if wished is None else (wished,)
+
+
+def _branches(question: Question) -> list[Branch]:
+    if question.driver_branch is not None:
+        return [question.driver_branch]
+    return [row for row in question.catalog.branches.values() if _word_allows(question.request.driver, row)]
+
+
+def _word_allows(word: str | None, branch: Branch) -> bool:
+    if word == "lts":
+        return branch.type == "LTSB"
+    if word == "production":
+        return branch.type in ("LTSB", "PB")
+    return True
+
+
+def _release(
+    question: Question, system: System, branch: Branch
+) -> tuple[str, Literal["wish", "catalog", "repository", "installed"]]:
+    if question.driver_version is not None:
+        return question.driver_version, "wish"
+    offer = system.origins.get(question.source)
+    if question.source == "nvidia":
+        return branch.latest, "catalog"
+    if offer is not None and branch.number in offer.versions:
+        return upstream_version(offer.versions[branch.number]), "repository"
+    return branch.latest, "repository"
+
+
+def _installed_candidates(question: Question, system: System, arch: Arch) -> list[Candidate]:
+    """What is on the node, where it keeps the wishes."""
+    installed = question.installed
+    if installed is None or installed.version is None or installed.origins != (question.source,):
+        return []
+    try:
+        branch = question.catalog.branch_of(installed.version)
+    except UsageError:
+        return []
+    if question.driver_branch not in (None, branch) or question.driver_version not in (None, installed.version):
+        return []
+    if not _word_allows(question.request.driver, branch):
+        return []
+    flavours = _flavours(question) if installed.flavour is None else (installed.flavour,)
+    return [
+        candidate
+        for flavour in flavours
+        if flavour in _flavours(question)
+        for candidate in _with_compat(
+            question,
+            Candidate(system, arch, question.source, branch, installed.version, "installed", flavour),
+        )
+    ]
+
+
+def _with_compat(question: Question, candidate: Candidate) -> Iterator[Candidate]:
+    """The candidate; where its driver is below the floor of the wished CUDA, also with the cuda-compat package."""
+    yield candidate
+    wished = [row for _, row in question.cuda_wishes]
+    below = [row for row in wished if candidate.number < Number(question.floor(row))]
+    series = {row.series for row in below}
+    if len(series) == 1 and (compat := question.catalog.forward_compat.get(below[0].series)) is not None:
+        yield Candidate(
+            candidate.system,
+            candidate.arch,
+            candidate.source,
+            candidate.branch,
+            candidate.version,
+            candidate.decided_by,
+            candidate.flavour,
+            compat,
+        )
+
+
+def past_eol(candidate: Candidate, question: Question) -> bool:
+    """The branch's end of life has passed."""
+    return candidate.branch.eol is not None and candidate.branch.eol < question.today
+
+
+def is_native(question: Question, candidate: Candidate) -> bool:
+    """The driver gives every wished CUDA full support, not only minor-version compatibility."""
+    return all(
+        candidate.branch.number >= row.branch or (row.driver is not None and candidate.number >= Number(row.driver))
+        for _, row in question.cuda_wishes
+    )
+
+
+def _rank(question: Question, candidate: Candidate) -> tuple[object, ...]:
+    """Sort key: the smallest is tried first. Nothing here refuses anything."""
+    branch = candidate.branch
+    ended = past_eol(candidate, question)
+    word = question.request.driver
+    keeps = candidate.installed and not (word in ("lts", "production") and ended)
+    newest_first = -branch.number
+    flavour = candidate.flavour != branch.default_modules
+    if word == "newest":
+        return (candidate.compat is not None, newest_first, not keeps, flavour)
+    long_lived = branch.type in ("LTSB", "PB")
+    return (
+        candidate.compat is not None,
+        not keeps,
+        ended,
+        not long_lived,
+        not is_native(question, candidate),
+        newest_first,
+        flavour,
+    )

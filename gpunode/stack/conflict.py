@@ -1,0 +1,224 @@
+"""No stack: the smallest set of terms that cannot hold together, the rules in words, and the nearest stacks."""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from gpunode.stack.assemble import assemble
+from gpunode.stack.candidates import candidates
+from gpunode.stack.model import Clash, Conflict, NodePicture, Offer, Request, Stack, Term
+from gpunode.stack.question import Question, restrict, terms
+from gpunode.stack.rules import Case, Verdict
+from gpunode.stack.table import rules
+
+MOST_OFFERS = 4
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to ask for less, or for something else nearby."""
+
+    kind: str
+    text: str
+    """Over ``{stack}``, where what replaces the wish is only known from the answer."""
+    request: Request
+    node: NodePicture
+
+
+def first_case(question: Question, off: Collection[str] = ()) -> Case | None:
+    """The best candidate that no rule refuses."""
+    for candidate in candidates(question):
+        case = Case(question, candidate)
+        if not rules.refused(case, off):
+            return case
+    return None
+
+
+def explain(question: Question, off: Collection[str] = ()) -> Conflict:
+    """The conflict of a question that no candidate answers."""
+    smallest = _smallest(question, off)
+    return Conflict(
+        terms=smallest,
+        clashes=tuple(_clashes(_only(question, smallest), off)),
+        offers=tuple(_offers(question, smallest, off)),
+    )
+
+
+def _only(question: Question, kept: Collection[Term]) -> Question:
+    request, node = restrict(question.request, question.node, kept)
+    return replace(question, request=request, node=node)
+
+
+def _holds(question: Question, kept: Collection[Term], off: Collection[str]) -> bool:
+    return first_case(_only(question, kept), off) is not None
+
+
+def _smallest(question: Question, off: Collection[str]) -> tuple[Term, ...]:
+    """The smallest set of terms that has no stack; every smaller part of it has one."""
+    minimal = list(terms(question.request, question.node))
+    for term in _droppable_first(minimal):
+        rest = [other for other in minimal if other != term]
+        if not _holds(question, rest, off):
+            minimal = rest
+    everything = terms(question.request, question.node)
+    for size in range(1, len(minimal)):
+        for some in combinations(everything, size):
+            if not _holds(question, some, off):
+                return some
+    return tuple(minimal)
+
+
+def _droppable_first(found: Iterable[Term]) -> list[Term]:
+    """What a user least wants to hear about is dropped first."""
+    order = ("kernel", "arch", "past-eol", "os", "installed", "source", "toolkit", "kernel-module", "driver", "cuda")
+    return sorted(found, key=lambda term: order.index(term.name) if term.name in order else len(order))
+
+
+def _clashes(question: Question, off: Collection[str]) -> Iterator[Clash]:
+    """What the rules say against the candidates that come nearest: those which the fewest rules refuse."""
+    refusals: list[list[tuple[str, Verdict]]] = []
+    for candidate in candidates(question):
+        said = [(rule, verdict) for rule, verdict in rules.verdicts(Case(question, candidate), off) if verdict.refuses]
+        refusals.append(said)
+    if not refusals:
+        yield Clash(rule="wish", text=_no_candidate(question))
+        return
+    fewest = min(len({rule for rule, _ in said}) for said in refusals)
+    told: set[str] = set()
+    for said in refusals:
+        if len({rule for rule, _ in said}) != fewest:
+            continue
+        for rule, verdict in said:
+            if rule not in told:
+                told.add(rule)
+                yield Clash(rule=rule, text=verdict.text)
+
+
+def _no_candidate(question: Question) -> str:
+    installed = question.installed
+    if installed is None:
+        return "no driver package is known to be installed that could be kept"
+    if installed.version is None:
+        return "the installed driver packages have no one version that could be kept"
+    return f"the installed driver is {installed.version} from {' and '.join(installed.origins)}"
+
+
+def _offers(question: Question, smallest: Collection[Term], off: Collection[str]) -> Iterator[Offer]:
+    found: list[Offer] = []
+    for change in _changes(question):
+        if any(change.kind == offer_kind for offer_kind, _ in ((o.change[0].split(" ")[0], o) for o in found)):
+            continue
+        offer = _offer(question, change, off)
+        if offer is not None and all(offer.stack != other.stack for other in found):
+            found.append(offer)
+        if len(found) == MOST_OFFERS:
+            break
+    if not found:
+        found = list(_double_offers(question, off))
+    yield from found
+
+
+def _double_offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
+    """Two wishes dropped at once, where no single change helps."""
+    wishes = [term for term in terms(question.request, question.node) if term.given == "wish"]
+    everything = terms(question.request, question.node)
+    found = 0
+    for size in (2, 3):
+        for dropped in combinations(reversed(wishes), size):
+            kept = [term for term in everything if term not in dropped]
+            case = first_case(_only(question, kept), off)
+            if case is None:
+                continue
+            stack = assemble(case, off)
+            change = tuple(f"without --{term.name} {term.value}" for term in dropped)
+            yield Offer(change=change, summary=summary(stack), stack=stack)
+            found += 1
+            if found == MOST_OFFERS:
+                return
+        if found:
+            return
+
+
+def _offer(question: Question, change: Change, off: Collection[str]) -> Offer | None:
+    case = first_case(replace(question, request=change.request, node=change.node), off)
+    if case is None:
+        return None
+    stack = assemble(case, off)
+    text = change.text.format(branch=stack.driver.branch, module=stack.module.flavour)
+    return Offer(change=(text,), summary=summary(stack), stack=stack)
+
+
+def summary(stack: Stack) -> str:
+    """A stack in one line: ``580 proprietary with CUDA 12.9 from nvidia on ubuntu-22.04``."""
+    cuda = stack.cuda.wished or stack.cuda.native
+    with_cuda = f" with CUDA {cuda}" if cuda else ""
+    return f"{stack.driver.branch} {stack.module.flavour}{with_cuda} from {stack.source} on {stack.os}"
+
+
+def _changes(question: Question) -> Iterator[Change]:
+    """Single changes, the least painful first."""
+    request, node = question.request, question.node
+
+    def asked(kind: str, text: str, **update: str | None) -> Change:
+        return Change(kind, text, request.model_copy(update=update), node)
+
+    def other(kind: str, text: str, **update: object) -> Change:
+        return Change(kind, text, request, node.model_copy(update=update))
+
+    if request.cuda:
+        for series in _lower_series(question, request.cuda):
+            yield asked("--cuda", f"--cuda {series} in place of {request.cuda}", cuda=series)
+    if request.toolkit:
+        for series in _lower_series(question, request.toolkit):
+            yield asked("--toolkit", f"--toolkit {series} in place of {request.toolkit}", toolkit=series)
+        yield asked("--toolkit", "--toolkit none", toolkit=None)
+    if request.kernel_module:
+        yield asked("--kernel-module", "--kernel-module {module}", kernel_module=None)
+    if request.driver:
+        yield asked("--driver", f"--driver {{branch}} in place of {request.driver}", driver=None)
+    if request.past_eol == "refuse":
+        yield asked("--past-eol", "a branch past its end of life", past_eol="warn")
+    for source in _sources(question):
+        yield asked("--source", f"--source {source}", source=source)
+    if node.observed:
+        return
+    for system in _systems(question):
+        yield other("--os", f"--os {system}", os=system)
+    if node.arch:
+        arch = "aarch64" if node.arch == "x86_64" else "x86_64"
+        yield other("--arch", f"--arch {arch}", arch=arch)
+    if len(node.gpus) > 1:
+        for group in node.gpus:
+            rest = tuple(one for one in node.gpus if one != group)
+            yield other(f"without {group.label}", f"without {group.label}", gpus=rest)
+    if node.kernel:
+        yield other("--kernel", "a newer kernel", kernel=None)
+
+
+def _lower_series(question: Question, wished: str) -> list[str]:
+    """CUDA series below the wished one, the nearest first."""
+    series = list(dict.fromkeys(row.series for row in question.catalog.toolkits.values()))
+    own = question.catalog.toolkit(wished).series
+    return series[series.index(own) + 1 :]
+
+
+def _sources(question: Question) -> list[str]:
+    """The other sources of the system; on a mixed node also its own, as an explicit wish."""
+    if question.system is None:
+        return []
+    known = list(question.system.origins)
+    return [source for source in known if source != question.request.source and not _is_default(question, source)]
+
+
+def _is_default(question: Question, source: str) -> bool:
+    """Wishing for this source would change nothing."""
+    return question.request.source is None and source == question.source and question.installed is None
+
+
+def _systems(question: Question) -> list[str]:
+    """Other systems: the same distribution first."""
+    if question.system is None:
+        return []
+    own = question.system
+    rows = [row for row in question.catalog.systems.values() if row.id != own.id]
+    return [row.id for row in sorted(rows, key=lambda row: (row.os != own.os, not row.supported))]

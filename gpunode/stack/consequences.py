@@ -1,0 +1,104 @@
+"""The rules that decide what follows from the driver: how it is held, what must go, when it ends, GPUDirect."""
+
+from collections.abc import Iterator
+
+from packaging.version import Version as Number
+
+from gpunode.catalog.origins import table
+from gpunode.stack.model import Pin, Preference
+from gpunode.stack.naming import DRIVER_VARIANTS, applies, fill, package_set, version_word
+from gpunode.stack.rules import Case, Choice
+from gpunode.stack.table import rules
+
+GDR_KERNEL = Number("5.12")
+GDR_CUDA = Number("11.7")
+GDR_CAPABILITY = Number("7.5")
+"""compat.yml, gpudirect: dma-buf."""
+PIN_PRIORITY = 1001
+"""Above 1000 apt goes back to an older version, which a pin that is to hold must be able to."""
+
+
+@rules.decides("R13-branch-eol", "eol")
+def eol(case: Case) -> Iterator[Choice]:
+    """The earlier of two dates, where sources differ."""
+    branch = case.candidate.branch
+    if branch.eol is None:
+        yield Choice("eol", None, f"no end of life of branch {branch.number} is known")
+        return
+    whose = "NVIDIA's table of branches" if branch.eol_promised else "the rule of thumb: release plus one year, LTSB three"
+    yield Choice("eol", branch.eol, f"by {whose}")
+
+
+@rules.decides("R15-distro-repo", "pin")
+def pin(case: Case) -> Iterator[Choice]:
+    """NVIDIA's pinning packages from 580 on, our own preferences before and elsewhere, streams and locks for rpm."""
+    candidate, catalog = case.candidate, case.question.catalog
+    row = next(
+        (row for row in catalog.pinning.values() if row.origin == candidate.source and applies(case, row)),
+        None,
+    )
+    if row is None:
+        yield Choice("pin", None, f"the catalog knows no way to hold a version from {case.source_name}")
+        return
+    held = f"holds {version_word(case)} on {candidate.system.name}"
+    pattern = None if row.pattern is None else fill(case, row.pattern)
+    if row.kind == "package":
+        template = row.packages[0] if candidate.decided_by == "repository" else row.packages[-1]
+        value = Pin(mechanism="pinning-package", packages=(fill(case, template),))
+        yield Choice("pin", value, f"NVIDIA's pinning package {held}; it is installed before the driver")
+    elif row.kind == "preferences":
+        stanza = Preference(packages=_closure_globs(case), pin=f"version {version_word(case)}-*", priority=PIN_PRIORITY)
+        yield Choice("pin", Pin(mechanism="preferences", preferences=(stanza,)), f"an apt preferences file of ours {held}")
+    elif row.kind == "module-stream":
+        yield Choice("pin", Pin(mechanism="module-stream", pattern=pattern or _stream(case)), f"the module stream {held}")
+    else:
+        yield Choice("pin", Pin(mechanism=row.kind, pattern=pattern), f"a {row.kind} {held}")
+
+
+def _stream(case: Case) -> str | None:
+    row = package_set(case, "driver", DRIVER_VARIANTS)
+    return None if row is None or row.stream is None else fill(case, row.stream)
+
+
+def _closure_globs(case: Case) -> tuple[str, ...]:
+    """Names that the closure's packages may have. The version in the pin keeps all others out of it."""
+    rows = [row for row in table().closures if row.origin == case.candidate.source and row.packages]
+    return tuple(name for row in rows for name in row.packages) or ("nvidia-*", "libnvidia-*", "libcuda1", "linux-modules-nvidia-*")
+
+
+@rules.decides("R16-repo-mix", "remove")
+def remove(case: Case) -> Iterator[Choice]:
+    """What a switch of source replaces, and what the container toolkit superseded."""
+    installed = case.question.node.installed
+    if installed is None:
+        yield Choice("remove", (), "nothing is known to be installed")
+        return
+    toolkit_row = next(iter(case.question.catalog.container_toolkit.values()))
+    strangers = [package.name for package in installed.closure if package.origin != case.candidate.source]
+    superseded = [package.name for package in installed.packages if package.name in toolkit_row.replaces]
+    names = tuple(sorted({*strangers, *superseded}))
+    yield Choice("remove", names, "packages of another publisher, or superseded" if names else "nothing is in the way")
+
+
+@rules.decides("R19-gdr", "gpudirect_rdma")
+def gpudirect(case: Case) -> Iterator[Choice]:
+    """dma-buf: what GPUDirect RDMA needs of this stack."""
+    candidate, kernel = case.candidate, case.question.kernel_release
+    native = candidate.branch.native_cuda
+    against = []
+    if candidate.flavour != "open":
+        against.append("the modules are proprietary")
+    if native is None or Number(native) < GDR_CUDA:
+        against.append(f"the driver's CUDA is older than {GDR_CUDA}")
+    if any(gpu.capability < GDR_CAPABILITY for gpu in case.models):
+        against.append("a GPU is older than Turing")
+    if any(gpu.market == "consumer" for gpu in case.models):
+        against.append("a GPU is no data-centre or professional one")
+    if kernel is not None and kernel < GDR_KERNEL:
+        against.append(f"kernel {case.question.node.kernel} is older than {GDR_KERNEL}")
+    if against:
+        yield Choice("gpudirect_rdma", False, f"not over dma-buf: {'; '.join(against)}")
+    elif kernel is None:
+        yield Choice("gpudirect_rdma", None, f"over dma-buf with kernel {GDR_KERNEL} or newer; the kernel was not said")
+    else:
+        yield Choice("gpudirect_rdma", True, f"open modules, kernel {GDR_KERNEL} or newer, CUDA {GDR_CUDA} or newer")

@@ -1,0 +1,327 @@
+"""The rules that refuse a candidate or warn about it. Each function is one rule; ``table.py`` says what it means."""
+
+from collections.abc import Iterator
+
+from packaging.version import Version as Number
+
+from gpunode.catalog import Gpu
+from gpunode.stack.candidates import is_native, past_eol
+from gpunode.stack.model import Flavour
+from gpunode.stack.question import GpuTerm
+from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, warn
+from gpunode.stack.table import rules
+
+OPEN_KERNEL_FLOOR = Number("4.15")
+"""README of the open kernel modules 595.45.04; compat.yml, kernel_module_rules, kernel-floor."""
+
+
+@rules.judges("R01-minor-floor")
+def minor_floor(case: Case) -> Iterator[Verdict]:
+    """CUDA 13 on 570 does not start."""
+    candidate = case.candidate
+    if candidate.compat is not None:
+        return
+    for whose, row in case.question.cuda_wishes:
+        floor = case.question.floor(row)
+        if candidate.number < Number(floor):
+            yield refuse(
+                f"CUDA {row.series} for {whose} needs driver {floor} or newer, and this is {candidate.version}",
+                sure=row.sure("floor"),
+            )
+
+
+@rules.judges("R02-native")
+def native(case: Case) -> Iterator[Verdict]:
+    """CUDA 13.2 on 580 starts, and cannot compile PTX of 13.2."""
+    candidate = case.candidate
+    if candidate.compat is not None or is_native(case.question, candidate):
+        return
+    for whose, row in case.question.cuda_wishes:
+        full = row.driver or f"a driver of branch {row.branch}"
+        yield warn(
+            f"CUDA {row.series} for {whose} runs on {candidate.version} by minor-version compatibility: PTX made by it is "
+            f"not compiled at run time, and new driver features are missing; full support from {full} on"
+        )
+
+
+@rules.judges("R03-arch-last-branch")
+def last_branch(case: Case) -> Iterator[Verdict]:
+    """595 does not know a V100 any more."""
+    branch = case.candidate.branch.number
+
+    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+        if gpu.last_branch is None or branch <= gpu.last_branch:
+            return None
+        text = f"{term.named(gpu)} is driven up to branch {gpu.last_branch}, not by {branch}"
+        return refuse(text, sure=gpu.sure("last_branch"))
+
+    yield from over_gpus(case, against)
+
+
+@rules.judges("R04-arch-cuda")
+def too_old_for_cuda(case: Case) -> Iterator[Verdict]:
+    """CUDA 13 has no code for a V100."""
+    catalog = case.question.catalog
+    for whose, row in case.question.cuda_wishes:
+        major = catalog.cuda_majors[str(row.major)]
+
+        def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+            architecture = catalog.architectures[gpu.architecture]
+            last = architecture.last_cuda
+            if last is not None and row.major > last:  # noqa: B023 (called before the next round)
+                sure = architecture.sure("last_cuda")
+            elif gpu.capability < Number(major.min_compute_capability):  # noqa: B023
+                sure = gpu.sure("compute_capability") and major.sure("min_compute_capability")  # noqa: B023
+            else:
+                return None
+            return refuse(
+                f"{term.named(gpu)} is below the floor of CUDA {major.id}, which is compute capability "  # noqa: B023
+                f"{major.min_compute_capability}: no CUDA {row.series} for {whose}",  # noqa: B023
+                sure=sure,
+            )
+
+        yield from over_gpus(case, against)
+
+
+@rules.judges("R05-arch-first-cuda")
+def too_young_for_cuda(case: Case) -> Iterator[Verdict]:
+    """CUDA 12.2 does not know a B200, and neither does a driver of that time."""
+    branch = case.candidate.branch
+    asked = [(f"CUDA {row.series} for {whose}", Number(row.series)) for whose, row in case.question.cuda_wishes]
+    if branch.native_cuda is not None:
+        asked.append((f"branch {branch.number} (CUDA {branch.native_cuda})", Number(branch.native_cuda)))
+    for what, cuda in asked:
+
+        def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+            architecture = case.question.catalog.architectures[gpu.architecture]
+            first = architecture.first_cuda.get(gpu.compute_capability)
+            if first is None or cuda >= Number(first):  # noqa: B023 (called before the next round)
+                return None
+            text = f"{what} does not know {term.named(gpu)}: CUDA {first} is the first that does"  # noqa: B023
+            # Where a capability's own value is unsure, the architecture's lowest one still is not.
+            lowest = min(map(Number, architecture.first_cuda.values()))
+            return refuse(text, sure=architecture.sure("first_cuda") or cuda < lowest)  # noqa: B023
+
+        yield from over_gpus(case, against)
+
+
+def _needed(case: Case) -> set[str]:
+    """The flavours without which some GPU of the node does not run, whichever model a name stands for."""
+    alone = [{gpu.modules for gpu in term.models} for term in case.question.gpus]
+    return {flavours.copy().pop() for flavours in alone if len(flavours) == 1 and flavours != {"either"}}
+
+
+def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
+    if _needed(case) >= {"open", "proprietary"} or case.candidate.flavour == needed:
+        return
+
+    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+        if gpu.modules != needed:
+            return None
+        text = f"{term.named(gpu)} runs with the {needed} kernel modules alone"
+        return refuse(text, sure=gpu.sure("modules"))
+
+    yield from over_gpus(case, against)
+
+
+@rules.judges("R06-open-required")
+def open_required(case: Case) -> Iterator[Verdict]:
+    """A B200 with proprietary modules does not start."""
+    yield from _flavour_needed(case, "open")
+
+
+@rules.judges("R07-proprietary-required")
+def proprietary_required(case: Case) -> Iterator[Verdict]:
+    """A V100 has no GSP, which the open modules need."""
+    yield from _flavour_needed(case, "proprietary")
+
+
+@rules.judges("R08-no-proprietary")
+def flavour_in_branch(case: Case) -> Iterator[Verdict]:
+    """620 has no proprietary modules, 510 no open ones."""
+    branch, flavour = case.candidate.branch, case.candidate.flavour
+    if flavour not in branch.modules:
+        has = " and ".join(branch.modules)
+        yield refuse(
+            f"branch {branch.number} has no {flavour} kernel modules, only {has} ones", sure=branch.sure("modules")
+        )
+    elif flavour == "proprietary" and not branch.sure("modules"):
+        yield warn(f"whether branch {branch.number} still has proprietary modules is not sure: {branch.unsure['modules']}")
+
+
+@rules.judges("R09-mixed-flavour")
+def mixed_flavour(case: Case) -> Iterator[Verdict]:
+    """V100 and B200 in one node: one kernel, one module, no flavour."""
+    if not _needed(case) >= {"open", "proprietary"}:
+        return
+    by_flavour = {
+        flavour: [term.named(gpu) for term in case.question.gpus for gpu in term.models[:1] if gpu.modules == flavour]
+        for flavour in ("open", "proprietary")
+    }
+    yield refuse(
+        f"{', '.join(by_flavour['proprietary'])} needs the proprietary kernel modules and {', '.join(by_flavour['open'])} "
+        "the open ones; a node loads one of them"
+    )
+
+
+@rules.judges("R10-gpu-min-driver")
+def gpu_min_driver(case: Case) -> Iterator[Verdict]:
+    """Documented minima refuse; a README that does not name the GPU yet only warns."""
+    candidate, platform = case.candidate, case.question.platform
+    if platform is not None and platform.min_driver is not None and candidate.number < Number(platform.min_driver):
+        text = f"{platform.name} needs driver {platform.min_driver} or newer, and this is {candidate.version}"
+        yield refuse(text, sure=platform.sure("min_driver"))
+
+    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+        if gpu.min_driver is not None and candidate.number < Number(gpu.min_driver):
+            text = f"{term.named(gpu)} needs driver {gpu.min_driver} or newer, and this is {candidate.version}"
+            return refuse(text, sure=gpu.sure("min_driver"))
+        first = gpu.first_listed_on(candidate.branch.number)
+        if candidate.flavour != "open" or first in ("from the start", "unknown"):
+            return None
+        since = "no release" if first == "never" else f"no release before {first}"
+        if first != "never" and candidate.number >= Number(first):
+            return None
+        return warn(f"{since} of branch {candidate.branch.number} lists {term.label} among the GPUs of its open modules")
+
+    yield from over_gpus(case, against)
+
+
+@rules.judges("R13-branch-eol")
+def branch_eol(case: Case) -> Iterator[Verdict]:
+    """535 ended in June 2026."""
+    branch, question = case.candidate.branch, case.question
+    if past_eol(case.candidate, question):
+        whose = "" if branch.eol_promised else " by the rule of thumb (release plus one year, LTSB three)"
+        text = f"branch {branch.number} is past its end of life: {branch.eol}{whose}"
+        yield refuse(text, sure=branch.eol_promised) if question.request.past_eol == "refuse" else warn(text)
+    elif branch.superseded_by is not None:
+        yield warn(f"branch {branch.number} gets no more releases: it was superseded by {branch.superseded_by}")
+    elif branch.eol is None:
+        yield warn(f"the end of life of branch {branch.number} is not known")
+
+
+@rules.judges("R14-compat-matrix")
+def compat_matrix(case: Case) -> Iterator[Verdict]:
+    """cuda-compat-13-0 on 535 and 570, in their lifetime, on data-centre GPUs."""
+    candidate = case.candidate
+    compat, branch = candidate.compat, candidate.branch
+    if compat is None:
+        return
+    if branch.number not in compat.works_on:
+        yield refuse(f"{compat.package} is not made for branch {branch.number}", sure=compat.sure("works_on"))
+    if past_eol(candidate, case.question):
+        yield refuse(f"{compat.package} is not supported on branch {branch.number}, which ended on {branch.eol}")
+    if case.lacks("cuda-compat"):
+        yield refuse(f"{case.source_name} has no {compat.package}")
+    if branch.type == "NFB":
+        yield warn(f"NVIDIA names new-feature branches like {branch.number} as no target for {compat.package}")
+    yield warn(
+        f"CUDA {compat.id} runs on branch {branch.number} only through {compat.package}, without OpenGL and Vulkan; "
+        "remove it when the driver is upgraded"
+    )
+
+    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+        if gpu.market == "datacenter":
+            return None
+        text = f"{compat.package} works on data-centre GPUs only, and {term.label} is none (error 804)"
+        return refuse(text, sure=gpu.sure("market") and gpu.market != "workstation")
+
+    yield from over_gpus(case, against)
+
+
+@rules.judges("R15-distro-repo")
+def distro_repo(case: Case) -> Iterator[Verdict]:
+    """The ubuntu2604 repository starts at 595; Debian 12 holds 535 alone."""
+    candidate, offer = case.candidate, case.candidate.offer
+    system, branch = candidate.system, candidate.branch.number
+    if offer is None:
+        others = " and ".join(system.origins)
+        yield refuse(f"{system.name} has no source {candidate.source!r}; it has {others}")
+        return
+    sure = system.sure(f"origins.{candidate.source}")
+    if offer.first_branch is not None and branch < offer.first_branch:
+        yield refuse(f"{case.source_name} starts at branch {offer.first_branch}: no {branch}", sure=sure)
+    if offer.last_branch is not None and branch > offer.last_branch:
+        yield refuse(f"{case.source_name} ends at branch {offer.last_branch}: no {branch}", sure=sure)
+    if branch in offer.missing:
+        yield refuse(f"{case.source_name} does not have branch {branch}", sure=sure)
+    if candidate.arch not in offer.arches:
+        yield refuse(f"{case.source_name} has no packages for {candidate.arch}", sure=sure)
+    held = offer.versions.get(branch)
+    if held is not None and candidate.decided_by == "wish" and not _release_of(held, candidate.version):
+        yield refuse(f"{case.source_name} holds {held} of branch {branch} and no other release", sure=sure)
+    elif candidate.decided_by == "wish" and candidate.version not in candidate.branch.points:
+        yield warn(f"{candidate.version} is none of the releases of branch {branch} that the catalog knows")
+
+
+def _release_of(package_version: str, release: str) -> bool:
+    return package_version.split(":", 1)[-1].split("-")[0] == release
+
+
+@rules.judges("R16-repo-mix")
+def repo_mix(case: Case) -> Iterator[Verdict]:
+    """One publisher for the driver closure; a switch is a wish."""
+    installed = case.question.installed
+    if installed is None or case.question.request.source is not None:
+        return
+    if len(installed.origins) > 1:
+        yield refuse(
+            f"driver packages from {' and '.join(installed.origins)} are mixed on the node; a wished source replaces the "
+            "others"
+        )
+    elif installed.origins != (case.candidate.source,):
+        yield refuse(
+            f"the installed driver packages are from {installed.origins[0]}, not from {case.candidate.source}; a wished "
+            "source replaces them"
+        )
+
+
+@rules.judges("R11-fm-exact")
+def board_unknown(case: Case) -> Iterator[Verdict]:
+    """Whether there is an NVSwitch is known, or it is said that it is not."""
+    board = case.question.board
+    if board.unknown is not None:
+        yield warn(board.unknown)
+    elif board.unsure is not None:
+        yield warn(f"{board.unsure} ({board.why})")
+
+
+@rules.judges("R21-no-service")
+def no_service(case: Case) -> Iterator[Verdict]:
+    """An HGX board with Debian's driver has no fabric manager, and no CUDA at all then."""
+    board = case.question.board
+    for service in board.services:
+        if case.lacks(service):
+            text = f"{case.source_name} has no {service}, which the board needs ({board.why})"
+            yield refuse(text, sure=board.unsure is None)
+    if board.unknown is not None and case.lacks("fabric-manager"):
+        yield warn(f"{case.source_name} has no fabric manager: a board with NVSwitches would not work")
+    for component in ("dcgm", "container-toolkit"):
+        if case.lacks(component):
+            yield warn(f"{case.source_name} has no {component}: the stack goes without")
+
+
+@rules.judges("R22-host-arch")
+def host_arch(case: Case) -> Iterator[Verdict]:
+    """A GH200 is a superchip with an Arm CPU."""
+    arch, platform = case.candidate.arch, case.question.platform
+    if platform is not None and arch not in platform.hosts:
+        yield refuse(f"{platform.name} is a machine with {' or '.join(platform.hosts)}", sure=platform.sure("hosts"))
+
+    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+        if arch in gpu.hosts:
+            return None
+        return refuse(f"{term.label} comes in machines with {' or '.join(gpu.hosts)}, not {arch}", sure=gpu.sure("hosts"))
+
+    yield from over_gpus(case, against)
+
+
+@rules.judges("R23-kernel-floor")
+def kernel_floor(case: Case) -> Iterator[Verdict]:
+    """The open modules do not build against a kernel that old."""
+    release = case.question.kernel_release
+    if release is not None and case.candidate.flavour == "open" and release < OPEN_KERNEL_FLOOR:
+        yield refuse(
+            f"the open kernel modules need kernel {OPEN_KERNEL_FLOOR} or newer, and this is {case.question.node.kernel}"
+        )

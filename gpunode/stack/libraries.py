@@ -1,0 +1,180 @@
+"""The rules that decide what is built on the driver: toolkit and libraries on the host, framework wheels."""
+
+from collections.abc import Iterable, Iterator
+
+from packaging.version import Version as Number
+
+from gpunode.catalog import Framework, Toolkit
+from gpunode.stack.model import Frameworks, Library, PackageChoice
+from gpunode.stack.naming import choices, package_set
+from gpunode.stack.rules import Case, Choice, Verdict, refuse
+from gpunode.stack.table import rules
+
+
+@rules.decides("R14-compat-matrix", "cuda_compat")
+def cuda_compat(case: Case) -> Iterator[Choice]:
+    """The package that carries a newer CUDA on an older branch."""
+    compat = case.candidate.compat
+    if compat is None:
+        yield Choice("cuda_compat", None, "not needed: the driver itself reaches the wished CUDA")
+        return
+    row = package_set(case, "cuda-compat")
+    packages = (
+        choices(case, row, cuda=compat.id)
+        if row is not None
+        else (PackageChoice(name=compat.package, version=None, component="cuda-compat"),)
+    )
+    why = f"branch {case.candidate.branch.number} is below the floor of CUDA {compat.id}, and NVIDIA's table allows it"
+    yield Choice("cuda_compat", Library(version=None, packages=(compat.package,)), why, packages)
+
+
+def _host_toolkit(case: Case, row: Toolkit) -> tuple[PackageChoice, ...] | None:
+    """The source's packages of a toolkit; None where it has none of that version."""
+    names = package_set(case, "cuda-toolkit", (None, "full"))
+    if names is None:
+        return None
+    wished = case.question.request.toolkit or row.series
+    pattern = names.version if names.version and "{" not in names.version else None
+    if pattern is not None and not pattern.split("~")[0].startswith(f"{wished}."):
+        return None
+    exact = wished.count(".") == 2
+    return choices(case, names, cuda=row.series, version=None if pattern else (f"{wished}-*" if exact else f"{row.series}.*"))
+
+
+@rules.judges("R24-toolkit-source")
+def toolkit_in_source(case: Case) -> Iterator[Verdict]:
+    """Debian 12 has 11.8 and nothing else."""
+    row = case.question.toolkit
+    if row is not None and _host_toolkit(case, row) is None:
+        yield refuse(f"{case.source_name} has no CUDA toolkit {case.question.request.toolkit}")
+
+
+@rules.decides("R24-toolkit-source", "toolkit")
+def toolkit(case: Case) -> Iterator[Choice]:
+    """A toolkit on the host only where it is wished."""
+    row = case.question.toolkit
+    if row is None:
+        yield Choice("toolkit", None, "not wished: containers bring their own")
+        return
+    packages = _host_toolkit(case, row)
+    if packages is None:
+        yield Choice("toolkit", None, f"{case.source_name} has no CUDA toolkit {case.question.request.toolkit}")
+        return
+    value = Library(version=case.question.request.toolkit, packages=tuple(package.name for package in packages))
+    yield Choice("toolkit", value, f"wished on the host: {case.question.request.toolkit}", packages)
+
+
+@rules.decides("R04-arch-cuda", "cudnn", "nccl")
+def host_libraries(case: Case) -> Iterator[Choice]:
+    """cuDNN and NCCL beside a toolkit on the host, in builds that know the GPUs."""
+    row = case.question.toolkit
+    if row is None:
+        for field in ("cudnn", "nccl"):
+            yield Choice(field, None, "no toolkit on the host is wished: containers bring their own")
+        return
+    yield _cudnn(case, row)
+    yield _nccl(case, row)
+
+
+def _cudnn(case: Case, toolkit_row: Toolkit) -> Choice:
+    lowest = min((gpu.capability for gpu in case.models), default=None)
+    rows = sorted(case.question.catalog.cudnn.values(), key=lambda row: Number(row.since), reverse=True)
+    for row in rows:
+        build = row.builds.get(toolkit_row.major)
+        knows = lowest is None or lowest >= Number(row.min_compute_capability)
+        if build is None or not knows or case.candidate.number < Number(build.floor):
+            continue
+        names = package_set(case, "cudnn", release=int(row.since.split(".")[0]))
+        if names is None:
+            return Choice("cudnn", None, f"{case.source_name} has no cuDNN")
+        latest = build.until or row.latest
+        packages = choices(case, names, cuda=toolkit_row.series, version=_exact(case, latest))
+        why = f"the newest known for CUDA {toolkit_row.major} that runs on compute capability {row.min_compute_capability}"
+        return Choice("cudnn", Library(version=latest, packages=tuple(p.name for p in packages)), why, packages)
+    return Choice("cudnn", None, f"no cuDNN for CUDA {toolkit_row.major} runs on every GPU of the node")
+
+
+def _exact(case: Case, version: str) -> str:
+    """The pattern of one upstream version: deb versions carry a revision, rpm's version field does not."""
+    return f"{version}-*" if case.candidate.system.family == "deb" else version
+
+
+def _nccl(case: Case, toolkit_row: Toolkit) -> Choice:
+    names = package_set(case, "nccl")
+    if names is None:
+        return Choice("nccl", None, f"{case.source_name} has no NCCL")
+    lowest = min((gpu.capability for gpu in case.models), default=None)
+    rows = sorted(case.question.catalog.nccl.values(), key=lambda row: Number(row.id), reverse=True)
+    for row in rows:
+        floor = row.min_compute_capability.get(toolkit_row.major)
+        builds = [build for build in row.builds if build.split(".")[0] == str(toolkit_row.major)]
+        if not builds or (floor is not None and lowest is not None and lowest < Number(floor)):
+            continue
+        build = max(builds, key=Number)
+        packages = choices(case, names, cuda=toolkit_row.series, version=names.version or f"{row.id}-*+cuda{build}")
+        why = f"the newest known build for CUDA {toolkit_row.major}: its version ends in +cuda{build}"
+        return Choice("nccl", Library(version=row.id, packages=tuple(p.name for p in packages)), why, packages)
+    return Choice("nccl", None, f"no NCCL build for CUDA {toolkit_row.major} is known that runs on every GPU of the node")
+
+
+@rules.decides("R20-framework", "frameworks")
+def frameworks(case: Case) -> Iterator[Choice]:
+    """The newest wheels that this driver and these GPUs run."""
+    found = {name: _newest(case, name) for name in ("pytorch", "tensorflow")}
+    if not any(found.values()):
+        yield Choice("frameworks", None, "no framework of the catalog has a wheel for this driver and these GPUs")
+        return
+    value = Frameworks.model_validate(
+        {
+            key: part
+            for name, pair in found.items()
+            for key, part in ((name, pair and pair[0]), (f"{name}_cuda", pair and pair[1]))
+        }
+    )
+    yield Choice("frameworks", value, "the newest releases whose wheels reach this driver's CUDA and know the GPUs")
+
+
+def _newest(case: Case, name: str) -> tuple[str, str] | None:
+    rows = [row for row in case.question.catalog.frameworks.values() if row.name == name]
+    for row in sorted(rows, key=lambda row: Number(row.version), reverse=True):
+        runs = [cuda for cuda in row.builds if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)]
+        if runs:
+            return row.version, max(runs, key=Number)
+    return None
+
+
+def _driver_runs(case: Case, cuda: str) -> bool:
+    major = case.question.catalog.cuda_majors.get(cuda.split(".")[0])
+    return major is not None and case.candidate.number >= Number(major.floor)
+
+
+def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
+    if framework.name == "pytorch":
+        wheels = [
+            row
+            for row in case.question.catalog.wheels.values()
+            if _covers(row.since, row.until, framework.version) and cuda in row.cuda and row.arch == case.candidate.arch
+        ]
+        if not wheels:
+            return False
+        return all(_in_wheel(gpu.capability, wheels[0].compute_capabilities, wheels[0].ptx) for gpu in case.models)
+    catalog = case.question.catalog
+    for gpu in case.models:
+        architecture = catalog.architectures[gpu.architecture]
+        first = architecture.first_cuda.get(gpu.compute_capability)
+        if first is None or Number(cuda) < Number(first):
+            return False
+        if architecture.last_cuda is not None and int(cuda.split(".")[0]) > architecture.last_cuda:
+            return False
+    return True
+
+
+def _covers(since: str, until: str | None, version: str) -> bool:
+    return Number(since) <= Number(version) and (until is None or Number(version) <= Number(until))
+
+
+def _in_wheel(capability: Number, listed: Iterable[str], ptx: str | None) -> bool:
+    """Code of the same major runs on later minors of it; PTX runs on everything from its own capability on."""
+    if ptx is not None and capability >= Number(ptx):
+        return True
+    return any(capability.major == Number(one).major and capability >= Number(one) for one in listed)

@@ -1,0 +1,80 @@
+"""Package names and version patterns for a candidate, from the catalog's rows."""
+
+from collections.abc import Sequence
+
+from gpunode.catalog import PackageSet
+from gpunode.catalog.software import Pinning
+from gpunode.stack.model import PackageChoice
+from gpunode.stack.rules import Case
+
+DRIVER_VARIANTS = ("headless", "compute", "full")
+"""Kinds of driver packages, the preferred one first: a server needs no X."""
+OWN_VERSION = {"debian": frozenset({"nvidia-persistenced", "nvidia-modprobe"})}
+"""Packages in the rows of a driver that carry versions of their own; compat.yml, debian_archive."""
+
+
+def version_word(case: Case) -> str:
+    """The release, or the shell pattern of releases where the repository decides."""
+    candidate = case.candidate
+    return f"{candidate.branch.number}.*" if candidate.decided_by == "repository" else candidate.version
+
+
+def applies(case: Case, row: PackageSet | Pinning) -> bool:
+    """A row of names or of pinning is for this system and branch."""
+    system, branch = case.candidate.system, case.candidate.branch.number
+    return (
+        row.family == system.family
+        and (not row.systems or system.id in row.systems)
+        and (row.first_branch is None or branch >= row.first_branch)
+        and (row.last_branch is None or branch <= row.last_branch)
+    )
+
+
+def package_set(
+    case: Case, component: str, variants: Sequence[str | None] = (None,), *, release: int | None = None
+) -> PackageSet | None:
+    """The row that names a component (in its own major ``release``) here; the first of ``variants`` that has one."""
+    candidate = case.candidate
+    origins = {"container-toolkit"} if component == "container-toolkit" else {candidate.source}
+    if case.lacks(component):
+        return None
+    fitting = [
+        row
+        for row in case.question.catalog.packages.values()
+        if row.component == component
+        and row.origin in origins
+        and row.release == release
+        and applies(case, row)
+        and row.flavour in (None, candidate.flavour)
+        and candidate.arch in row.arches
+    ]
+    by_variant = {row.variant: row for row in reversed(fitting)}
+    return next((by_variant[variant] for variant in variants if variant in by_variant), None)
+
+
+def fill(case: Case, template: str, *, cuda: str = "", kernel: str = "") -> str:
+    """A name or version template with this case's values; ``cuda`` is a series (``13.0``)."""
+    return template.format(
+        branch=case.candidate.branch.number,
+        version=version_word(case),
+        cuda=cuda.replace(".", "-"),
+        cuda_major=cuda.split(".")[0],
+        kernel=kernel,
+    )
+
+
+def choices(
+    case: Case, row: PackageSet, *, cuda: str = "", kernel: str = "", version: str | None = None
+) -> tuple[PackageChoice, ...]:
+    """A row's packages for this case; ``version`` replaces the row's pattern."""
+    own = OWN_VERSION.get(case.candidate.source, frozenset())
+    pattern = version if version is not None else row.version
+    return tuple(
+        PackageChoice(
+            name=fill(case, name, cuda=cuda, kernel=kernel),
+            version=None if pattern is None or name in own else fill(case, pattern, cuda=cuda),
+            component=row.component,
+            with_driver=row.with_driver and name not in own,
+        )
+        for name in row.names
+    )

@@ -1,0 +1,278 @@
+"""The question: wishes and node, looked up in the catalog, and the terms that a conflict can be made of."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+
+from packaging.version import Version as Number
+
+from gpunode.catalog import Branch, Catalog, Gpu, Platform, System, Toolkit
+from gpunode.errors import UsageError
+from gpunode.stack.model import Arch, Installed, NodePicture, Origin, Request, Term
+
+WORDS = ("lts", "production", "newest", "keep")
+"""Driver wishes that name no branch."""
+
+
+@dataclass(frozen=True)
+class GpuTerm:
+    """GPUs of one kind: the models that a name may stand for."""
+
+    label: str
+    models: tuple[Gpu, ...]
+    count: int | None
+
+    def named(self, gpu: Gpu) -> str:
+        """The GPU in the user's word and in the field's: ``V100 (Volta, compute capability 7.0)``."""
+        return f"{self.label} ({gpu.architecture.capitalize()}, compute capability {gpu.compute_capability})"
+
+
+@dataclass(frozen=True)
+class Board:
+    """What the board asks for beside the driver."""
+
+    services: tuple[str, ...] = ()
+    kernel_modules: tuple[str, ...] = ()
+    unknown: str | None = None
+    """Why it could not be told whether NVSwitches are there; None where it could."""
+    unsure: str | None = None
+    """Why the answer is less than sure."""
+    why: str = "no GPU of this node sits behind an NVSwitch"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request for a node in terms of the catalog. Raises UsageError for names that the catalog does not know."""
+
+    request: Request
+    node: NodePicture
+    catalog: Catalog
+    today: date
+
+    @cached_property
+    def system(self) -> System | None:
+        """The operating system; None: any."""
+        return self.catalog.os(self.node.os) if self.node.os else None
+
+    @cached_property
+    def platform(self) -> Platform | None:
+        """The platform, where one was named."""
+        return self.catalog.platform(self.node.platform) if self.node.platform else None
+
+    @cached_property
+    def gpus(self) -> tuple[GpuTerm, ...]:
+        """The node's GPUs: the platform's and those that were named."""
+        terms = [
+            GpuTerm(group.label, tuple(self.catalog.gpu(model) for model in group.models), group.count)
+            for group in self.node.gpus
+        ]
+        if self.platform is not None:
+            rows = ((self.catalog.gpu(gpu), count) for gpu, count in self.platform.gpus.items())
+            terms += [GpuTerm(gpu.name, (gpu,), count) for gpu, count in rows]
+        return tuple(terms)
+
+    @cached_property
+    def cuda(self) -> Toolkit | None:
+        """The CUDA that containers must be able to run."""
+        return self.catalog.toolkit(self.request.cuda) if self.request.cuda else None
+
+    @cached_property
+    def toolkit(self) -> Toolkit | None:
+        """The toolkit wished on the host."""
+        return self.catalog.toolkit(self.request.toolkit) if self.request.toolkit else None
+
+    @cached_property
+    def cuda_wishes(self) -> tuple[tuple[str, Toolkit], ...]:
+        """Both CUDA wishes as far as they were made, each with the words for it."""
+        named = (("containers", self.cuda), ("the host's toolkit", self.toolkit))
+        return tuple((whose, row) for whose, row in named if row is not None)
+
+    def floor(self, row: Toolkit) -> str:
+        """The oldest driver on which a toolkit runs at all, by minor-version compatibility."""
+        return row.floor or self.catalog.cuda_majors[str(row.major)].floor
+
+    @cached_property
+    def driver_branch(self) -> Branch | None:
+        """The branch that the driver wish names; None for a word or no wish."""
+        wish = self.request.driver
+        return self.catalog.branch_of(wish) if wish and wish not in WORDS else None
+
+    @cached_property
+    def driver_version(self) -> str | None:
+        """The exact release that the driver wish names."""
+        wish = self.request.driver
+        return wish if wish and wish not in WORDS and "." in wish else None
+
+    @property
+    def installed(self) -> Installed | None:
+        """What is on the node, where a driver package is."""
+        return self.node.installed if self.node.installed and self.node.installed.closure else None
+
+    @cached_property
+    def source(self) -> Origin:
+        """Where the driver comes from: the wish, else what is installed, else NVIDIA's repository."""
+        if self.request.source is not None:
+            return self.request.source
+        origins = self.installed.origins if self.installed else ()
+        known: tuple[Origin, ...] = ("nvidia", "ubuntu", "debian")
+        return next((origin for origin in known if origins == (origin,)), "nvidia")
+
+    @property
+    def source_rule(self) -> str:
+        """Why the source is what it is, as a reason's rule."""
+        if self.request.source is not None:
+            return "wish"
+        return "installed" if self.installed and self.installed.origins == (self.source,) else "preference"
+
+    @cached_property
+    def kernel_release(self) -> Number | None:
+        """The leading numbers of the kernel's release."""
+        if self.node.kernel is None:
+            return None
+        digits = self.node.kernel.split("-")[0].split("+")[0]
+        numbers = [part for part in digits.split(".") if part.isdigit()]
+        return Number(".".join(numbers)) if numbers else None
+
+    @cached_property
+    def board(self) -> Board:
+        """Which services the board needs: by the platform's row, the PCI bus, or the number of GPUs."""
+        if self.platform is not None:
+            row = self.platform
+            words = f"{row.name}: {_listed(row.services) or 'nothing beside the driver'}"
+            unsure = None if row.sure("services") else f"the catalog is not sure of the services of {row.name}"
+            return Board(row.services, row.kernel_modules, unsure=unsure, why=words)
+        boards = [self._board_of(term) for term in self.gpus]
+        if not boards:
+            return Board(why="no GPU named")
+        telling = [board for board in boards if board.services or board.unknown] or boards[:1]
+        return Board(
+            tuple(dict.fromkeys(service for board in boards for service in board.services)),
+            tuple(dict.fromkeys(module for board in boards for module in board.kernel_modules)),
+            unknown=next((board.unknown for board in boards if board.unknown), None),
+            unsure=next((board.unsure for board in boards if board.unsure), None),
+            why=telling[0].why,
+        )
+
+    def _board_of(self, term: GpuTerm) -> Board:
+        fabrics = {gpu.fabric for gpu in term.models}
+        if fabrics == {"none"}:
+            return Board(why=f"{term.label} has no NVSwitch on any board")
+        if fabrics == {"rack"}:
+            return Board(("imex",), why=f"{term.label}: its NVSwitches are in the rack, so IMEX and no fabric manager")
+        if term.count == 1:
+            return Board(why=f"one {term.label} alone is behind no NVSwitch that this node manages")
+        shows = all(gpu.nvlink is None or gpu.nvlink.gen < 5 for gpu in term.models)
+        if self.node.nvswitch and shows:
+            return Board(("fabric-manager",), why="NVSwitches are on the PCI bus")
+        if self.node.nvswitch is False and shows:
+            return Board(why=f"no NVSwitch on the PCI bus beside {term.label}")
+        return self._board_by_count(term)
+
+    def _board_by_count(self, term: GpuTerm) -> Board:
+        depends = (
+            f"{term.label}: whether NVSwitches are there, and a fabric manager with them, depends on the board; "
+            "say --count or --platform"
+        )
+        if term.count is None:
+            return Board(unknown=depends, why=depends)
+        behind = [gpu for gpu in term.models if gpu.fabric != "none"]
+        rows = [row for gpu in behind for row in self.catalog.platforms_with({gpu.id: term.count})]
+        rows = [row for row in rows if row.kind != "cloud"]
+        if not rows or len({row.services for row in rows}) > 1 or (rows[0].services and len(behind) < len(term.models)):
+            known = f"{term.label} x {term.count}: the catalog knows no one board with that number; say --platform"
+            return Board(unknown=known, why=known)
+        row = rows[0]
+        unsure = None if row.sure("services") else f"the catalog is not sure of the services of {row.name}"
+        words = f"{term.count} x {term.label} is {row.name}: {_listed(row.services) or 'nothing beside the driver'}"
+        return Board(row.services, row.kernel_modules, unsure=unsure, why=words)
+
+
+def _listed(words: Collection[str]) -> str:
+    return ", ".join(words)
+
+
+def terms(request: Request, node: NodePicture) -> tuple[Term, ...]:
+    """Everything that was asked or seen and could be part of a conflict."""
+    return tuple(_terms(request, node))
+
+
+def _terms(request: Request, node: NodePicture) -> Iterator[Term]:
+    def seen(name: str, value: str) -> Term:
+        return Term(name=name, value=value, given="node" if node.observed else "wish")
+
+    def wish(name: str, value: str) -> Term:
+        return Term(name=name, value=value, given="wish")
+
+    for group in node.gpus:
+        yield seen("gpu", group.label)
+    if node.platform:
+        yield seen("platform", node.platform)
+    if node.os:
+        yield seen("os", node.os)
+    if node.arch:
+        yield seen("arch", node.arch)
+    if node.kernel:
+        yield seen("kernel", node.kernel)
+    if node.installed and node.installed.closure:
+        what = node.installed.version or "driver packages"
+        yield Term(name="installed", value=f"{what} from {' and '.join(node.installed.origins)}", given="node")
+    if request.source:
+        yield wish("source", request.source)
+    if request.driver:
+        yield wish("driver", request.driver)
+    if request.cuda:
+        yield wish("cuda", request.cuda)
+    if request.toolkit:
+        yield wish("toolkit", request.toolkit)
+    if request.kernel_module:
+        yield wish("kernel-module", request.kernel_module)
+    if request.past_eol == "refuse":
+        yield wish("past-eol", "refuse")
+
+
+def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tuple[Request, NodePicture]:
+    """The same question with only these terms: what was dropped may be anything."""
+    held = {(term.name, term.value) for term in keep}
+    names = {term.name for term in keep}
+
+    def if_kept(name: str, value: str | None) -> str | None:
+        return value if name in names else None
+
+    gpus = tuple(group for group in node.gpus if ("gpu", group.label) in held)
+    installed = "installed" in names
+    arch: Arch | None = node.arch if "arch" in names else None
+    picture = node.model_copy(
+        update={
+            "gpus": gpus,
+            "platform": if_kept("platform", node.platform),
+            "os": if_kept("os", node.os),
+            "arch": arch,
+            "kernel": if_kept("kernel", node.kernel),
+            "nvswitch": node.nvswitch if gpus else None,
+            "installed": node.installed if installed else None,
+            "loaded_version": node.loaded_version if installed else None,
+        }
+    )
+    wishes = request.model_copy(
+        update={
+            "source": if_kept("source", request.source),
+            "driver": if_kept("driver", request.driver),
+            "cuda": if_kept("cuda", request.cuda),
+            "toolkit": if_kept("toolkit", request.toolkit),
+            "kernel_module": if_kept("kernel-module", request.kernel_module),
+            "past_eol": request.past_eol if "past-eol" in names else "warn",
+        }
+    )
+    return wishes, picture
+
+
+def checked(question: Question) -> Question:
+    """The question with every name looked up once, so that an unknown one is a UsageError here and not later."""
+    rows = (question.system, question.platform, question.gpus, question.cuda, question.toolkit, question.driver_branch)
+    if question.node.platform and question.node.gpus:
+        raise UsageError("--platform names the GPUs already; leave --gpu out")
+    labels = [group.label for group in question.node.gpus]
+    if len(set(labels)) != len(labels) or not rows:
+        raise UsageError(f"a GPU is named twice: {', '.join(labels)}")
+    return question

@@ -1,0 +1,29 @@
+"""``resolve``: the first candidate that no rule refuses, or the smallest conflict. Pure and deterministic."""
+
+from collections.abc import Collection
+from datetime import date
+
+import gpunode.stack.consequences
+import gpunode.stack.judges
+import gpunode.stack.libraries
+import gpunode.stack.services  # noqa: F401 (these four fill in the rules)
+from gpunode.catalog import Catalog
+from gpunode.stack.assemble import assemble
+from gpunode.stack.conflict import explain, first_case
+from gpunode.stack.model import Conflict, NodePicture, Request, Stack
+from gpunode.stack.question import Question, checked
+
+
+def resolve(
+    request: Request, node: NodePicture, catalog: Catalog, today: date, *, off: Collection[str] = ()
+) -> Stack | Conflict:
+    """The matched stack for a node, or why there is none.
+
+    ``off`` leaves rules out by id. Raises UsageError where request or node name something that the catalog does not
+    know.
+    """
+    question = checked(Question(request, node, catalog, today))
+    case = first_case(question, off)
+    if case is not None:
+        return assemble(case, off)
+    return explain(question, off)

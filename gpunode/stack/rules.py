@@ -1,0 +1,158 @@
+"""The registry of rules, and what a rule may say.
+
+A rule has an id, says what it means and which facts it rests on, and does one or both of two things: it judges a candidate
+(refuses it, or warns), and it decides parts of the stack. Every rule can be left out by its id.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from gpunode.catalog import Gpu
+from gpunode.stack.candidates import Candidate
+from gpunode.stack.model import PackageChoice, Reason
+from gpunode.stack.question import GpuTerm, Question
+
+
+@dataclass(frozen=True)
+class Case:
+    """One candidate before the question; what every rule is asked about."""
+
+    question: Question
+    candidate: Candidate
+
+    @cached_property
+    def source_name(self) -> str:
+        """The source in words: ``NVIDIA's repository for Ubuntu 24.04``."""
+        system = self.candidate.system.name
+        if self.candidate.source == "nvidia":
+            return f"NVIDIA's repository for {system}"
+        return f"the archive of {system}"
+
+    @cached_property
+    def models(self) -> tuple[Gpu, ...]:
+        """Every model that the node's GPUs may be."""
+        return tuple(gpu for term in self.question.gpus for gpu in term.models)
+
+    def lacks(self, component: str) -> bool:
+        """The source does not have a component for this system."""
+        offer = self.candidate.offer
+        return offer is None or component in offer.absent
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule says against a candidate."""
+
+    text: str
+    refuses: bool
+    """False: a warning."""
+
+
+def refuse(text: str, *, sure: bool = True) -> Verdict:
+    """A refusal; of facts that are less than sure only a warning is left."""
+    return Verdict(text, sure) if sure else Verdict(f"{text} (not sure)", False)
+
+
+def warn(text: str) -> Verdict:
+    """A warning."""
+    return Verdict(text, False)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a rule decides about one field of the stack: a value, or None, and why."""
+
+    field: str
+    value: object
+    text: str
+    """The reason."""
+    packages: tuple[PackageChoice, ...] = ()
+    """What it adds to the packages of the stack."""
+
+    def reason(self, rule: str) -> Reason:
+        """The reason as the stack shows it."""
+        return Reason(rule=rule, text=self.text)
+
+
+Judge = Callable[[Case], Iterator[Verdict]]
+Decide = Callable[[Case], Iterator[Choice]]
+
+
+@dataclass
+class Rule:
+    """One rule."""
+
+    id: str
+    means: str
+    facts: str
+    """Where the facts are: sections of the catalog."""
+    judge: Judge | None = None
+    decide: Decide | None = None
+    fields: tuple[str, ...] = ()
+    """Fields of the stack that it decides."""
+
+
+class Rules:
+    """All rules by id, in the order in which they are registered."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, Rule] = {}
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self._rules.values())
+
+    def __getitem__(self, rule_id: str) -> Rule:
+        return self._rules[rule_id]
+
+    def add(self, rule_id: str, means: str, facts: str) -> None:
+        """Declare a rule; raise ValueError for an id that is taken."""
+        if rule_id in self._rules:
+            raise ValueError(f"rule {rule_id} is declared twice")
+        self._rules[rule_id] = Rule(rule_id, means, facts)
+
+    def judges(self, rule_id: str) -> Callable[[Judge], Judge]:
+        """Register the function by which a rule refuses or warns."""
+
+        def register(function: Judge) -> Judge:
+            self._rules[rule_id].judge = function
+            return function
+
+        return register
+
+    def decides(self, rule_id: str, *fields: str) -> Callable[[Decide], Decide]:
+        """Register the function by which a rule decides fields of the stack."""
+
+        def register(function: Decide) -> Decide:
+            rule = self._rules[rule_id]
+            rule.decide, rule.fields = function, fields
+            return function
+
+        return register
+
+    def verdicts(self, case: Case, off: Collection[str] = ()) -> Iterator[tuple[str, Verdict]]:
+        """Everything that the rules say against a candidate, lazily."""
+        for rule in self._rules.values():
+            if rule.judge is not None and rule.id not in off:
+                for verdict in rule.judge(case):
+                    yield rule.id, verdict
+
+    def refused(self, case: Case, off: Collection[str] = ()) -> bool:
+        """A rule refuses the candidate."""
+        return any(verdict.refuses for _, verdict in self.verdicts(case, off))
+
+
+def over_gpus(case: Case, against: Callable[[GpuTerm, Gpu], Verdict | None]) -> Iterator[Verdict]:
+    """Ask about every GPU of the node. Where a name covers several models, only what all of them refuse is a refusal."""
+    for term in case.question.gpus:
+        said = [(gpu, against(term, gpu)) for gpu in term.models]
+        heard = [(gpu, verdict) for gpu, verdict in said if verdict is not None]
+        if not heard:
+            continue
+        if all(verdict is not None and verdict.refuses for _, verdict in said):
+            yield heard[0][1]
+        elif len(heard) == len(said):
+            yield warn(heard[0][1].text)
+        else:
+            names = ", ".join(gpu.name for gpu, _ in heard)
+            yield warn(f"if {term.label} is {names}: {heard[0][1].text}")

@@ -1,0 +1,123 @@
+"""What the rules mean and where their facts are: the declarations, without a line of code about candidates."""
+
+from gpunode.stack.rules import Rules
+
+DECLARED = (
+    (
+        "R01-minor-floor",
+        "The driver reaches the floor of the wished CUDA's major (11: 450.80.02, 12: 525.60.13, 13: 580.65.06), "
+        "or a cuda-compat package fills the gap",
+        "cuda_majors, toolkits",
+    ),
+    (
+        "R02-native",
+        "Below the driver of the CUDA itself only minor-version compatibility holds: a warning, for PTX of newer "
+        "toolkits is not compiled there",
+        "toolkits",
+    ),
+    (
+        "R03-arch-last-branch",
+        "No branch newer than the last one that drives the GPU (Kepler 470; Maxwell, Pascal, Volta 580)",
+        "gpus, architectures",
+    ),
+    (
+        "R04-arch-cuda",
+        "No CUDA whose lowest compute capability is above the GPU's (CUDA 13: 7.5), and no cuDNN or NCCL built for it",
+        "cuda_majors, architectures, cudnn, nccl",
+    ),
+    (
+        "R05-arch-first-cuda",
+        "The wished CUDA, and the driver's own, know the GPU's architecture (Blackwell from 12.8, Ada and Hopper from 11.8)",
+        "architectures, branches",
+    ),
+    ("R06-open-required", "Blackwell and Grace Hopper run with the open kernel modules alone", "gpus, architectures"),
+    (
+        "R07-proprietary-required",
+        "Maxwell, Pascal and Volta run with the proprietary kernel modules alone",
+        "gpus, architectures",
+    ),
+    (
+        "R08-no-proprietary",
+        "The module's flavour is in the branch's packages (open from 515 on, proprietary up to 610; 615 is unsure)",
+        "branches",
+    ),
+    (
+        "R09-mixed-flavour",
+        "A GPU that needs the open modules and one that needs the proprietary ones cannot share a node",
+        "gpus, architectures",
+    ),
+    (
+        "R10-gpu-min-driver",
+        "The driver reaches the documented minimum of the GPU or board; a README that does not list the GPU yet is "
+        "a warning",
+        "gpus, platforms",
+    ),
+    (
+        "R11-fm-exact",
+        "A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version from the driver's source",
+        "platforms, packages",
+    ),
+    (
+        "R12-nvlink5",
+        "HGX B200 and B300 get NVLSM and its kernel modules beside the fabric manager; GB200 and GB300 get IMEX and no "
+        "fabric manager",
+        "platforms, packages",
+    ),
+    ("R13-branch-eol", "A branch past its end of life is a warning, or a refusal where that is wished", "branches"),
+    (
+        "R14-compat-matrix",
+        "A cuda-compat package only on branches that NVIDIA's table allows, before their end of life, and on "
+        "data-centre GPUs",
+        "forward_compat",
+    ),
+    (
+        "R15-distro-repo",
+        "The source has the branch for this system and CPU; package names and pinning are those of source, system "
+        "and branch",
+        "systems, packages, pinning",
+    ),
+    (
+        "R16-repo-mix",
+        "No second publisher beside the installed driver packages; an explicit switch of source removes the first",
+        "origins.yml",
+    ),
+    (
+        "R17-dcgm",
+        "DCGM's package is that of the driver's CUDA major; where the GPU is too old for it, the older one is there too",
+        "dcgm",
+    ),
+    (
+        "R18-ctk",
+        "The container toolkit's four packages carry one version; nvidia-docker2 and nvidia-container-runtime go",
+        "container_toolkit",
+    ),
+    (
+        "R19-gdr",
+        "GPUDirect RDMA over dma-buf needs the open modules, kernel 5.12, CUDA 11.7 and Turing or younger",
+        "compat.yml, gpudirect",
+    ),
+    (
+        "R20-framework",
+        "A framework's wheel runs where the driver reaches the floor of its CUDA and the GPU is in its list of "
+        "compute capabilities",
+        "frameworks, wheels",
+    ),
+    (
+        "R21-no-service",
+        "A source without fabric manager, NVLSM or IMEX does not serve a board that needs them (Debian's archive)",
+        "systems, platforms",
+    ),
+    ("R22-host-arch", "The GPU exists for this CPU architecture (GH200, GB200, GB300: aarch64)", "gpus, platforms"),
+    ("R23-kernel-floor", "The open kernel modules build against kernel 4.15 or newer", "compat.yml, kernel_module_rules"),
+    (
+        "R24-toolkit-source",
+        "The source has the toolkit wished on the host, in that version",
+        "systems, packages",
+    ),
+)
+
+rules = Rules()
+"""All rules; the modules that import this fill in what they do."""
+
+for _rule, _means, _facts in DECLARED:
+    rules.add(_rule, _means, _facts)
