@@ -22,8 +22,8 @@ def parse(text: str) -> dict[str, Any]:
     """``{gpus, nics, nic_names: {NIC0: mlx5_0}, links: {GPU0: {GPU1: "NV18"}}, cpu_affinity, numa_affinity}``.
 
     Labels are those printed: old layouts have the devices' names in the columns, ``nic_names`` is then empty. No
-    element has a link with itself. ``cpu_affinity`` and ``numa_affinity`` are text (``0-51,104-155``), None where there is
-    none or where it was cut. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
+    element has a link with itself. ``cpu_affinity`` and ``numa_affinity`` are text (``0-51,104-155``), None where there
+    is none or where it was cut. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
 
     Raises ParseError for another matrix (``topo -p2p``), a row with too few cells, a GPU without its row.
     """
