@@ -281,7 +281,7 @@ def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
 def _expand(host: str, text: str, tokens: Mapping[str, str]) -> str:
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise UsageError(f"host {host}: gpunode does not know the token {match[0]} in the SSH option {text!r}")
+            raise UsageError(f"host {host}: gpunode does not know the token {match[0]} of the SSH configuration")
         return tokens[match[1]]
 
     return re.sub(r"%(.)", token, text)
