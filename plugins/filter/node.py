@@ -84,6 +84,13 @@ def findings(
     return [finding.model_dump(mode="json") for finding in judge(_node(facts), expectation, only=wanted)]
 
 
+def finding_line(finding: Mapping[str, Any]) -> str:
+    """One finding as one line: status, check, component, message, and the next step where there is one."""
+    component = "" if finding["component"] == "node" else f" {finding['component']}"
+    remedy = f" Next: {finding['remedy']}" if finding["remedy"] else ""
+    return f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}"
+
+
 def preflight_problems(
     facts: Mapping[str, Any], apt: Mapping[str, Any] | None, settings: Mapping[str, Any]
 ) -> list[str]:
@@ -176,5 +183,6 @@ class FilterModule:
             "probe_script": probe_script,
             "node_facts": node_facts,
             "findings": findings,
+            "finding_line": finding_line,
             "preflight_problems": preflight_problems,
         }

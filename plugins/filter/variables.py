@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ansible.errors import AnsibleFilterError
 
-# Set by the roles themselves, by the playbooks and by the lab.
-FACTS = {"gpunode_node", "gpunode_apt", "gpunode_reboot_required", "gpunode_hosts", "gpunode_lab"}
-VARIABLE_FILES = ("*.yml", "*.yaml", "*.ini", "hosts", "group_vars/**/*", "host_vars/**/*")
-# Nearer than this, a name is taken for a slip of the keyboard and not for somebody else's variable.
-SLIP = 0.88
+# Set by the roles themselves.
+FACTS = ("gpunode_node", "gpunode_apt", "gpunode_reboot_required")
 
 
-def unknown_variables(names: Iterable[str], roles: str, folders: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Variables that look like ours and are none: ``[{name, nearest, files}]``.
+def unknown_variables(names: Iterable[str], root: str, sources: Iterable[str] = ()) -> list[str]:
+    """One line for each variable that looks like ours and is none: where it is set, and the nearest right name.
 
-    Ours are the options in ``ROLES/*/meta/argument_specs.yml``. A name looks like ours where it begins as they do,
-    or is a slip away from one. ``nearest`` is None where nothing is near; ``files`` below ``folders`` set it.
+    Ours are the options in ``ROOT/roles/*/meta/argument_specs.yml``; it is looked for in the inventory ``sources`` and
+    in the variable files beside them.
     """
-    specs = [yaml.safe_load(path.read_text()) for path in sorted(Path(roles).glob("*/meta/argument_specs.yml"))]
-    entries = [entry for spec in specs for entry in spec["argument_specs"].values()]
-    valid = sorted({option for entry in entries for option in entry.get("options", {})} | FACTS)
-    ours = ("gpunode_", *(f"{path.name}_" for path in sorted(Path(roles).iterdir()) if path.is_dir()))
-    wrong = []
-    for name in sorted({str(name) for name in names} - set(valid)):
-        if re.match(r"_|ansible_", name):
-            continue
-        near = difflib.get_close_matches(name, valid, n=1, cutoff=0.6 if name.startswith(ours) else SLIP)
-        if near or name.startswith(ours):
-            files = _files_that_set(name, [Path(str(folder)) for folder in folders])
-            wrong.append({"name": name, "nearest": near[0] if near else None, "files": files})
-    return wrong
-
-
-def _files_that_set(name: str, folders: Iterable[Path]) -> list[str]:
-    """Inventory and variable files in which a line begins to set ``name``, or sets it beside a host."""
-    line = re.compile(rf"(?m)(^|\s)[\"']?{re.escape(name)}[\"']?\s*[:=]")
-    paths = sorted({path for folder in folders for pattern in VARIABLE_FILES for path in folder.glob(pattern)})
-    return [str(path) for path in paths if path.is_file() and line.search(path.read_text(errors="replace"))]
+    try:
+        from gpunode.fleet import variables  # noqa: PLC0415 - half a second that only this filter needs
+    except ImportError as err:
+        raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({err})") from None
+    top = Path(str(root))
+    known = (*variables.known_variables(top), *FACTS)
+    found = variables.unknown_variables([str(name) for name in names], known, variables.role_prefixes(top))
+    places = [str(source) for source in sources]
+    return [
+        f"{variables.locate(name, places) or 'the variables'}: {name} is no variable of any role"
+        + (f", did you mean {near}?" if near else "")
+        for name, near in found
+    ]
 
 
 class FilterModule:
