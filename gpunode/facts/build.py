@@ -42,7 +42,12 @@ def facts_from_bundle(bundle: Bundle) -> NodeFacts:
         try:
             values[field] = read(seen)
         except (Unseen, ParseError) as err:
-            gaps[field] = str(err)
+            gaps[field] = _one_line(str(err))
     return NodeFacts(
         host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated, gaps=gaps, **values
     )
+
+
+def _one_line(text: str) -> str:
+    """A reason may quote what a node printed: no line ends and no terminal's control codes come through."""
+    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))[:500]

@@ -9,7 +9,9 @@ from gpunode.facts.seen import Seen, Unseen
 from gpunode.facts.system import uname
 
 _OWNER_LINE = re.compile(r"(?!diversion by |local diversion )(?P<names>.+): (?P<path>/.*)")
-_KERNEL_RPM = re.compile(r"kernel(?P<variant>-[a-z0-9-]+?)?(?P<part>-core|-devel)?")
+_KERNEL_RPM = re.compile(r"kernel(?:-(?P<variant>(?!core$|devel$)[a-z0-9-]+?))?(?P<part>-core|-devel)?")
+_PARTS = ("-devel", None, "-core")
+"""What an RPM of a kernel holds, the image last; before EL 8 one without a suffix held all of it."""
 
 
 def kernels(seen: Seen) -> tuple[Kernel, ...]:
@@ -66,17 +68,15 @@ def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:
 
 def _rpm_owners(lines: list[str], releases: tuple[str, ...]) -> dict[str, str]:
     """By name: ``kernel-core`` 5.14.0-427.el9 is release ``5.14.0-427.el9.x86_64``, ``kernel-rt-core`` has ``+rt``."""
-    owners: dict[str, str] = {}
+    found: dict[str, tuple[int, str]] = {}
     for line in lines:
-        name, version, release_part, arch = line.split("\t")[:4]
+        name, version, revision, arch = line.split("\t")[:4]
         match = _KERNEL_RPM.fullmatch(name)
         if not match:
             continue
-        release = f"{version}-{release_part}.{arch}"
-        variant = (match["variant"] or "").removeprefix("-")
-        spelled = release if release in releases and not variant else f"{release}+{variant}"
-        if variant == "uek" and release in releases:
-            spelled = release
-        if spelled in releases and (match["part"] != "-devel" or spelled not in owners):
-            owners[spelled] = f"{name}-{version}-{release_part}.{arch}"
-    return owners
+        plain = f"{version}-{revision}.{arch}"
+        release = plain if match["variant"] in {None, "uek"} else f"{plain}+{match['variant']}"
+        if release in releases:
+            candidate = (_PARTS.index(match["part"]), f"{name}-{plain}")
+            found[release] = max(found.get(release, candidate), candidate)
+    return {release: package for release, (_, package) in found.items()}

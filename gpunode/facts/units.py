@@ -1,9 +1,14 @@
 """systemd's units: those that failed, and those of the GPU stack."""
 
+import re
+
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Unit
 from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.facts.system import systemd
+
+_MARK = re.compile(r"\s*(?:[\u25cf\u25cb\u00d7*x]\s+)?")
+"""What systemctl puts before a unit's name, with and without ``--plain``."""
 
 
 def units(seen: Seen) -> tuple[Unit, ...]:
@@ -25,7 +30,7 @@ def parse_list(text: str) -> tuple[Unit, ...]:
     for line in text.splitlines():
         if not line.strip():
             continue
-        words = line.lstrip("\u25cf\u25cb*x \t").split(None, 4)
+        words = _MARK.sub("", line, count=1).split(None, 4)
         if len(words) < 4:
             raise ParseError(f"expected a line of systemctl list-units, found '{first_line(line)}'")
         found.append(Unit(name=words[0], load=words[1], active=words[2], sub=words[3]))

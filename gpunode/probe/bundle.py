@@ -34,6 +34,9 @@ class Bundle(BaseModel):
 
     ``files`` maps a path to its text, or to None where it is absent or could not be read. A key that ends
     in ``/`` is a folder: its text is the names in it, one a line. A path that was never asked for is no key.
+
+    ``commands`` holds by key what ran; where ``argv`` begins with ``(probe)`` the probe looked by itself. What it could
+    not read is in ``probe-read``: one ``PATH: REASON`` a line of stderr, so that absent and unreadable are told apart.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

@@ -1,0 +1,225 @@
+"""The whole way from a bundle to the facts; gaps; and that nothing a bundle holds makes it fail."""
+
+import time
+
+import pytest
+from facts_samples import VERSION, answer, facts_with, gpu_node_bundle, recorded_bundle
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.build import READERS
+from gpunode.probe import Bundle, CommandResult
+
+MAY_BE_NONE = {"loaded_driver", "driver_library_version", "smi"}
+
+
+def holds_together(facts: NodeFacts) -> bool:
+    """Every field is either known or has a reason, never both and never neither."""
+    return all(
+        (getattr(facts, field) is None) == (field in facts.gaps)
+        or (field in MAY_BE_NONE and getattr(facts, field) is None)
+        for field in READERS
+    )
+
+
+def test_every_fact_has_its_reader() -> None:
+    assert set(READERS) == set(NodeFacts.model_fields) - {"host", "collected_at", "simulated", "gaps"}
+
+
+def test_the_recorded_node() -> None:
+    facts = facts_from_bundle(recorded_bundle())
+    assert set(facts.gaps) == {"units", "secure_boot"}
+    assert facts.os is not None
+    assert (facts.os.id, facts.os.version_id, facts.os.codename) == ("debian", "12", "bookworm")
+    assert facts.architecture == "x86_64"
+    assert facts.virtualization == "docker"
+    assert facts.systemd is False
+    assert facts.pci == ()
+    assert facts.modules == ()
+    assert facts.loaded_driver is None
+    assert facts.nouveau_blacklisted is True
+    assert facts.driver_library_version == VERSION
+    assert facts.smi is None
+    assert facts.gpu_processes == ()
+    assert facts.disk_free_mib is not None
+    assert set(facts.disk_free_mib) == {"/", "/boot", "/var", "/usr"}
+    assert facts.module_files is not None
+    assert [(file.kernel, file.version, file.flavour, file.signed) for file in facts.module_files] == [
+        ("6.1.0-56-cloud-amd64", VERSION, "proprietary", True)
+    ]
+    assert facts.packages is not None
+    assert {package.version for package in facts.packages if package.name == "nvidia-kernel-dkms"} == {
+        "535.309.01-0+deb12u1"
+    }
+
+
+def test_a_gpu_node() -> None:
+    facts = facts_from_bundle(gpu_node_bundle())
+    assert facts.gaps == {}
+    assert facts.gpus_on_bus is not None
+    (gpu,) = facts.gpus_on_bus
+    assert (gpu.slot, gpu.device_id, gpu.subsystem_id, gpu.class_id, gpu.driver) == (
+        "0000:00:1e.0",
+        "1eb8",
+        "10de:12a2",
+        "030200",
+        "nvidia",
+    )
+    assert facts.loaded_driver is not None
+    assert (facts.loaded_driver.version, facts.loaded_driver.flavour) == (VERSION, "proprietary")
+    assert facts.smi is not None
+    assert facts.smi.document is not None
+    assert facts.smi.document["gpus"][0]["persistence_mode"] is True
+    assert facts.secure_boot is True
+    assert facts.virtualization == "none"
+    assert facts.units is not None
+    assert [(unit.name, unit.active) for unit in facts.units] == [
+        ("nvidia-persistenced.service", "active"),
+        ("apt-daily.service", "failed"),
+    ]
+    assert facts.gpu_processes is not None
+    assert [(process.pid, process.user, process.gpu, process.computes) for process in facts.gpu_processes] == [
+        (4242, "alice", "gpu0", True),
+        (900, "nvpd", None, False),
+    ]
+
+
+def test_an_empty_bundle_is_all_gaps() -> None:
+    facts = facts_from_bundle(Bundle(host="x", collected_at="2026-11-20T00:00:00Z", commands={}, files={}))
+    assert set(facts.gaps) == set(READERS)
+    assert all(facts.gaps.values())
+
+
+@pytest.mark.parametrize(
+    ("key", "fields"),
+    [
+        ("uname", {"architecture", "kernels"}),
+        ("dkms-status", {"dkms"}),
+        ("dpkg-kernels", {"kernels"}),
+        ("dpkg-packages", {"packages"}),
+        ("df", {"disk_free_mib"}),
+        ("find-modules", {"module_files"}),
+        ("modinfo", {"module_files"}),
+        ("ldconfig", {"driver_library_version"}),
+        ("readlink-libnvidia-ml", {"driver_library_version"}),
+        ("systemctl-failed", {"units"}),
+        ("systemctl-units", {"units"}),
+        ("systemd-detect-virt", {"virtualization"}),
+        ("nvidia-smi-xml", {"smi"}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"rc": 124, "timed_out": True, "stderr": "killed: no answer within 15 s"}, "no answer within 15 s"),
+        ({"truncated": True}, "its output was cut"),
+        (None, "was not run"),
+    ],
+    ids=["timeout", "truncated", "not run"],
+)
+def test_a_lost_answer_is_a_gap_with_its_reason(
+    key: str, fields: set[str], bad: dict[str, object] | None, reason: str
+) -> None:
+    gpu_node = gpu_node_bundle()
+    commands = dict(gpu_node.commands)
+    lost = commands.pop(key)
+    if bad is not None:
+        commands[key] = lost.model_copy(update=bad)
+    elif key == "dpkg-kernels":
+        reason = "was not asked"
+    elif key == "dpkg-packages":
+        reason = "was read"
+    gaps = facts_from_bundle(gpu_node.model_copy(update={"commands": commands})).gaps
+    assert set(gaps) == fields
+    assert all(reason in text for text in gaps.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/proc/modules", {"modules"}),
+        ("/proc/cmdline", {"command_line"}),
+        ("/sys/bus/pci/devices/", {"pci"}),
+        ("/sys/bus/pci/devices/0000:00:1e.0/uevent", {"pci"}),
+        ("/etc/os-release", {"os"}),
+        ("/lib/modules/", {"kernels", "module_files"}),
+        ("/sys/firmware/", {"secure_boot"}),
+        ("/run/systemd/system/", {"systemd", "units"}),
+    ],
+)
+def test_an_unreadable_file_is_a_gap_with_its_reason(path: str, fields: set[str]) -> None:
+    gpu_node = gpu_node_bundle()
+    log = answer("", 1, f"{path}: Permission denied")
+    bundle = gpu_node.model_copy(
+        update={"files": {**gpu_node.files, path: None}, "commands": {**gpu_node.commands, "probe-read": log}}
+    )
+    gaps = facts_from_bundle(bundle).gaps
+    assert set(gaps) == fields
+    assert all("Permission denied" in reason for reason in gaps.values())
+
+
+def test_gaps_are_one_line() -> None:
+    facts = facts_with({"dkms-status": answer("rubbish\n" * 9), "df": answer("a\nb\n", 1, "x\ny\n")})
+    assert {"dkms", "disk_free_mib"} <= set(facts.gaps)
+    assert all("\n" not in reason and len(reason) < 500 for reason in facts.gaps.values())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("filler", [" ", "a", "1 ", "-", ", ", ": /", "\t", "=", "a-1-", "/nvidia-1", "<a>", "GPU "])
+def test_one_endless_line_takes_linear_time(filler: str) -> None:
+    line = filler * (1_000_000 // len(filler))
+    gpu_node = gpu_node_bundle()
+    commands = {key: result.model_copy(update={"stdout": line}) for key, result in gpu_node.commands.items()}
+    files = {path: text and line for path, text in gpu_node.files.items() if not path.endswith("/")}
+    folders = {path: text for path, text in gpu_node.files.items() if path.endswith("/")}
+    damaged = gpu_node.model_copy(update={"commands": commands, "files": {**files, **folders}})
+    started = time.process_time()
+    facts = facts_from_bundle(damaged)
+    assert time.process_time() - started < 20
+    assert holds_together(facts)
+
+
+RUBBISH = st.one_of(
+    st.text(max_size=300),
+    st.text(alphabet="nvidia-, :/=.0123456789\n\t()<>\x00", max_size=300),
+    st.sampled_from(["", "\n", "\t" * 7, "\x00", "=\n\n=", "filename:", "filename:\n/lib/modules/x", "a: /b"]),
+)
+
+
+@st.composite
+def damage(draw: st.DrawFn, bundle: Bundle) -> Bundle:
+    """Some answers of the bundle replaced, cut, doubled or left out."""
+    commands = dict(bundle.commands)
+    for key in draw(st.lists(st.sampled_from(sorted(commands)), max_size=5, unique=True)):
+        commands[key] = CommandResult(
+            argv=draw(st.lists(RUBBISH, max_size=3)) if draw(st.booleans()) else commands[key].argv,
+            rc=draw(st.sampled_from([0, 0, 0, 1, 2, 124, 126, 127, -9])),
+            stdout=damaged_text(draw, commands[key].stdout),
+            stderr=draw(RUBBISH),
+            seconds=0.0,
+            timed_out=draw(st.integers(0, 9)) == 0,
+            truncated=draw(st.integers(0, 9)) == 0,
+        )
+    files = dict(bundle.files)
+    for path in draw(st.lists(st.sampled_from(sorted(files)), max_size=5, unique=True)):
+        files[path] = damaged_text(draw, files[path] or "") if draw(st.booleans()) else None
+    for gone in draw(st.lists(st.sampled_from([*commands, *files]), max_size=3)):
+        commands.pop(gone, None)
+        files.pop(gone, None)
+    return bundle.model_copy(update={"commands": commands, "files": files})
+
+
+def damaged_text(draw: st.DrawFn, text: str) -> str:
+    """A text replaced by rubbish, cut, with rubbish in its middle, or with its lines doubled."""
+    place = draw(st.integers(0, len(text)))
+    rubbish = draw(RUBBISH)
+    return draw(st.sampled_from([rubbish, text[:place], text[:place] + rubbish + text[place:], text + text]))
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_bundle_makes_it_fail(data: st.DataObject) -> None:
+    facts = facts_from_bundle(data.draw(damage(gpu_node_bundle())))
+    assert holds_together(facts)
+    assert all(reason and "\n" not in reason for reason in facts.gaps.values())

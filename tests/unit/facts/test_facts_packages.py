@@ -1,0 +1,95 @@
+"""Packages from dpkg and RPM: state, origin and holds."""
+
+import pytest
+from facts_samples import answer, facts_with
+
+from gpunode.facts import NodeFacts, packages
+from gpunode.facts.errors import ParseError
+
+DEBIAN = "Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.alioth.debian.org>"
+
+
+@pytest.mark.parametrize(
+    ("status", "installed", "held"),
+    [
+        ("install ok installed", True, False),
+        ("hold ok installed", True, True),
+        ("install ok triggers-pending", True, False),
+        ("deinstall ok config-files", False, False),
+        ("install ok half-configured", False, False),
+        ("hold ok unpacked", False, True),
+    ],
+)
+def test_dpkg_states(status: str, installed: bool, held: bool) -> None:
+    line = f"nvidia-smi\t535.1-1\tamd64\t{status}\tnvidia-graphics-drivers\t535.1-1\t{DEBIAN}\n"
+    (package,) = packages.parse_dpkg(line)
+    assert (package.installed, package.held, package.state) == (installed, held, status)
+    assert (package.name, package.version, package.architecture) == ("nvidia-smi", "535.1-1", "amd64")
+    assert (package.source, package.maintainer) == ("nvidia-graphics-drivers", DEBIAN)
+
+
+@pytest.mark.parametrize("line", ["nvidia-smi\t535\n", "a\tb\tc\td\te\tf\tg\n", "x\n"])
+def test_cut_dpkg_lines_are_refused(line: str) -> None:
+    with pytest.raises(ParseError, match="seven fields"):
+        packages.parse_dpkg(line)
+
+
+def test_nothing_of_the_gpu_stack_is_seen_as_nothing() -> None:
+    facts = facts_with({"dpkg-packages": answer("")})
+    assert facts.packages == ()
+    assert "packages" not in facts.gaps
+
+
+RPM = (
+    "nvidia-driver\t570.86.15\t1.el9\tx86_64\tnvidia-driver-570.86.15-1.el9.src.rpm\tNVIDIA\tNVIDIA Corp\t3\n"
+    "kernel-core\t5.14.0\t427.el9\tx86_64\tkernel-5.14.0-427.el9.src.rpm\tRocky\tRelease\t0\n"
+    "kmod-nvidia-open-dkms\t570.86.15\t1.el9\tnoarch\tkmod-nvidia-570.86.15-1.el9.src.rpm\t(none)\tRPM Fusion\t0\n"
+)
+
+
+def rpm_node(files: dict[str, str | None] | None = None) -> NodeFacts:
+    commands = {"dpkg-packages": None, "dpkg-kernels": None, "rpm-packages": answer(RPM)}
+    return facts_with(commands, files)
+
+
+def test_rpm_packages() -> None:
+    facts = rpm_node()
+    assert facts.packages is not None
+    assert [(p.name, p.version, p.source, p.maintainer, p.held) for p in facts.packages] == [
+        ("nvidia-driver", "3:570.86.15-1.el9", "nvidia-driver", "NVIDIA", False),
+        ("kmod-nvidia-open-dkms", "570.86.15-1.el9", "kmod-nvidia", "RPM Fusion", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"/etc/dnf/plugins/versionlock.list": "# Added lock\nnvidia-driver-3:570.86.15-1.el9.*\n"},
+        {"/etc/dnf/plugins/versionlock.list": "nvidia-driver-*\n"},
+        {"/etc/yum/pluginconf.d/versionlock.list": "3:nvidia-driver-570.86.15-1.el9.*\n"},
+        {"/etc/dnf/versionlock.toml": 'version = "1.0"\n[[packages]]\nname = "nvidia-driver"\n'},
+    ],
+)
+def test_rpm_locks(files: dict[str, str | None]) -> None:
+    facts = rpm_node(files)
+    assert facts.packages is not None
+    assert {package.name: package.held for package in facts.packages} == {
+        "nvidia-driver": True,
+        "kmod-nvidia-open-dkms": False,
+    }
+
+
+def test_an_exclusion_is_no_lock() -> None:
+    facts = rpm_node({"/etc/dnf/plugins/versionlock.list": "!nvidia-driver-*\n"})
+    assert facts.packages is not None
+    assert not any(package.held for package in facts.packages)
+
+
+def test_no_rpm_is_a_gap() -> None:
+    facts = facts_with({"dpkg-packages": None, "rpm-packages": answer("", 127, "", "rpm")})
+    assert facts.gaps["packages"] == "rpm is not installed"
+
+
+def test_cut_rpm_lines_are_a_gap() -> None:
+    facts = facts_with({"dpkg-packages": None, "rpm-packages": answer("nvidia-driver\t570\n")})
+    assert "eight fields" in facts.gaps["packages"]

@@ -1,0 +1,140 @@
+"""Operating system, PCI bus, units, secure boot and disk."""
+
+import pytest
+from facts_samples import UEVENT, answer, facts_with, gpu_facts_with
+
+from gpunode.facts import pci, system, units
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import OperatingSystem, Unit
+from gpunode.probe import CommandResult
+
+EFIVARS = "/sys/firmware/efi/efivars/"
+SECURE_BOOT = f"{EFIVARS}SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+
+
+def test_os_release_of_other_systems() -> None:
+    text = (
+        '# comment\nNAME="Rocky Linux"\nID=\'rocky\'\nVERSION_ID="9.4"\nID_LIKE="rhel centos fedora"\nX="a \\"b\\""\n'
+    )
+    assert system.parse_os_release(text) == OperatingSystem(
+        id="rocky", version_id="9.4", codename=None, pretty_name=None, id_like=("rhel", "centos", "fedora")
+    )
+
+
+def test_the_second_os_release_stands_in() -> None:
+    facts = facts_with(files={"/etc/os-release": None, "/usr/lib/os-release": "ID=ubuntu\n"})
+    assert facts.os is not None
+    assert facts.os.id == "ubuntu"
+    assert facts_with(files={"/etc/os-release": None, "/usr/lib/os-release": None}).gaps["os"]
+    assert facts_with(files={"/etc/os-release": "\n"}).gaps["os"]
+
+
+def test_pci_functions_of_nvidia() -> None:
+    device = pci.parse_uevent(UEVENT, "0000:00:1E.0")
+    assert (device.slot, device.class_id, device.is_nvidia_gpu) == ("0000:00:1e.0", "030200", True)
+    switch = pci.parse_uevent("PCI_CLASS=68000\nPCI_ID=10DE:22A3\nPCI_SUBSYS_ID=10DE:1796\n", "0000:05:00.0")
+    assert (switch.class_id, switch.driver, switch.is_nvidia_gpu) == ("068000", None, False)
+
+
+@pytest.mark.parametrize("text", ["", "PCI_ID=10DE:22A3\n", "PCI_CLASS=30200\nPCI_ID=rubbish\n"])
+def test_a_function_without_ids_is_a_gap(text: str) -> None:
+    with pytest.raises(ParseError, match="PCI_ID and PCI_CLASS"):
+        pci.parse_uevent(text, "0000:00:1e.0")
+    assert "pci" in gpu_facts_with(files={"/sys/bus/pci/devices/0000:00:1e.0/uevent": text}).gaps
+
+
+def test_an_empty_bus_is_seen_and_a_hidden_one_is_not() -> None:
+    assert facts_with(files={"/sys/bus/pci/devices/": ""}).pci == ()
+    assert "cannot be seen" in facts_with(files={"/sys/bus/pci/devices/": None}).gaps["pci"]
+
+
+def test_a_function_that_went_away_meanwhile_is_left_out() -> None:
+    assert gpu_facts_with(files={"/sys/bus/pci/devices/0000:00:1e.0/uevent": None}).pci == ()
+
+
+def test_failed_units_in_old_and_new_layouts() -> None:
+    text = (
+        "\u25cf a.service loaded failed failed The A service\n"
+        "  b.mount not-found failed failed /b\n"
+        "* c.timer loaded failed failed\n"
+        "x d.socket loaded failed failed\n"
+    )
+    assert [(unit.name, unit.load) for unit in units.parse_list(text)] == [
+        ("a.service", "loaded"),
+        ("b.mount", "not-found"),
+        ("c.timer", "loaded"),
+        ("d.socket", "loaded"),
+    ]
+
+
+def test_units_whose_name_begins_like_a_mark() -> None:
+    assert units.parse_list("xrdp.service loaded failed failed xrdp daemon\n")[0].name == "xrdp.service"
+
+
+def test_a_failed_unit_of_the_stack_is_told_once() -> None:
+    show = (
+        "Id=nvidia-persistenced.service\nLoadState=loaded\nActiveState=failed\nSubState=failed\nUnitFileState=enabled\n"
+    )
+    failed = "nvidia-persistenced.service loaded failed failed NVIDIA Persistence Daemon\n"
+    facts = gpu_facts_with({"systemctl-units": answer(show), "systemctl-failed": answer(failed)})
+    assert facts.units == (
+        Unit(name="nvidia-persistenced.service", load="loaded", active="failed", sub="failed", enabled="enabled"),
+    )
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        {"systemctl-failed": answer("only three words\n")},
+        {"systemctl-units": answer("")},
+        {"systemctl-units": answer("Id=x\n")},
+        {"systemctl-failed": answer("", 1, "Failed to connect to bus", "systemctl")},
+    ],
+)
+def test_units_that_cannot_be_told_are_a_gap(commands: dict[str, CommandResult]) -> None:
+    facts = gpu_facts_with(commands)
+    assert facts.units is None
+    assert facts.gaps["units"]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({SECURE_BOOT: "\x06\x00\x00\x00\x01"}, True),
+        ({SECURE_BOOT: "\x06\x00\x00\x00\x00"}, False),
+        ({SECURE_BOOT: None}, False),
+        ({"/sys/firmware/": "acpi\nmemmap\n"}, False),
+        ({SECURE_BOOT: ""}, None),
+        ({EFIVARS: ""}, None),
+        ({"/sys/firmware/": ""}, None),
+        ({"/sys/firmware/": None}, None),
+    ],
+)
+def test_secure_boot(files: dict[str, str | None], expected: bool | None) -> None:
+    facts = gpu_facts_with(files=files)
+    assert facts.secure_boot is expected
+    assert ("secure_boot" in facts.gaps) is (expected is None)
+
+
+def test_disk_space_by_path() -> None:
+    text = (
+        "Filesystem     1024-blocks     Used Available Capacity Mounted on\n"
+        "/dev/sda2         10240000  9000000   1024000      90% /\n"
+        "//nas/a share      2048000    48000   2000000       3% /boot\n"
+    )
+    facts = facts_with({"df": answer(text, 0, "", "df", "-Pk", "/", "/boot")})
+    assert facts.disk_free_mib == {"/": 1000, "/boot": 1953}
+    cut = facts_with({"df": answer(text, 0, "", "df", "-Pk", "/", "/boot", "/var")})
+    assert "expected 3 lines" in cut.gaps["disk_free_mib"]
+
+
+def test_virtualization() -> None:
+    assert facts_with({"systemd-detect-virt": answer("kvm\n")}).virtualization == "kvm"
+    assert facts_with({"systemd-detect-virt": answer("none\n", 1)}).virtualization == "none"
+    missing = facts_with({"systemd-detect-virt": answer("", 127, "", "systemd-detect-virt")})
+    assert missing.gaps["virtualization"] == "systemd-detect-virt is not installed"
+
+
+def test_words_of_the_node_carry_no_control_codes() -> None:
+    facts = facts_with({"dkms-status": answer("\x1b[31mred\n")})
+    assert "\x1b" not in facts.gaps["dkms"]
