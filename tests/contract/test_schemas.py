@@ -1,0 +1,82 @@
+"""The published JSON Schemas: they are what the models say, and what is really printed obeys them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from bundles import DRIVER_NODE, driver_node, with_two_gpus
+
+from gpunode.cli import run
+from gpunode.cli.schema import MODELS, from_file, from_model
+
+SCHEMAS = {name: json.loads(from_file(name)) for name in MODELS}
+
+
+def obeys(document: Any, name: str) -> None:
+    jsonschema.validate(document, SCHEMAS[name], cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_file_is_what_the_model_says(name: str) -> None:
+    assert from_file(name) == from_model(name), f"gpunode schema {name} --from-model > gpunode/schemas/{name}.json"
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_the_schema_is_one_and_is_printed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    assert run(["schema", name]) == 0
+    assert json.loads(capsys.readouterr().out) == SCHEMAS[name]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    capsys.readouterr()
+    run(arguments)
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("document", [driver_node, with_two_gpus])
+def test_reports_obey(document: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tmp_path / "node.json"
+    bundle.write_text(json.dumps(document()))
+    report = printed(capsys, "validate", "--replay", str(bundle), "--format", "json")
+    obeys(report, "report")
+    assert report["nodes"][0]["findings"]
+    assert report["nodes"][0]["simulated"] is True
+
+
+def test_a_report_on_a_node_out_of_reach_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    # Port 1 of this machine: nothing listens there.
+    report = printed(capsys, "validate", "nobody@127.0.0.1:1", "--timeout", "10", "--format", "json")
+    obeys(report, "report")
+    (finding,) = report["nodes"][0]["findings"]
+    assert (finding["check"], finding["status"]) == ("node.reachable", "error")
+    assert report["nodes"][0]["simulated"] is None
+
+
+def test_the_list_of_checks_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    obeys(printed(capsys, "checks", "--format", "json"), "checks")
+
+
+def test_a_recorded_bundle_obeys() -> None:
+    obeys(json.loads(DRIVER_NODE.read_text(encoding="utf-8")), "bundle")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("report", ("status",)), ("report", ("nodes", 0, "findings", 0, "check")), ("bundle", ("commands",))],
+)
+def test_the_schema_refuses_what_lacks_a_part(
+    name: str, place: tuple[str | int, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "bundle":
+        document: Any = driver_node()
+    else:
+        document = printed(capsys, "validate", "--replay", str(DRIVER_NODE), "--format", "json")
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    del inner[place[-1]]
+    with pytest.raises(jsonschema.ValidationError):
+        obeys(document, name)
