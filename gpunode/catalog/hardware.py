@@ -212,9 +212,8 @@ class Expectation(Row):
         "gemm_fp8",
         "memory_bandwidth",
         "targeted_stress",
-        "target_power",
     ]
-    unit: Literal["GB/s", "Gbit/s", "TFLOPS", "GFLOPS", "W"]
+    unit: Literal["GB/s", "Gbit/s", "TFLOPS", "GFLOPS"]
     value: float
     kind: Literal["floor", "measured"]
     """``floor``: a pass mark that somebody runs in production. ``measured``: seen on a healthy machine."""
