@@ -239,7 +239,9 @@ def _why_module(case: Case, kernel: KernelFlavour | None) -> Reason:
 def _why_cuda(case: Case) -> Reason:
     candidate, row = case.candidate, case.question.cuda
     if row is None:
-        return Reason(rule="R01-minor-floor", text=f"no CUDA is wished; this is what {candidate.version} and the GPUs allow")
+        return Reason(
+            rule="R01-minor-floor", text=f"no CUDA is wished; this is what {candidate.version} and the GPUs allow"
+        )
     words = {
         "native": f"branch {candidate.branch.number} carries CUDA {candidate.branch.native_cuda}",
         "minor-version": f"{candidate.version} is above the floor of CUDA {row.major}, {case.question.floor(row)}",
@@ -252,6 +254,8 @@ def _why_cuda(case: Case) -> Reason:
 
 def _why_packages(case: Case, driver_packages: tuple[PackageChoice, ...]) -> Reason:
     if driver_packages:
-        return Reason(rule="R15-distro-repo", text=f"names of {case.source_name} for branch {case.candidate.branch.number}")
+        return Reason(
+            rule="R15-distro-repo", text=f"names of {case.source_name} for branch {case.candidate.branch.number}"
+        )
     text = f"the catalog has no names for the driver packages of {case.source_name}"
     return Reason(rule="R15-distro-repo", text=text)

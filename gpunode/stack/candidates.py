@@ -11,7 +11,7 @@ from gpunode.catalog import Branch, ForwardCompat, Offer, System
 from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.stack.model import Arch, Flavour, Origin
-from gpunode.stack.question import Question
+from gpunode.stack.question import Question, number
 
 ARCHES: tuple[Arch, ...] = ("x86_64", "aarch64")
 FLAVOURS: tuple[Flavour, ...] = ("open", "proprietary")
@@ -42,7 +42,7 @@ class Candidate:
     @cached_property
     def number(self) -> Number:
         """The release as something that compares."""
-        return Number(self.version)
+        return number(self.version)
 
     @property
     def installed(self) -> bool:
@@ -61,7 +61,8 @@ def candidates(question: Question) -> Iterator[Candidate]:
 def _systems(question: Question) -> list[System]:
     if question.system is not None:
         return [question.system]
-    return sorted(question.catalog.systems.values(), key=lambda row: (row.id != FIRST_SYSTEM, not row.supported))
+    rows = [row for row in question.catalog.systems.values() if question.source in row.origins]
+    return sorted(rows, key=lambda row: (row.id != FIRST_SYSTEM, not row.supported))
 
 
 def _on(question: Question, system: System, arch: Arch) -> Iterator[Candidate]:
@@ -141,7 +142,7 @@ def _with_compat(question: Question, candidate: Candidate) -> Iterator[Candidate
     """The candidate; where its driver is below the floor of the wished CUDA, also with the cuda-compat package."""
     yield candidate
     wished = [row for _, row in question.cuda_wishes]
-    below = [row for row in wished if candidate.number < Number(question.floor(row))]
+    below = [row for row in wished if candidate.number < number(question.floor(row))]
     series = {row.series for row in below}
     if len(series) == 1 and (compat := question.catalog.forward_compat.get(below[0].series)) is not None:
         yield Candidate(
@@ -164,7 +165,7 @@ def past_eol(candidate: Candidate, question: Question) -> bool:
 def is_native(question: Question, candidate: Candidate) -> bool:
     """The driver gives every wished CUDA full support, not only minor-version compatibility."""
     return all(
-        candidate.branch.number >= row.branch or (row.driver is not None and candidate.number >= Number(row.driver))
+        candidate.branch.number >= row.branch or (row.driver is not None and candidate.number >= number(row.driver))
         for _, row in question.cuda_wishes
     )
 

@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from gpunode.catalog import System
 from gpunode.stack.assemble import assemble
 from gpunode.stack.candidates import candidates
 from gpunode.stack.model import Clash, Conflict, NodePicture, Offer, Request, Stack, Term
 from gpunode.stack.question import Question, restrict, terms
-from gpunode.stack.rules import Case, Verdict
+from gpunode.stack.rules import Case
 from gpunode.stack.table import rules
 
 MOST_OFFERS = 4
@@ -27,6 +28,8 @@ class Change:
 
 def first_case(question: Question, off: Collection[str] = ()) -> Case | None:
     """The best candidate that no rule refuses."""
+    if rules.hopeless(question, off):
+        return None
     for candidate in candidates(question):
         case = Case(question, candidate)
         if not rules.refused(case, off):
@@ -39,8 +42,8 @@ def explain(question: Question, off: Collection[str] = ()) -> Conflict:
     smallest = _smallest(question, off)
     return Conflict(
         terms=smallest,
-        clashes=tuple(_clashes(_only(question, smallest), off)),
-        offers=tuple(_offers(question, smallest, off)),
+        clashes=tuple(_clashes(_only(question, smallest), question, off)),
+        offers=tuple(_offers(question, off)),
     )
 
 
@@ -74,24 +77,32 @@ def _droppable_first(found: Iterable[Term]) -> list[Term]:
     return sorted(found, key=lambda term: order.index(term.name) if term.name in order else len(order))
 
 
-def _clashes(question: Question, off: Collection[str]) -> Iterator[Clash]:
-    """What the rules say against the candidates that come nearest: those which the fewest rules refuse."""
-    refusals: list[list[tuple[str, Verdict]]] = []
-    for candidate in candidates(question):
-        said = [(rule, verdict) for rule, verdict in rules.verdicts(Case(question, candidate), off) if verdict.refuses]
-        refusals.append(said)
-    if not refusals:
+def _clashes(question: Question, home: Question, off: Collection[str]) -> Iterator[Clash]:
+    """What the rules say against the candidates that come nearest: those which the fewest rules refuse.
+
+    On the user's own system (``home``) where that is near enough, and without a cuda-compat package where that is.
+    """
+    at_home = _refused(replace(question, node=question.node.model_copy(update={"os": home.node.os})), off)
+    refused = at_home if at_home and min(at_home)[0][0] == 1 else _refused(question, off)
+    if not refused:
         yield Clash(rule="wish", text=_no_candidate(question))
         return
-    fewest = min(len({rule for rule, _ in said}) for said in refusals)
-    told: set[str] = set()
-    for said in refusals:
-        if len({rule for rule, _ in said}) != fewest:
-            continue
-        for rule, verdict in said:
-            if rule not in told:
-                told.add(rule)
-                yield Clash(rule=rule, text=verdict.text)
+    nearest = min(refused)[0]
+    texts = {rule: text for key, said in reversed(refused) if key == nearest for rule, text in reversed(said)}
+    yield from (Clash(rule=rule, text=text) for rule, text in reversed(texts.items()))
+
+
+Refused = tuple[tuple[int, bool], tuple[tuple[str, str], ...]]
+"""How far a candidate is from being allowed, and what the rules say against it."""
+
+
+def _refused(question: Question, off: Collection[str]) -> list[Refused]:
+    found = []
+    for candidate in candidates(question):
+        verdicts = rules.verdicts(Case(question, candidate), off)
+        said = tuple((rule, verdict.text) for rule, verdict in verdicts if verdict.refuses)
+        found.append(((len({rule for rule, _ in said}), candidate.compat is not None), said))
+    return found
 
 
 def _no_candidate(question: Question) -> str:
@@ -103,19 +114,15 @@ def _no_candidate(question: Question) -> str:
     return f"the installed driver is {installed.version} from {' and '.join(installed.origins)}"
 
 
-def _offers(question: Question, smallest: Collection[Term], off: Collection[str]) -> Iterator[Offer]:
-    found: list[Offer] = []
+def _offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
+    found: dict[str, Offer] = {}
     for change in _changes(question):
-        if any(change.kind == offer_kind for offer_kind, _ in ((o.change[0].split(" ")[0], o) for o in found)):
+        if change.kind in found or len(found) == MOST_OFFERS:
             continue
         offer = _offer(question, change, off)
-        if offer is not None and all(offer.stack != other.stack for other in found):
-            found.append(offer)
-        if len(found) == MOST_OFFERS:
-            break
-    if not found:
-        found = list(_double_offers(question, off))
-    yield from found
+        if offer is not None and all(offer.stack != other.stack for other in found.values()):
+            found[change.kind] = offer
+    yield from found.values() or _double_offers(question, off)
 
 
 def _double_offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
@@ -156,14 +163,17 @@ def summary(stack: Stack) -> str:
 
 
 def _changes(question: Question) -> Iterator[Change]:
-    """Single changes, the least painful first."""
-    request, node = question.request, question.node
+    """Single changes, the least painful first. What was seen on a machine is not changed."""
+    yield from _other_wishes(question)
+    if not question.node.observed:
+        yield from _other_nodes(question)
+
+
+def _other_wishes(question: Question) -> Iterator[Change]:
+    request = question.request
 
     def asked(kind: str, text: str, **update: str | None) -> Change:
-        return Change(kind, text, request.model_copy(update=update), node)
-
-    def other(kind: str, text: str, **update: object) -> Change:
-        return Change(kind, text, request, node.model_copy(update=update))
+        return Change(kind, text, request.model_copy(update=update), question.node)
 
     if request.cuda:
         for series in _lower_series(question, request.cuda):
@@ -180,8 +190,14 @@ def _changes(question: Question) -> Iterator[Change]:
         yield asked("--past-eol", "a branch past its end of life", past_eol="warn")
     for source in _sources(question):
         yield asked("--source", f"--source {source}", source=source)
-    if node.observed:
-        return
+
+
+def _other_nodes(question: Question) -> Iterator[Change]:
+    node = question.node
+
+    def other(kind: str, text: str, **update: object) -> Change:
+        return Change(kind, text, question.request, node.model_copy(update=update))
+
     for system in _systems(question):
         yield other("--os", f"--os {system}", os=system)
     if node.arch:
@@ -219,6 +235,10 @@ def _systems(question: Question) -> list[str]:
     """Other systems: the same distribution first."""
     if question.system is None:
         return []
-    own = question.system
-    rows = [row for row in question.catalog.systems.values() if row.id != own.id]
-    return [row.id for row in sorted(rows, key=lambda row: (row.os != own.os, not row.supported))]
+    own, rows = question.system, list(question.catalog.systems.values())
+    at = [row.id for row in rows].index(own.id)
+
+    def distance(row: System) -> tuple[bool, bool, int]:
+        return row.os != own.os, not row.supported, abs([other.id for other in rows].index(row.id) - at)
+
+    return [row.id for row in sorted(rows, key=distance) if row.id != own.id]

@@ -25,7 +25,7 @@ def eol(case: Case) -> Iterator[Choice]:
     if branch.eol is None:
         yield Choice("eol", None, f"no end of life of branch {branch.number} is known")
         return
-    whose = "NVIDIA's table of branches" if branch.eol_promised else "the rule of thumb: release plus one year, LTSB three"
+    whose = "NVIDIA's table of branches" if branch.eol_promised else "the rule of thumb (release + 1 year, LTSB + 3)"
     yield Choice("eol", branch.eol, f"by {whose}")
 
 
@@ -48,9 +48,13 @@ def pin(case: Case) -> Iterator[Choice]:
         yield Choice("pin", value, f"NVIDIA's pinning package {held}; it is installed before the driver")
     elif row.kind == "preferences":
         stanza = Preference(packages=_closure_globs(case), pin=f"version {version_word(case)}-*", priority=PIN_PRIORITY)
-        yield Choice("pin", Pin(mechanism="preferences", preferences=(stanza,)), f"an apt preferences file of ours {held}")
+        yield Choice(
+            "pin", Pin(mechanism="preferences", preferences=(stanza,)), f"an apt preferences file of ours {held}"
+        )
     elif row.kind == "module-stream":
-        yield Choice("pin", Pin(mechanism="module-stream", pattern=pattern or _stream(case)), f"the module stream {held}")
+        yield Choice(
+            "pin", Pin(mechanism="module-stream", pattern=pattern or _stream(case)), f"the module stream {held}"
+        )
     else:
         yield Choice("pin", Pin(mechanism=row.kind, pattern=pattern), f"a {row.kind} {held}")
 
@@ -63,7 +67,12 @@ def _stream(case: Case) -> str | None:
 def _closure_globs(case: Case) -> tuple[str, ...]:
     """Names that the closure's packages may have. The version in the pin keeps all others out of it."""
     rows = [row for row in table().closures if row.origin == case.candidate.source and row.packages]
-    return tuple(name for row in rows for name in row.packages) or ("nvidia-*", "libnvidia-*", "libcuda1", "linux-modules-nvidia-*")
+    return tuple(name for row in rows for name in row.packages) or (
+        "nvidia-*",
+        "libnvidia-*",
+        "libcuda1",
+        "linux-modules-nvidia-*",
+    )
 
 
 @rules.decides("R16-repo-mix", "remove")

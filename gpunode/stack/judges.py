@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
-from packaging.version import Version as Number
-
 from gpunode.catalog import Gpu
 from gpunode.stack.candidates import is_native, past_eol
 from gpunode.stack.model import Flavour
-from gpunode.stack.question import GpuTerm
+from gpunode.stack.question import GpuTerm, Question, number
 from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, warn
 from gpunode.stack.table import rules
 
-OPEN_KERNEL_FLOOR = Number("4.15")
+OPEN_KERNEL_FLOOR = number("4.15")
 """README of the open kernel modules 595.45.04; compat.yml, kernel_module_rules, kernel-floor."""
 
 
@@ -23,7 +21,7 @@ def minor_floor(case: Case) -> Iterator[Verdict]:
         return
     for whose, row in case.question.cuda_wishes:
         floor = case.question.floor(row)
-        if candidate.number < Number(floor):
+        if candidate.number < number(floor):
             yield refuse(
                 f"CUDA {row.series} for {whose} needs driver {floor} or newer, and this is {candidate.version}",
                 sure=row.sure("floor"),
@@ -39,8 +37,8 @@ def native(case: Case) -> Iterator[Verdict]:
     for whose, row in case.question.cuda_wishes:
         full = row.driver or f"a driver of branch {row.branch}"
         yield warn(
-            f"CUDA {row.series} for {whose} runs on {candidate.version} by minor-version compatibility: PTX made by it is "
-            f"not compiled at run time, and new driver features are missing; full support from {full} on"
+            f"CUDA {row.series} for {whose} runs on {candidate.version} by minor-version compatibility: PTX made by it "
+            f"is not compiled at run time, and new driver features are missing; full support from {full} on"
         )
 
 
@@ -55,14 +53,14 @@ def last_branch(case: Case) -> Iterator[Verdict]:
         text = f"{term.named(gpu)} is driven up to branch {gpu.last_branch}, not by {branch}"
         return refuse(text, sure=gpu.sure("last_branch"))
 
-    yield from over_gpus(case, against)
+    yield from over_gpus(case.question, against)
 
 
-@rules.judges("R04-arch-cuda")
-def too_old_for_cuda(case: Case) -> Iterator[Verdict]:
+@rules.asks("R04-arch-cuda")
+def too_old_for_cuda(question: Question) -> Iterator[Verdict]:
     """CUDA 13 has no code for a V100."""
-    catalog = case.question.catalog
-    for whose, row in case.question.cuda_wishes:
+    catalog = question.catalog
+    for whose, row in question.cuda_wishes:
         major = catalog.cuda_majors[str(row.major)]
 
         def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
@@ -70,7 +68,7 @@ def too_old_for_cuda(case: Case) -> Iterator[Verdict]:
             last = architecture.last_cuda
             if last is not None and row.major > last:  # noqa: B023 (called before the next round)
                 sure = architecture.sure("last_cuda")
-            elif gpu.capability < Number(major.min_compute_capability):  # noqa: B023
+            elif gpu.capability < number(major.min_compute_capability):  # noqa: B023
                 sure = gpu.sure("compute_capability") and major.sure("min_compute_capability")  # noqa: B023
             else:
                 return None
@@ -80,39 +78,49 @@ def too_old_for_cuda(case: Case) -> Iterator[Verdict]:
                 sure=sure,
             )
 
-        yield from over_gpus(case, against)
+        yield from over_gpus(question, against)
+
+
+def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Verdict]:
+    """GPUs that a CUDA is too old to know."""
+
+    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+        architecture = question.catalog.architectures[gpu.architecture]
+        first = architecture.first_cuda.get(gpu.compute_capability)
+        if first is None or number(cuda) >= number(first):
+            return None
+        text = f"{what} does not know {term.named(gpu)}: CUDA {first} is the first that does"
+        # Where a capability's own value is unsure, the architecture's lowest one still is not.
+        lowest = min(map(number, architecture.first_cuda.values()))
+        return refuse(text, sure=architecture.sure("first_cuda") or number(cuda) < lowest)
+
+    yield from over_gpus(question, against)
+
+
+@rules.asks("R05-arch-first-cuda")
+def wish_too_young(question: Question) -> Iterator[Verdict]:
+    """CUDA 12.2 does not know a B200."""
+    for whose, row in question.cuda_wishes:
+        yield from _unknown_to(question, f"CUDA {row.series} for {whose}", row.series)
 
 
 @rules.judges("R05-arch-first-cuda")
-def too_young_for_cuda(case: Case) -> Iterator[Verdict]:
-    """CUDA 12.2 does not know a B200, and neither does a driver of that time."""
+def driver_too_young(case: Case) -> Iterator[Verdict]:
+    """Neither does a driver of that time."""
     branch = case.candidate.branch
-    asked = [(f"CUDA {row.series} for {whose}", Number(row.series)) for whose, row in case.question.cuda_wishes]
     if branch.native_cuda is not None:
-        asked.append((f"branch {branch.number} (CUDA {branch.native_cuda})", Number(branch.native_cuda)))
-    for what, cuda in asked:
-
-        def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
-            architecture = case.question.catalog.architectures[gpu.architecture]
-            first = architecture.first_cuda.get(gpu.compute_capability)
-            if first is None or cuda >= Number(first):  # noqa: B023 (called before the next round)
-                return None
-            text = f"{what} does not know {term.named(gpu)}: CUDA {first} is the first that does"  # noqa: B023
-            # Where a capability's own value is unsure, the architecture's lowest one still is not.
-            lowest = min(map(Number, architecture.first_cuda.values()))
-            return refuse(text, sure=architecture.sure("first_cuda") or cuda < lowest)  # noqa: B023
-
-        yield from over_gpus(case, against)
+        what = f"branch {branch.number} (CUDA {branch.native_cuda})"
+        yield from _unknown_to(case.question, what, branch.native_cuda)
 
 
-def _needed(case: Case) -> set[str]:
+def _needed(question: Question) -> set[str]:
     """The flavours without which some GPU of the node does not run, whichever model a name stands for."""
-    alone = [{gpu.modules for gpu in term.models} for term in case.question.gpus]
+    alone = [{gpu.modules for gpu in term.models} for term in question.gpus]
     return {flavours.copy().pop() for flavours in alone if len(flavours) == 1 and flavours != {"either"}}
 
 
 def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
-    if _needed(case) >= {"open", "proprietary"} or case.candidate.flavour == needed:
+    if _needed(case.question) >= {"open", "proprietary"} or case.candidate.flavour == needed:
         return
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
@@ -121,7 +129,7 @@ def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
         text = f"{term.named(gpu)} runs with the {needed} kernel modules alone"
         return refuse(text, sure=gpu.sure("modules"))
 
-    yield from over_gpus(case, against)
+    yield from over_gpus(case.question, against)
 
 
 @rules.judges("R06-open-required")
@@ -146,21 +154,23 @@ def flavour_in_branch(case: Case) -> Iterator[Verdict]:
             f"branch {branch.number} has no {flavour} kernel modules, only {has} ones", sure=branch.sure("modules")
         )
     elif flavour == "proprietary" and not branch.sure("modules"):
-        yield warn(f"whether branch {branch.number} still has proprietary modules is not sure: {branch.unsure['modules']}")
+        yield warn(
+            f"whether branch {branch.number} still has proprietary modules is not sure: {branch.unsure.get('modules', 'an unsure row')}"
+        )
 
 
-@rules.judges("R09-mixed-flavour")
-def mixed_flavour(case: Case) -> Iterator[Verdict]:
+@rules.asks("R09-mixed-flavour")
+def mixed_flavour(question: Question) -> Iterator[Verdict]:
     """V100 and B200 in one node: one kernel, one module, no flavour."""
-    if not _needed(case) >= {"open", "proprietary"}:
+    if not _needed(question) >= {"open", "proprietary"}:
         return
     by_flavour = {
-        flavour: [term.named(gpu) for term in case.question.gpus for gpu in term.models[:1] if gpu.modules == flavour]
+        flavour: [term.named(gpu) for term in question.gpus for gpu in term.models[:1] if gpu.modules == flavour]
         for flavour in ("open", "proprietary")
     }
     yield refuse(
-        f"{', '.join(by_flavour['proprietary'])} needs the proprietary kernel modules and {', '.join(by_flavour['open'])} "
-        "the open ones; a node loads one of them"
+        f"{', '.join(by_flavour['proprietary'])} needs the proprietary kernel modules and "
+        f"{', '.join(by_flavour['open'])} the open ones; a node loads one of them"
     )
 
 
@@ -168,23 +178,25 @@ def mixed_flavour(case: Case) -> Iterator[Verdict]:
 def gpu_min_driver(case: Case) -> Iterator[Verdict]:
     """Documented minima refuse; a README that does not name the GPU yet only warns."""
     candidate, platform = case.candidate, case.question.platform
-    if platform is not None and platform.min_driver is not None and candidate.number < Number(platform.min_driver):
+    if platform is not None and platform.min_driver is not None and candidate.number < number(platform.min_driver):
         text = f"{platform.name} needs driver {platform.min_driver} or newer, and this is {candidate.version}"
         yield refuse(text, sure=platform.sure("min_driver"))
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
-        if gpu.min_driver is not None and candidate.number < Number(gpu.min_driver):
+        if gpu.min_driver is not None and candidate.number < number(gpu.min_driver):
             text = f"{term.named(gpu)} needs driver {gpu.min_driver} or newer, and this is {candidate.version}"
             return refuse(text, sure=gpu.sure("min_driver"))
         first = gpu.first_listed_on(candidate.branch.number)
         if candidate.flavour != "open" or first in ("from the start", "unknown"):
             return None
         since = "no release" if first == "never" else f"no release before {first}"
-        if first != "never" and candidate.number >= Number(first):
+        if first != "never" and candidate.number >= number(first):
             return None
-        return warn(f"{since} of branch {candidate.branch.number} lists {term.label} among the GPUs of its open modules")
+        return warn(
+            f"{since} of branch {candidate.branch.number} lists {term.label} among the GPUs of its open modules"
+        )
 
-    yield from over_gpus(case, against)
+    yield from over_gpus(case.question, against)
 
 
 @rules.judges("R13-branch-eol")
@@ -227,7 +239,7 @@ def compat_matrix(case: Case) -> Iterator[Verdict]:
         text = f"{compat.package} works on data-centre GPUs only, and {term.label} is none (error 804)"
         return refuse(text, sure=gpu.sure("market") and gpu.market != "workstation")
 
-    yield from over_gpus(case, against)
+    yield from over_gpus(case.question, against)
 
 
 @rules.judges("R15-distro-repo")
@@ -256,31 +268,31 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
 
 
 def _release_of(package_version: str, release: str) -> bool:
-    return package_version.split(":", 1)[-1].split("-")[0] == release
+    return package_version.split(":", 1)[-1].split("-", maxsplit=1)[0] == release
 
 
-@rules.judges("R16-repo-mix")
-def repo_mix(case: Case) -> Iterator[Verdict]:
+@rules.asks("R16-repo-mix")
+def repo_mix(question: Question) -> Iterator[Verdict]:
     """One publisher for the driver closure; a switch is a wish."""
-    installed = case.question.installed
-    if installed is None or case.question.request.source is not None:
+    installed = question.installed
+    if installed is None or question.request.source is not None:
         return
     if len(installed.origins) > 1:
         yield refuse(
-            f"driver packages from {' and '.join(installed.origins)} are mixed on the node; a wished source replaces the "
-            "others"
+            f"driver packages from {' and '.join(installed.origins)} are mixed on the node; a wished source replaces "
+            "the others"
         )
-    elif installed.origins != (case.candidate.source,):
+    elif installed.origins != (question.source,):
         yield refuse(
-            f"the installed driver packages are from {installed.origins[0]}, not from {case.candidate.source}; a wished "
+            f"the installed driver packages are from {installed.origins[0]}, not from {question.source}; a wished "
             "source replaces them"
         )
 
 
-@rules.judges("R11-fm-exact")
-def board_unknown(case: Case) -> Iterator[Verdict]:
+@rules.asks("R11-fm-exact")
+def board_unknown(question: Question) -> Iterator[Verdict]:
     """Whether there is an NVSwitch is known, or it is said that it is not."""
-    board = case.question.board
+    board = question.board
     if board.unknown is not None:
         yield warn(board.unknown)
     elif board.unsure is not None:
@@ -312,9 +324,11 @@ def host_arch(case: Case) -> Iterator[Verdict]:
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
         if arch in gpu.hosts:
             return None
-        return refuse(f"{term.label} comes in machines with {' or '.join(gpu.hosts)}, not {arch}", sure=gpu.sure("hosts"))
+        return refuse(
+            f"{term.label} comes in machines with {' or '.join(gpu.hosts)}, not {arch}", sure=gpu.sure("hosts")
+        )
 
-    yield from over_gpus(case, against)
+    yield from over_gpus(case.question, against)
 
 
 @rules.judges("R23-kernel-floor")

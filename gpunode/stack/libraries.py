@@ -38,7 +38,9 @@ def _host_toolkit(case: Case, row: Toolkit) -> tuple[PackageChoice, ...] | None:
     if pattern is not None and not pattern.split("~")[0].startswith(f"{wished}."):
         return None
     exact = wished.count(".") == 2
-    return choices(case, names, cuda=row.series, version=None if pattern else (f"{wished}-*" if exact else f"{row.series}.*"))
+    return choices(
+        case, names, cuda=row.series, version=None if pattern else (f"{wished}-*" if exact else f"{row.series}.*")
+    )
 
 
 @rules.judges("R24-toolkit-source")
@@ -89,7 +91,7 @@ def _cudnn(case: Case, toolkit_row: Toolkit) -> Choice:
             return Choice("cudnn", None, f"{case.source_name} has no cuDNN")
         latest = build.until or row.latest
         packages = choices(case, names, cuda=toolkit_row.series, version=_exact(case, latest))
-        why = f"the newest known for CUDA {toolkit_row.major} that runs on compute capability {row.min_compute_capability}"
+        why = f"the newest known for CUDA {toolkit_row.major} and compute capability {row.min_compute_capability}"
         return Choice("cudnn", Library(version=latest, packages=tuple(p.name for p in packages)), why, packages)
     return Choice("cudnn", None, f"no cuDNN for CUDA {toolkit_row.major} runs on every GPU of the node")
 
@@ -114,7 +116,9 @@ def _nccl(case: Case, toolkit_row: Toolkit) -> Choice:
         packages = choices(case, names, cuda=toolkit_row.series, version=names.version or f"{row.id}-*+cuda{build}")
         why = f"the newest known build for CUDA {toolkit_row.major}: its version ends in +cuda{build}"
         return Choice("nccl", Library(version=row.id, packages=tuple(p.name for p in packages)), why, packages)
-    return Choice("nccl", None, f"no NCCL build for CUDA {toolkit_row.major} is known that runs on every GPU of the node")
+    return Choice(
+        "nccl", None, f"no NCCL build for CUDA {toolkit_row.major} is known that runs on every GPU of the node"
+    )
 
 
 @rules.decides("R20-framework", "frameworks")
@@ -144,7 +148,7 @@ def _newest(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def _driver_runs(case: Case, cuda: str) -> bool:
-    major = case.question.catalog.cuda_majors.get(cuda.split(".")[0])
+    major = case.question.catalog.cuda_majors.get(cuda.split(".", maxsplit=1)[0])
     return major is not None and case.candidate.number >= Number(major.floor)
 
 
@@ -164,7 +168,7 @@ def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
         first = architecture.first_cuda.get(gpu.compute_capability)
         if first is None or Number(cuda) < Number(first):
             return False
-        if architecture.last_cuda is not None and int(cuda.split(".")[0]) > architecture.last_cuda:
+        if architecture.last_cuda is not None and int(cuda.split(".", maxsplit=1)[0]) > architecture.last_cuda:
             return False
     return True
 

@@ -1,7 +1,7 @@
 """What is asked, what is answered: Request and NodePicture in, Stack or Conflict out.
 
-Versions are text; GPUs, systems and platforms are keys of the catalog. A field of a Stack that is None carries its reason
-in ``Stack.reasons`` under the field's name, like every other choice.
+Versions are text; GPUs, systems and platforms are keys of the catalog. A field of a Stack that is None carries its
+reason in ``Stack.reasons`` under the field's name, like every other choice.
 """
 
 from datetime import date
@@ -275,8 +275,8 @@ class Term(Model):
     """One thing that was asked or seen: the parts of which a conflict is made."""
 
     name: str
-    """``gpu``, ``platform``, ``os``, ``arch``, ``kernel``, ``installed``, ``source``, ``driver``, ``cuda``, ``toolkit``,
-    ``kernel-module``."""
+    """``gpu``, ``platform``, ``os``, ``arch``, ``kernel``, ``installed``, ``source``, ``driver``, ``cuda``,
+    ``toolkit``, ``kernel-module``, ``past-eol``."""
     value: str
     given: Literal["wish", "node"]
 

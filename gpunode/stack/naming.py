@@ -58,7 +58,7 @@ def fill(case: Case, template: str, *, cuda: str = "", kernel: str = "") -> str:
         branch=case.candidate.branch.number,
         version=version_word(case),
         cuda=cuda.replace(".", "-"),
-        cuda_major=cuda.split(".")[0],
+        cuda_major=cuda.split(".", maxsplit=1)[0],
         kernel=kernel,
     )
 

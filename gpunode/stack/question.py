@@ -1,9 +1,10 @@
 """The question: wishes and node, looked up in the catalog, and the terms that a conflict can be made of."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Literal
 
 from packaging.version import Version as Number
 
@@ -13,6 +14,12 @@ from gpunode.stack.model import Arch, Installed, NodePicture, Origin, Request, T
 
 WORDS = ("lts", "production", "newest", "keep")
 """Driver wishes that name no branch."""
+
+
+@lru_cache(maxsize=4096)
+def number(version: str) -> Number:
+    """A version as something that compares."""
+    return Number(version)
 
 
 @dataclass(frozen=True)
@@ -194,41 +201,22 @@ def _listed(words: Collection[str]) -> str:
 
 def terms(request: Request, node: NodePicture) -> tuple[Term, ...]:
     """Everything that was asked or seen and could be part of a conflict."""
-    return tuple(_terms(request, node))
-
-
-def _terms(request: Request, node: NodePicture) -> Iterator[Term]:
-    def seen(name: str, value: str) -> Term:
-        return Term(name=name, value=value, given="node" if node.observed else "wish")
-
-    def wish(name: str, value: str) -> Term:
-        return Term(name=name, value=value, given="wish")
-
-    for group in node.gpus:
-        yield seen("gpu", group.label)
-    if node.platform:
-        yield seen("platform", node.platform)
-    if node.os:
-        yield seen("os", node.os)
-    if node.arch:
-        yield seen("arch", node.arch)
-    if node.kernel:
-        yield seen("kernel", node.kernel)
-    if node.installed and node.installed.closure:
-        what = node.installed.version or "driver packages"
-        yield Term(name="installed", value=f"{what} from {' and '.join(node.installed.origins)}", given="node")
-    if request.source:
-        yield wish("source", request.source)
-    if request.driver:
-        yield wish("driver", request.driver)
-    if request.cuda:
-        yield wish("cuda", request.cuda)
-    if request.toolkit:
-        yield wish("toolkit", request.toolkit)
-    if request.kernel_module:
-        yield wish("kernel-module", request.kernel_module)
-    if request.past_eol == "refuse":
-        yield wish("past-eol", "refuse")
+    installed = node.installed if node.installed and node.installed.closure else None
+    on_node = installed and f"{installed.version or 'driver packages'} from {' and '.join(installed.origins)}"
+    seen: list[tuple[str, str | None]] = [("gpu", group.label) for group in node.gpus]
+    seen += [("platform", node.platform), ("os", node.os), ("arch", node.arch), ("kernel", node.kernel)]
+    wished = [
+        ("source", request.source),
+        ("driver", request.driver),
+        ("cuda", request.cuda),
+        ("toolkit", request.toolkit),
+        ("kernel-module", request.kernel_module),
+        ("past-eol", None if request.past_eol == "warn" else request.past_eol),
+    ]
+    given: Literal["wish", "node"] = "node" if node.observed else "wish"
+    found = [Term(name=name, value=value, given=given) for name, value in seen if value]
+    found += [Term(name="installed", value=on_node, given="node")] if on_node else []
+    return (*found, *(Term(name=name, value=value, given="wish") for name, value in wished if value))
 
 
 def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tuple[Request, NodePicture]:

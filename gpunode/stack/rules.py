@@ -1,7 +1,8 @@
 """The registry of rules, and what a rule may say.
 
-A rule has an id, says what it means and which facts it rests on, and does one or both of two things: it judges a candidate
-(refuses it, or warns), and it decides parts of the stack. Every rule can be left out by its id.
+A rule has an id, says what it means and which facts it rests on, and does one or more of three things: it speaks about
+the question as such, it judges a candidate (refuses it, or warns), and it decides parts of the stack. Every rule can be
+left out by its id.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -75,6 +76,7 @@ class Choice:
         return Reason(rule=rule, text=self.text)
 
 
+Ask = Callable[[Question], Iterator[Verdict]]
 Judge = Callable[[Case], Iterator[Verdict]]
 Decide = Callable[[Case], Iterator[Choice]]
 
@@ -87,6 +89,8 @@ class Rule:
     means: str
     facts: str
     """Where the facts are: sections of the catalog."""
+    ask: Ask | None = None
+    """What it says to the question itself, whatever the candidate."""
     judge: Judge | None = None
     decide: Decide | None = None
     fields: tuple[str, ...] = ()
@@ -111,6 +115,15 @@ class Rules:
             raise ValueError(f"rule {rule_id} is declared twice")
         self._rules[rule_id] = Rule(rule_id, means, facts)
 
+    def asks(self, rule_id: str) -> Callable[[Ask], Ask]:
+        """Register the function by which a rule refuses or warns before any candidate is looked at."""
+
+        def register(function: Ask) -> Ask:
+            self._rules[rule_id].ask = function
+            return function
+
+        return register
+
     def judges(self, rule_id: str) -> Callable[[Judge], Judge]:
         """Register the function by which a rule refuses or warns."""
 
@@ -133,18 +146,29 @@ class Rules:
     def verdicts(self, case: Case, off: Collection[str] = ()) -> Iterator[tuple[str, Verdict]]:
         """Everything that the rules say against a candidate, lazily."""
         for rule in self._rules.values():
-            if rule.judge is not None and rule.id not in off:
+            if rule.id in off:
+                continue
+            if rule.ask is not None:
+                for verdict in rule.ask(case.question):
+                    yield rule.id, verdict
+            if rule.judge is not None:
                 for verdict in rule.judge(case):
                     yield rule.id, verdict
 
+    def hopeless(self, question: Question, off: Collection[str] = ()) -> bool:
+        """A rule refuses every candidate of the question."""
+        asked = (rule.ask(question) for rule in self if rule.ask is not None and rule.id not in off)
+        return any(verdict.refuses for verdicts in asked for verdict in verdicts)
+
     def refused(self, case: Case, off: Collection[str] = ()) -> bool:
-        """A rule refuses the candidate."""
-        return any(verdict.refuses for _, verdict in self.verdicts(case, off))
+        """A rule refuses this candidate of a question that is not hopeless."""
+        judged = (rule.judge(case) for rule in self if rule.judge is not None and rule.id not in off)
+        return any(verdict.refuses for verdicts in judged for verdict in verdicts)
 
 
-def over_gpus(case: Case, against: Callable[[GpuTerm, Gpu], Verdict | None]) -> Iterator[Verdict]:
-    """Ask about every GPU of the node. Where a name covers several models, only what all of them refuse is a refusal."""
-    for term in case.question.gpus:
+def over_gpus(question: Question, against: Callable[[GpuTerm, Gpu], Verdict | None]) -> Iterator[Verdict]:
+    """Ask about every GPU of the node. Where a name covers several models, only all of them together refuse."""
+    for term in question.gpus:
         said = [(gpu, against(term, gpu)) for gpu in term.models]
         heard = [(gpu, verdict) for gpu, verdict in said if verdict is not None]
         if not heard:

@@ -78,7 +78,9 @@ def dcgm(case: Case) -> Iterator[Choice]:
             continue
         majors = _dcgm_majors(case, row)
         version = f"{row.epoch}:{row.latest}-*" if system.family == "deb" else row.latest
-        packages = tuple(package for major in majors for package in choices(case, names, cuda=str(major), version=version))
+        packages = tuple(
+            package for major in majors for package in choices(case, names, cuda=str(major), version=version)
+        )
         why = f"branch {branch} carries CUDA {majors[0]}"
         if len(majors) > 1:
             why += f"; that for CUDA {majors[1]} beside it, for the node has GPUs that CUDA {majors[0]} does not know"

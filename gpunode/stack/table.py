@@ -27,7 +27,8 @@ DECLARED = (
     ),
     (
         "R05-arch-first-cuda",
-        "The wished CUDA, and the driver's own, know the GPU's architecture (Blackwell from 12.8, Ada and Hopper from 11.8)",
+        "The wished CUDA, and the driver's own, know the GPU's architecture (Blackwell from 12.8, Ada and Hopper from "
+        "11.8)",
         "architectures, branches",
     ),
     ("R06-open-required", "Blackwell and Grace Hopper run with the open kernel modules alone", "gpus, architectures"),
@@ -54,7 +55,7 @@ DECLARED = (
     ),
     (
         "R11-fm-exact",
-        "A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version from the driver's source",
+        "A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version, from its source",
         "platforms, packages",
     ),
     (
@@ -83,7 +84,7 @@ DECLARED = (
     ),
     (
         "R17-dcgm",
-        "DCGM's package is that of the driver's CUDA major; where the GPU is too old for it, the older one is there too",
+        "DCGM's package is that of the driver's CUDA major; where a GPU is too old for it, the older one is there too",
         "dcgm",
     ),
     (
@@ -108,7 +109,11 @@ DECLARED = (
         "systems, platforms",
     ),
     ("R22-host-arch", "The GPU exists for this CPU architecture (GH200, GB200, GB300: aarch64)", "gpus, platforms"),
-    ("R23-kernel-floor", "The open kernel modules build against kernel 4.15 or newer", "compat.yml, kernel_module_rules"),
+    (
+        "R23-kernel-floor",
+        "The open kernel modules build against kernel 4.15 or newer",
+        "compat.yml, kernel_module_rules",
+    ),
     (
         "R24-toolkit-source",
         "The source has the toolkit wished on the host, in that version",
