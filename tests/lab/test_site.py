@@ -1,0 +1,298 @@
+"""playbooks/site.yml on a fresh lab node, over SSH: announced, done, repeated, damaged and repaired, taken away.
+
+The tests of this file share one node and run in their order: building the driver takes minutes.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gpunode.content import ansible_environment
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SYSTEM = os.environ.get("GPUNODE_TEST_SITE_OS", "debian-12")
+OWN_FILES = {
+    "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources",
+    "/etc/apt/preferences.d/gpunode-nvidia-driver.pref",
+    "/etc/apt/apt.conf.d/52gpunode-nvidia-driver",
+    "/etc/modprobe.d/gpunode-nouveau.conf",
+    "/etc/systemd/system/nvidia-persistenced.service.d/gpunode.conf",
+}
+STATE_FILE = "/var/lib/gpunode/nvidia_driver/packages-before"
+HOLD = "Hold the driver's packages"
+PACKAGES = "Install the driver's packages in one transaction"
+IMAGES = "Refresh those images"
+
+# Hash and target of everything in /etc, all packages with their selections, all units with their states. Left out is
+# what changes by itself: the clock's own state, and units that live as long as a login.
+SNAPSHOT = r"""
+cd /
+find etc -xdev -type f -print0 | sort -z | xargs -0 sha256sum
+find etc -xdev -type l -printf '%p -> %l\n' | sort
+echo ---
+dpkg-query -W -f '${Package}:${Architecture} ${Version} ${Status}\n' | sort
+echo ---
+systemctl list-unit-files --no-legend --no-pager | sort
+systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}' \
+  | grep -v -e '^session-' -e '^user' -e '\.slice ' -e '\.device ' -e '\.scope ' | sort
+"""
+
+
+@dataclass
+class Run:
+    """One run of a playbook: its exit code, and what each task said that was not plainly ok."""
+
+    rc: int
+    output: str
+    changed: dict[str, list[str]] = field(default_factory=dict)
+    """Task to the items that changed; an empty text stands for the task itself."""
+
+    @property
+    def recap(self) -> dict[str, int]:
+        return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", self.output.rpartition("PLAY RECAP")[2])}
+
+    @property
+    def paths(self) -> set[str]:
+        """Files that changed tasks name: in their name or as an item."""
+        words = {word for task, items in self.changed.items() for word in [*task.split(), *items]}
+        return {word for word in words if word.startswith("/")}
+
+
+class Site:
+    """A lab node and the playbook run on it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.node = lab.nodes()[0]
+
+    def play(self, *arguments: str, playbook: str = "site.yml") -> Run:
+        """Run a playbook as a user does."""
+        program = Path(sys.executable).with_name("ansible-playbook")
+        argv = [program, "-i", self.lab.inventory_path, ROOT / "playbooks" / playbook, *arguments]
+        environment = {**ansible_environment(), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}
+        done = subprocess.run(
+            [str(part) for part in argv],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+            start_new_session=True,
+        )
+        run = Run(done.returncode, done.stdout + done.stderr)
+        task = ""
+        for line in done.stdout.splitlines():
+            if found := re.match(r"TASK \[(?:[\w.]+ : )?(.*)\] \*", line):
+                task = found[1]
+            elif found := re.match(r"changed: \[[^\]]+\](?: => \(item=(.*)\))?", line):
+                run.changed.setdefault(task, []).append(found[1] or "")
+        return run
+
+    def sh(self, script: str) -> str:
+        """Run a shell script as root on the node; its output."""
+        done = self.node.run(["bash", "-euc", script], timeout_s=300)
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        return str(done.stdout)
+
+    def snapshot(self) -> list[str]:
+        return self.sh(SNAPSHOT).splitlines()
+
+    def packages(self) -> set[str]:
+        """Installed packages, and what is left of others."""
+        return set(self.sh("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n'").splitlines())
+
+    def held(self) -> set[str]:
+        return set(self.sh("apt-mark showhold").split())
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    lab = Lab(f"test-site-{os.getpid()}")
+    try:
+        lab.up(1, SYSTEM)
+        yield Site(lab)
+    finally:
+        lab.down()
+
+
+@dataclass
+class Bare:
+    """The node before anything happened to it."""
+
+    packages: set[str]
+    snapshot: list[str]
+
+
+@pytest.fixture(scope="module")
+def bare(site: Site) -> Bare:
+    return Bare(site.packages(), site.snapshot())
+
+
+@pytest.fixture(scope="module")
+def announced(site: Site, bare: Bare) -> Run:
+    return site.play("--check", "--diff")
+
+
+@pytest.fixture(scope="module")
+def provisioned(site: Site, announced: Run) -> Run:
+    run = site.play()
+    assert run.rc == 0, run.output
+    return run
+
+
+def yaml_list(output: str, key: str) -> set[str]:
+    """The list under ``key`` in what a debug task printed."""
+    block = re.search(rf"(?m)^ +{key}:\n((?: +- \S+\n)+)", output)
+    return set(re.findall(r"- (\S+)", block[1])) if block else set()
+
+
+def test_a_typing_error_is_refused_with_the_right_name_before_anything_changes(site: Site, bare: Bare) -> None:
+    run = site.play("-e", "nvidia_driver_flavor=open")
+    assert run.rc != 0
+    assert "nvidia_driver_flavor is no variable of any role, did you mean nvidia_driver_flavour?" in run.output
+    assert site.snapshot() == bare.snapshot
+
+
+def test_all_reasons_to_refuse_are_told_at_once(site: Site, bare: Bare) -> None:
+    run = site.play("-e", '{"preflight_min_free_mib": {"/": 99000111, "/usr": 99000222}}', "-e", "gpunode_rebot=x")
+    assert run.rc != 0
+    for part in ("99000111 MiB are needed", "did you mean gpunode_reboot?"):
+        assert part in run.output
+    assert site.snapshot() == bare.snapshot
+
+
+def test_check_mode_announces_and_changes_nothing(site: Site, bare: Bare, announced: Run) -> None:
+    assert announced.rc == 0, announced.output
+    assert announced.paths >= OWN_FILES
+    assert "Components: contrib non-free non-free-firmware" in announced.output
+    assert {"nvidia-kernel-dkms", "libcuda1", "nvidia-smi"} <= yaml_list(announced.output, "install")
+    assert "nvidia-kernel-dkms" in yaml_list(announced.output, "hold")
+    assert site.snapshot() == bare.snapshot
+
+
+def test_the_real_run_changes_what_was_announced(site: Site, bare: Bare, announced: Run, provisioned: Run) -> None:
+    assert provisioned.paths == announced.paths
+    assert set(provisioned.changed) - set(announced.changed) == {PACKAGES, HOLD}
+    assert set(announced.changed) - set(provisioned.changed) == {"Announce the packages"}
+    assert yaml_list(announced.output, "hold") == site.held() == set(provisioned.changed[HOLD])
+
+    added = {line.split()[0] for line in site.packages() - bare.packages}
+    wanted = yaml_list(announced.output, "install")
+    assert wanted <= added
+    # What apt brings beside the announced packages are their dependencies: apt marks them as automatically installed.
+    assert added - wanted <= set(site.sh("apt-mark showauto").split())
+
+    files = set(site.sh("find /etc /var/lib /usr/local -xdev -name '*gpunode*' -type f").split())
+    lab_files = {"/etc/ssh/sshd_config.d/10-gpunode-lab.conf", "/etc/sudoers.d/gpunode-lab"}
+    assert {path for path in files if "gpunode-lab" not in path} == OWN_FILES, files ^ lab_files
+
+
+def test_a_second_run_changes_nothing(site: Site, provisioned: Run) -> None:
+    before, fetched = site.snapshot(), site.sh("stat -c %Y /var/lib/apt/lists /var/cache/apt/*.bin")
+    run = site.play()
+    assert run.rc == 0, run.output
+    assert run.recap["changed"] == 0
+    assert site.snapshot() == before
+    assert site.sh("stat -c %Y /var/lib/apt/lists /var/cache/apt/*.bin") == fetched
+
+
+def test_what_is_damaged_is_announced_and_repaired_and_nothing_else(site: Site, provisioned: Run) -> None:
+    before = site.snapshot()
+    module = site.sh(
+        "find /lib/modules -name 'nvidia-current*.ko*' | grep -v -e modeset -e drm -e uvm -e peermem"
+    ).split()
+    assert len(module) == 1
+    for path in OWN_FILES:
+        site.sh(f"echo damaged > {path}")
+    site.sh(f"apt-mark unhold nvidia-smi; rm {module[0]}; systemctl disable --quiet nvidia-persistenced.service")
+
+    tasks = {"Build and install the module for kernels that lack it", "Run the persistence daemon"}
+    announced = site.play("--check")
+    assert announced.paths == OWN_FILES, announced.output
+    run = site.play()
+    assert run.rc == 0, run.output
+    assert {path for path in run.paths if not path.startswith("/boot/")} == OWN_FILES
+    by_name = {task for task in run.changed if not OWN_FILES & set(task.split())}
+    assert by_name == tasks | {HOLD, IMAGES}
+    assert run.changed[HOLD] == ["nvidia-smi"]
+    assert site.snapshot() == before
+    assert site.sh(f"test -s {module[0]} && echo there") == "there\n"
+    assert site.play().recap["changed"] == 0
+
+
+def test_a_package_that_is_gone_comes_back_in_the_same_version(site: Site, provisioned: Run) -> None:
+    before = site.snapshot()
+    site.sh("apt-get purge -y -q --allow-change-held-packages nvidia-smi")
+    run = site.play()
+    assert run.rc == 0, run.output
+    assert set(run.changed) == {PACKAGES, HOLD}
+    assert site.snapshot() == before
+
+
+def test_mixed_origins_are_refused_before_anything_changes(site: Site, provisioned: Run) -> None:
+    site.sh(
+        """
+        mkdir -p /tmp/foreign/DEBIAN
+        printf '%s\n' 'Package: nvidia-fabricmanager' 'Version: 580.95.05-1' 'Architecture: all' \
+          'Maintainer: NVIDIA CORPORATION <cudatools@nvidia.com>' 'Description: made by a test' > /tmp/foreign/DEBIAN/control
+        dpkg-deb --build /tmp/foreign /tmp/foreign.deb
+        dpkg --install /tmp/foreign.deb
+        """
+    )
+    before = site.snapshot()
+    run = site.play()
+    after = site.snapshot()
+    site.sh("dpkg --purge nvidia-fabricmanager")
+    assert run.rc != 0
+    assert "the driver's packages are mixed" in run.output
+    assert "nvidia-fabricmanager" in run.output
+    assert after == before
+
+
+def test_unattended_upgrades_leave_the_driver_alone_and_nothing_else(site: Site, provisioned: Run) -> None:
+    listed = site.sh("apt-config dump Unattended-Upgrade::Package-Blacklist")
+    patterns = set(re.findall(r'"\^(.+)\$"', listed))
+    assert patterns == site.held()
+    assert "Unattended-Upgrade::Origins-Pattern::" in site.sh("apt-config dump Unattended-Upgrade")
+
+
+def test_validate_through_ansible_is_no_pass_without_a_gpu(site: Site, provisioned: Run) -> None:
+    run = site.play(playbook="validate.yml")
+    assert run.rc != 0
+    assert "error gpu.present" in run.output
+    for check in ("driver.closure", "driver.held", "driver.origin", "driver.nouveau", "node.units-failed"):
+        assert f"pass {check}: " in run.output
+    assert site.play("-e", '{"gpunode_expect": {"gpus": 0}}', playbook="validate.yml").rc == 0
+
+
+def test_absent_gives_the_node_back(site: Site, bare: Bare, provisioned: Run) -> None:
+    state = ("-e", "nvidia_driver_state=absent")
+    before = site.snapshot()
+    announced = site.play("--check", *state)
+    assert announced.rc == 0, announced.output
+    assert announced.paths >= OWN_FILES
+    assert site.snapshot() == before
+
+    run = site.play(*state)
+    assert run.rc == 0, run.output
+    assert site.packages() == bare.packages
+    assert not site.held()
+    assert site.sh("find / -xdev -path /proc -prune -o -name 'nvidia*.ko*' -path '*updates*' -print") == ""
+    assert STATE_FILE not in site.sh("find /var/lib/gpunode")
+    left = [line for line in site.snapshot() if line not in bare.snapshot]
+    assert not [line for line in left if "nvidia" in line or "gpunode" in line], left
+
+    again = site.play(*state)
+    assert again.rc == 0, again.output
+    assert again.recap["changed"] == 0
