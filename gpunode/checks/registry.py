@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.facts import NodeFacts
 
@@ -45,7 +45,7 @@ class Expectation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    gpus: int | None = None
+    gpus: int | None = Field(None, ge=0)
     """GPUs on the bus; 0 says that the node is meant to have none."""
 
 
@@ -101,29 +101,31 @@ class Check:
     needs_gpu: bool = False
     """``skip`` where the PCI bus has no NVIDIA GPU, before any other need is looked at."""
 
-    def findings(self, node: NodeFacts, expect: Expectation) -> Iterator[Finding]:
-        """Judge one node. Never yields nothing: a check that says nothing is an ``error``."""
+    def findings(self, node: NodeFacts, expect: Expectation) -> list[Finding]:
+        """Judge one node. Never nothing: a check that says nothing, or breaks, is an ``error``."""
         obstacle = self._obstacle(node, expect)
         if obstacle is not None:
-            yield obstacle
-            return
-        said = False
-        for verdict in self.judge(node, expect):
-            said = True
-            wants_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
-            yield Finding(
-                check=self.id,
-                status=verdict.status,
-                component=verdict.component,
-                message=verdict.message,
-                expected=verdict.expected,
-                measured=verdict.measured,
-                unit=verdict.unit,
-                source=verdict.source,
-                remedy=(verdict.remedy or self.remedy) if wants_remedy else None,
-            )
-        if not said:
-            yield self._without_remedy(Status.ERROR, "the check found nothing to look at")
+            return [obstacle]
+        try:
+            found = [self._finding(verdict) for verdict in self.judge(node, expect)]
+        except Exception as err:
+            # One node's surprise must not take the verdicts on all others with it.
+            return [self._without_remedy(Status.ERROR, f"the check itself broke: {type(err).__name__}: {err}")]
+        return found or [self._without_remedy(Status.ERROR, "the check found nothing to look at")]
+
+    def _finding(self, verdict: Verdict) -> Finding:
+        wants_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
+        return Finding(
+            check=self.id,
+            status=verdict.status,
+            component=verdict.component,
+            message=verdict.message,
+            expected=verdict.expected,
+            measured=verdict.measured,
+            unit=verdict.unit,
+            source=verdict.source,
+            remedy=(verdict.remedy or self.remedy) if wants_remedy else None,
+        )
 
     def _obstacle(self, node: NodeFacts, expect: Expectation) -> Finding | None:
         """The finding that stands in for the function's where it cannot be asked."""

@@ -34,6 +34,20 @@ class Verbs(click.Group):
         command: click.Command = module.command
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Call the verb. Where the reader of our output left, end as the shell shows it: 128 + SIGPIPE.
+
+        Click would end with 1, which says that a check failed.
+        """
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What Python would still flush at its end must go nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        return result
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -69,10 +83,6 @@ def run(argv: Sequence[str] | None = None) -> int:
         verb = context.command_path if context else "gpunode"
         click.echo(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)", err=True)
         return Exit.USAGE
-    except BrokenPipeError:
-        # Who read our output has left. What Python would still flush at its end must go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except (KeyboardInterrupt, click.Abort):
         click.echo("gpunode: interrupted", err=True)
         return 130

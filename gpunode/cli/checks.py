@@ -6,11 +6,10 @@ from typing import Literal
 
 import click
 from pydantic import BaseModel, ConfigDict, Field
-from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from gpunode.checks import Level, registry
+from gpunode.report.console import PlainConsole
 
 
 class CheckEntry(BaseModel):
@@ -68,22 +67,11 @@ def command(*, form: str, verbose: bool) -> int:
     if form == "json":
         click.echo(json.dumps(document.model_dump(by_alias=True), indent=1))
         return 0
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    console = PlainConsole(sys.stdout)
     for entry in document.checks:
-        _print(
-            console,
-            Text.assemble((entry.id, "bold"), f"  {entry.level}{'  needs a GPU' if entry.needs_gpu else ''}"),
-            0,
-        )
-        _print(console, Text(entry.means), 4)
+        console.show(Text.assemble((entry.id, "bold"), f"  {entry.level}{'  needs a GPU' if entry.needs_gpu else ''}"))
+        console.show(Text(entry.means), 4)
         if verbose:
-            _print(console, Text(f"needs: {', '.join(entry.needs) or 'nothing'}", "dim"), 4)
-        _print(console, Text(f"to do: {entry.remedy}", "dim"), 4)
+            console.show(Text(f"needs: {', '.join(entry.needs) or 'nothing'}", "dim"), 4)
+        console.show(Text(f"to do: {entry.remedy}", "dim"), 4)
     return 0
-
-
-def _print(console: Console, text: Text, indent: int) -> None:
-    if console.is_terminal:
-        console.print(Padding(text, (0, 0, 0, indent)))
-    else:
-        console.print(Text(" " * indent) + text, soft_wrap=True)

@@ -27,11 +27,28 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda match: " " if match[0] in "\t\n" else f"\\x{ord(match[0]):02x}", text)
 
 
+class PlainConsole(Console):
+    """A console that shows text as it is: no markup, no guessed highlights."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(file=stream, highlight=False, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the verb how to end where the reader left; rich would exit with 1."""
+        raise BrokenPipeError
+
+    def show(self, text: Text, indent: int = 0) -> None:
+        """One line: folded to a terminal's width, whole elsewhere."""
+        if self.is_terminal:
+            self.print(Padding(text, (0, 0, 0, indent)), overflow="fold")
+        else:
+            self.print(Text(" " * indent) + text, soft_wrap=True)
+
+
 def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
     """Write the report. On a terminal lines are folded to its width; in a file or a pipe they stay whole, so that
     one can search them. ``verbose`` shows passed and skipped checks too."""
-    console = Console(file=stream, highlight=False, markup=False, emoji=False)
-    writer = _Writer(console, verbose=verbose)
+    writer = _Writer(PlainConsole(stream), verbose=verbose)
     for node in sorted(document.nodes, key=lambda node: (WORST_FIRST.index(node.status), node.host)):
         writer.node(node)
     writer.end(document)
@@ -45,15 +62,9 @@ def as_text(document: Report, *, verbose: bool = False) -> str:
 
 
 class _Writer:
-    def __init__(self, console: Console, *, verbose: bool) -> None:
-        self.console = console
+    def __init__(self, console: PlainConsole, *, verbose: bool) -> None:
+        self.line = console.show
         self.verbose = verbose
-
-    def line(self, text: Text, indent: int = 0) -> None:
-        if self.console.is_terminal:
-            self.console.print(Padding(text, (0, 0, 0, indent)), overflow="fold")
-        else:
-            self.console.print(Text(" " * indent) + text, soft_wrap=True)
 
     def node(self, node: NodeReport) -> None:
         shown = [finding for finding in _worst_first(node.findings) if self.verbose or finding.status not in QUIET]

@@ -35,6 +35,17 @@ def test_a_check_that_says_nothing_is_an_error() -> None:
     assert found(one_check(), BARE)[0] is Status.ERROR
 
 
+def test_a_check_that_breaks_is_an_error_and_stops_no_other() -> None:
+    registry = Registry()
+
+    @registry.check("a.check", means="It means.", remedy="Mend it.")
+    def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+        yield Verdict(Status.PASS, "so far so good")
+        raise KeyError("index")
+
+    assert found(registry, BARE) == (Status.ERROR, "the check itself broke: KeyError: 'index'", None)
+
+
 def test_a_gap_is_an_error_with_its_reason() -> None:
     node = BARE.model_copy(update={"gaps": {"kernels": "uname did not answer"}})
     assert found(one_check(needs=("kernels",), says=PASS), node) == (Status.ERROR, "uname did not answer", None)

@@ -1,0 +1,370 @@
+"""``gpunode validate`` and ``collect`` from the command line: what is accepted, what is refused, how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode import fleet
+from gpunode.cli import run
+from gpunode.probe.bundle import Bundle
+
+BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
+REPLAY = ["validate", "--replay", str(BUNDLE)]
+
+
+class Ended:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def gpunode(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: object) -> Ended:
+        capsys.readouterr()
+        code = run([str(argument) for argument in arguments])
+        return Ended(code, *capsys.readouterr())
+
+    return call
+
+
+def refused(ended: Ended, *words: str) -> None:
+    """Exit 2, nothing on stdout, and one line on stderr that says all of the words."""
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.strip().splitlines()) == 1, ended.err
+    assert not [word for word in words if word not in ended.err], ended.err
+
+
+@pytest.fixture
+def expect(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        path = tmp_path / "expect.yml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def edited_bundle(folder: Path, old: str, new: str) -> Path:
+    text = BUNDLE.read_text(encoding="utf-8")
+    assert old in text
+    path = folder / "edited.json"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+# Exit codes
+
+
+def test_a_node_without_a_gpu_could_not_be_determined(gpunode: Any) -> None:
+    ended = gpunode(*REPLAY)
+    assert ended.code == 3
+    assert "no NVIDIA GPU on the PCI bus" in ended.out
+    assert ended.err == ""
+
+
+def test_a_node_meant_to_have_none_is_good(gpunode: Any, expect: Any) -> None:
+    assert gpunode(*REPLAY, "--expect", expect("gpus: 0\n")).code == 0
+
+
+def test_a_failed_check_is_1(gpunode: Any, tmp_path: Path) -> None:
+    path = edited_bundle(
+        tmp_path, "libcuda1\\t535.261.03-1\\tamd64\\thold", "libcuda1\\t535.261.03-1\\tamd64\\tinstall"
+    )
+    ended = gpunode("validate", "--replay", path)
+    assert ended.code == 1
+    assert "driver.held: 1 of 11 packages not held: libcuda1" in ended.out
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 0), (["--strict"], 1)])
+def test_a_warning_is_good_unless_strict(
+    gpunode: Any, expect: Any, tmp_path: Path, options: list[str], code: int
+) -> None:
+    path = edited_bundle(tmp_path, "blacklist nouveau", "#blacklist nouveau")
+    assert gpunode("validate", "--replay", path, "--expect", expect("gpus: 0\n"), *options).code == code
+
+
+def test_no_check_at_all_is_never_good(gpunode: Any) -> None:
+    assert gpunode(*REPLAY, "--select", "driver.held", "--skip", "driver.held").code == 3
+
+
+def test_only_skipped_checks_are_never_good(gpunode: Any) -> None:
+    ended = gpunode(*REPLAY, "--select", "gpu.count,gpu.persistence")
+    assert (ended.code, "2 skipped" in ended.out) == (3, True)
+
+
+# Output
+
+
+def test_json_is_one_document_and_nothing_else(gpunode: Any) -> None:
+    ended = gpunode(*REPLAY, "--format", "json")
+    document = json.loads(ended.out)
+    assert (document["schema"], document["status"], document["level"]) == ("gpunode.report/1", "error", "quick")
+    assert document["nodes"][0]["simulated"] is True
+    assert document["nodes"][0]["stack"]["driver_packages"] == "535.261.03"
+    assert ended.err == ""
+
+
+def test_each_output_belongs_to_the_format_before_it(gpunode: Any, tmp_path: Path) -> None:
+    json_file, text_file = tmp_path / "r.json", tmp_path / "r.txt"
+    ended = gpunode(*REPLAY, "--format", "console", "--format", "json", "--output", json_file)
+    assert "no NVIDIA GPU" in ended.out
+    assert json.loads(json_file.read_text())["status"] == "error"
+    ended = gpunode(*REPLAY, "--format", "console", "--output", text_file, "--format", "json", "--output", "-")
+    assert json.loads(ended.out)["status"] == "error"
+    assert "no NVIDIA GPU" in text_file.read_text()
+
+
+def test_an_output_is_replaced_whole_and_nothing_is_left_beside_it(gpunode: Any, tmp_path: Path) -> None:
+    target = tmp_path / "r.json"
+    target.write_text("x" * 1_000_000)
+    gpunode(*REPLAY, "--format", "json", "--output", target)
+    assert json.loads(target.read_text())["schema"] == "gpunode.report/1"
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--output", "r.json"], ["--output r.json", "--format"]),
+        (["--format", "json", "--output", "a", "--output", "b"], ["--output b"]),
+        (["--format", "json", "--format", "console"], ["two formats for stdout"]),
+        (["--format", "json", "--output", "/no/such/folder/r.json"], ["/no/such/folder"]),
+        (["--format", "json", "--output", "/"], ["is a folder"]),
+        (["--format", "jsn"], ["jsn", "json"]),
+    ],
+)
+def test_outputs_that_cannot_be(gpunode: Any, options: list[str], words: list[str]) -> None:
+    refused(gpunode(*REPLAY, *options), *words)
+
+
+def test_select_and_skip(gpunode: Any) -> None:
+    def checks(*options: str) -> set[str]:
+        document = json.loads(gpunode(*REPLAY, "--format", "json", *options).out)
+        return {finding["check"] for finding in document["nodes"][0]["findings"]}
+
+    everything = checks()
+    assert len(everything) == 12
+    assert checks("--select", "driver.held, driver.origin", "--select", "gpu.count") == {
+        "driver.held",
+        "driver.origin",
+        "gpu.count",
+    }
+    assert checks("--skip", "gpu.present,gpu.count") == everything - {"gpu.present", "gpu.count"}
+
+
+def test_verbose_shows_passes(gpunode: Any) -> None:
+    assert "driver.closure" not in gpunode(*REPLAY).out
+    assert "driver.closure" in gpunode(*REPLAY, "-v").out
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["validate", "--select", "gpu.cuont"], ["gpu.cuont", "did you mean gpu.count"]),
+        (["validate", "--skip", "zzz"], ["--skip", "zzz", "node.reachable"]),
+        (["validate", "--level", "deep"], ["--level deep", "--level quick"]),
+        (["validate", "--level", "quik"], ["quik"]),
+        (["validate", "--replay"], ["--replay needs a bundle"]),
+        (["validate", "--replay", "/no/such.json"], ["/no/such.json: no such file"]),
+        (["validate", "--replay", str(BUNDLE), "gpu-node-1"], ["gpu-node-1: no such file"]),
+        (["validate", "--replay", str(BUNDLE), "-i", "hosts.yml"], ["--replay asks no node"]),
+        (["validate", "--replay", str(BUNDLE), "--limit", "x"], ["--replay asks no node"]),
+        (["validate", "--replay", str(BUNDLE), "-K"], ["--replay asks no node"]),
+        (["validate", "--replay", str(BUNDLE), "--save", "x"], ["--save", "--replay"]),
+        (["validate", "node1", "-i", "hosts.yml"], ["node1", "--limit"]),
+        (["validate", "--limit", "gpu*"], ["--limit needs an inventory"]),
+        (["validate", "-i", "/no/such/hosts.yml"], ["/no/such/hosts.yml"]),
+        (["validate", "--parallel", "0"], ["--parallel"]),
+        (["validate", "--timeout", "soon"], ["--timeout", "soon"]),
+        (["validate", "--fromat", "json"], ["--fromat"]),
+        (["validate", "--expect", "/no/such.yml"], ["/no/such.yml", "No such file"]),
+        (["collect"], ["--save"]),
+        (["collect", "--save", "/proc/nowhere"], ["/proc/nowhere"]),
+        (["schema", "reprot"], ["reprot", "did you mean report"]),
+        (["schema", "zzz"], ["bundle, checks, report"]),
+        (["checks", "--format", "yaml"], ["yaml"]),
+        (["valdate"], ["valdate", "did you mean validate"]),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], words: list[str]) -> None:
+    refused(gpunode(*arguments), *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["says nothing", "gpus"]),
+        ("gpu: 8\n", ["unknown key gpu", "did you mean gpus"]),
+        ("gpus: eight\n", ["gpus", "eight"]),
+        ("gpus: true\n", ["gpus"]),
+        ("gpus: -1\n", ["gpus", "-1"]),
+        ("- gpus\n", ["a list"]),
+        ("gpus: [\n", ["not YAML", "line 2"]),
+    ],
+)
+def test_an_expectation_that_is_wrong(gpunode: Any, expect: Any, text: str, words: list[str]) -> None:
+    path = expect(text)
+    refused(gpunode(*REPLAY, "--expect", path), str(path), *words)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"{}",
+        b'{"schema": "gpunode.bundle/2"}',
+        b"[" * 100_000,
+        BUNDLE.read_bytes()[:500],
+    ],
+    ids=["empty", "text", "bytes", "list", "object", "other schema", "deep", "cut"],
+)
+def test_what_is_no_bundle(gpunode: Any, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "thing.json"
+    path.write_bytes(content)
+    refused(gpunode("validate", "--replay", path), str(path), "not a gpunode.bundle/1 bundle")
+
+
+def test_folders_of_bundles(gpunode: Any, tmp_path: Path) -> None:
+    refused(gpunode("validate", "--replay", tmp_path), str(tmp_path), "no bundle")
+    for name in ("b", "a"):
+        document = json.loads(BUNDLE.read_text(encoding="utf-8"))
+        (tmp_path / f"{name}.json").write_text(json.dumps({**document, "host": name}))
+    ended = gpunode("validate", "--replay", tmp_path, "--format", "json")
+    assert [node["host"] for node in json.loads(ended.out)["nodes"]] == ["a", "b"]
+    (tmp_path / "c.json").write_text("{}")
+    refused(gpunode("validate", "--replay", tmp_path), "c.json")
+
+
+# Nodes
+
+
+def some_fleet(monkeypatch: pytest.MonkeyPatch, answers: Sequence[fleet.Collected]) -> dict[str, Any]:
+    """Let the fleet answer so; return what it was asked with."""
+    asked: dict[str, Any] = {}
+
+    def collect(targets: Sequence[fleet.Target], **settings: Any) -> Iterator[fleet.Collected]:
+        asked.update(settings, targets=[target.name for target in targets])
+        yield from answers
+
+    monkeypatch.setattr(fleet, "collect", collect)
+    return asked
+
+
+@pytest.fixture
+def bundle() -> Bundle:
+    return Bundle.from_json(BUNDLE.read_bytes(), str(BUNDLE))
+
+
+def test_a_host_out_of_reach_is_an_error_beside_the_others(
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, expect: Any
+) -> None:
+    some_fleet(
+        monkeypatch,
+        [fleet.Collected("far", None, "no route to host", 1.5), fleet.Collected("near", bundle, None, 0.5)],
+    )
+    ended = gpunode("validate", "near", "far", "--expect", expect("gpus: 0\n"), "--format", "json")
+    assert ended.code == 3
+    nodes = {node["host"]: node for node in json.loads(ended.out)["nodes"]}
+    assert (nodes["near"]["status"], nodes["near"]["seconds"]) == ("pass", 0.5)
+    assert nodes["far"]["status"] == "error"
+    assert nodes["far"]["findings"][0]["message"] == "no route to host"
+
+
+def test_nothing_named_is_this_machine(gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
+    asked = some_fleet(monkeypatch, [fleet.Collected("localhost", bundle, None, 0.5)])
+    gpunode("validate", "--parallel", "3", "--timeout", "7")
+    assert asked == {"targets": ["localhost"], "parallel": 3, "timeout_s": 7.0, "become_password": None}
+
+
+def test_saved_bundles_give_the_same_verdict_again(
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path
+) -> None:
+    some_fleet(
+        monkeypatch,
+        [fleet.Collected("../rack 1/n:1", bundle, None, 0.5), fleet.Collected("far", None, "no route", 1.0)],
+    )
+    folder = tmp_path / "new" / "folder"
+    live = gpunode("validate", "x", "--save", folder, "--format", "json")
+    (saved,) = list(tmp_path.rglob("*.json"))
+    assert saved.parent == folder
+    again = gpunode("validate", "--replay", folder, "--format", "json")
+    (first,) = [node for node in json.loads(live.out)["nodes"] if node["host"] != "far"]
+    (second,) = json.loads(again.out)["nodes"]
+    assert {**first, "seconds": None} == second
+
+
+def test_collect(gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle, tmp_path: Path) -> None:
+    near, far = fleet.Collected("near", bundle, None, 0.5), fleet.Collected("far", None, "no route to host", 1.0)
+    some_fleet(monkeypatch, [near])
+    assert gpunode("collect", "near", "--save", tmp_path).code == 0
+    assert Bundle.from_json((tmp_path / "near.json").read_bytes(), "it").host == "near"
+    some_fleet(monkeypatch, [near, far])
+    ended = gpunode("collect", "near", "far", "--save", tmp_path)
+    assert (ended.code, ended.out) == (3, "")
+    assert "far: no route to host" in ended.err
+
+
+# The process
+
+
+def process(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gpunode", *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        **settings,
+    )
+
+
+def test_a_password_is_asked_for_on_a_terminal_alone() -> None:
+    ended = process("validate", "-K")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("gpunode: -K: there is no terminal")
+
+
+@pytest.mark.parametrize("arguments", [REPLAY, ["checks"], ["schema", "report"], [*REPLAY, "--format", "json"]])
+def test_a_reader_that_leaves_is_no_traceback_and_no_verdict(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gpunode", *arguments],
+            check=False,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("verb", ["validate", "collect", "checks", "schema"])
+def test_help_has_an_example(gpunode: Any, verb: str) -> None:
+    ended = gpunode(verb, "--help")
+    assert ended.code == 0
+    assert f"  gpunode {verb}" in ended.out.partition("Example")[2]
+
+
+def test_the_list_of_checks(gpunode: Any) -> None:
+    listed = [check["id"] for check in json.loads(gpunode("checks", "--format", "json").out)["checks"]]
+    table = gpunode("checks").out
+    assert len(listed) == 12
+    assert not [check for check in listed if check not in table]
