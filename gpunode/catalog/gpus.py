@@ -89,13 +89,16 @@ class GpuIndex:
         return GpuMatch(name, tuple(held)) if held else None
 
     def find(self, text: str) -> GpuMatch:
-        """What a person means: id, name, alias, product name, family or PCI id; UsageError with the nearest known."""
+        """What a person means: product name, id, name, alias, family or PCI id; UsageError with the nearest known.
+
+        ``NVIDIA H200`` is a product name and one model, ``H200`` a family.
+        """
         if re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}", text.strip()):
             match = self.by_pci(text.strip(), None)
             if match is None:
                 raise UsageError(f"no GPU of the catalog has the PCI id {text}; see `gpunode catalog list gpus`")
             return match
-        held = self._names.get(normal(text))
+        held = self._products.get(text.strip().lower()) or self._names.get(normal(text))
         if held:
             return GpuMatch(text, tuple(held))
         raise UsageError(f"no GPU is called {text!r}; {nearest(normal(text), self._shown)}")

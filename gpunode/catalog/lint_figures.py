@@ -1,0 +1,272 @@
+"""Rules about figures: ranges that a wrong unit falls out of, the vendor's figures, versions, dates."""
+
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Any
+
+from packaging.version import Version as Number
+
+from gpunode.catalog.hardware import Expectation, Gpu, Pcie
+from gpunode.catalog.lint import Found, Rows, rule
+from gpunode.catalog.read import Key
+from gpunode.catalog.rows import first_day, last_day
+
+RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
+    ("gpus", "memory_gb"): (1, 1000),
+    ("gpus", "memory_mib"): (1000, 1_000_000),
+    ("gpus", "memory_bandwidth_gb_per_s"): (50, 30_000),
+    ("gpus", "power_w"): (10, 3000),
+    ("gpus", "sm_clock_mhz"): (300, 5000),
+    ("gpus", "memory_clock_mhz"): (300, 20_000),
+    ("gpus", "mig_instances"): (0, 7),
+    ("gpus", "nvlink.gb_per_s"): (50, 10_000),
+    ("gpus", "nvlink.gen"): (1, 10),
+    ("gpus", "pcie.gen"): (1, 8),
+    ("gpus", "tflops.fp32"): (0.5, 1000),
+    ("gpus", "tflops.bf16"): (1, 20_000),
+    ("gpus", "tflops.fp16"): (1, 20_000),
+    ("platforms", "nic_rate_gbit_per_s"): (1, 3200),
+    ("platforms", "nics"): (1, 128),
+}
+"""What can be: wide enough for years to come, too narrow for a value in another unit."""
+UNITS: Mapping[str, str] = {
+    "rdma_write": "Gbit/s",
+    "gemm_bf16": "TFLOPS",
+    "gemm_fp8": "TFLOPS",
+    "targeted_stress": "GFLOPS",
+}
+"""Unit of a metric; all others are GB/s."""
+PCIE_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""One lane, one direction, after line coding."""
+IN_SWITCH = 1.1
+"""With reductions in the switch the bus bandwidth was seen 7 % above what the links carry."""
+
+
+def _at(row: Any, path: str) -> Any:
+    for part in path.split("."):
+        row = getattr(row, part, None)
+    return row
+
+
+@rule("range")
+def ranges(rows: Rows) -> Found:
+    """A number is one that can be; one in another unit mostly cannot."""
+    for (section, path), (low, high) in RANGES.items():
+        for row in rows[section].values():
+            value = _at(row, path)
+            if value is not None and not low <= value <= high:
+                what = f"{value:g} is outside {low:g} to {high:g}: is the unit right?"
+                yield (section, row.id, *path.split(".")), what
+
+
+@rule("memory")
+def memory(rows: Rows) -> Found:
+    """Sold and printed memory agree: 80 GB is printed as 81920 MiB at most, less with ECC in the memory itself."""
+    for row in rows["gpus"].values():
+        if row.memory_gb and row.memory_mib and abs(row.memory_mib * 1.048576 / 1000 / row.memory_gb - 1) > 0.12:
+            yield ("gpus", row.id, "memory_mib"), f"{row.memory_mib} MiB does not fit {row.memory_gb:g} GB"
+
+
+@rule("power")
+def power(rows: Rows) -> Found:
+    """The default power limit is inside the range of limits."""
+    for row in rows["gpus"].values():
+        if row.power_range_w is None:
+            continue
+        low, high = row.power_range_w
+        per_gpu = None if row.power_w is None else row.power_w / row.gpus_per_board
+        if low > high or (per_gpu is not None and not low <= per_gpu <= high):
+            yield (
+                ("gpus", row.id, "power_range_w"),
+                f"{low:g} to {high:g} W does not hold power_w, {row.power_w or 0:g}",
+            )
+
+
+@rule("capability")
+def capability(rows: Rows) -> Found:
+    """A GPU's compute capability is one of its architecture's, and its architecture knows the first CUDA for it."""
+    for row in rows["gpus"].values():
+        parent = rows["architectures"].get(row.architecture)
+        if parent is not None and row.compute_capability not in parent.compute_capabilities:
+            known = ", ".join(parent.compute_capabilities)
+            yield (
+                ("gpus", row.id, "compute_capability"),
+                f"{row.compute_capability} is none of {parent.name}'s: {known}",
+            )
+    for row in rows["architectures"].values():
+        if set(row.first_cuda) != set(row.compute_capabilities):
+            yield ("architectures", row.id, "first_cuda"), "names other capabilities than compute_capabilities"
+
+
+@rule("cuda-floor")
+def cuda_floor(rows: Rows) -> Found:
+    """``last_cuda`` of the architectures and ``min_compute_capability`` of the CUDA majors tell one story."""
+    for arch in rows["architectures"].values():
+        highest = max(map(Number, arch.compute_capabilities))
+        for major in rows["cuda_majors"].values():
+            known = arch.last_cuda is None or major.number <= arch.last_cuda
+            if known != (highest >= Number(major.min_compute_capability)):
+                verb = "knows" if known else "has left behind"
+                what = f"CUDA {major.id} {verb} {arch.name}, and asks for capability {major.min_compute_capability}"
+                yield ("architectures", arch.id, "last_cuda"), what
+
+
+@rule("version-branch")
+def version_branch(rows: Rows) -> Found:
+    """A driver version belongs to the branch it stands under: 580.95.05 to 580."""
+    for key, branch, version in _versions(rows):
+        if version is not None and version.split(".", maxsplit=1)[0] != str(branch):
+            yield key, f"{version} is no release of branch {branch}"
+
+
+def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
+    for row in rows["branches"].values():
+        for version in row.points:
+            yield ("branches", row.id, "points", version), row.number, version
+    for row in rows["toolkits"].values():
+        for field in ("driver", "runfile_driver", "recommended_driver", "floor"):
+            yield ("toolkits", row.id, field), row.branch, getattr(row, field)
+    for row in rows["cuda_majors"].values():
+        yield ("cuda_majors", row.id, "floor"), row.branch, row.floor
+    for row in rows["gpus"].values():
+        for branch, version in row.first_listed.items():
+            yield ("gpus", row.id, "first_listed"), branch, version
+    for row in rows["systems"].values():
+        for name, offer in row.origins.items():
+            for branch, version in offer.versions.items():
+                yield ("systems", row.id, "origins", name, "versions"), branch, version
+
+
+@rule("branch-number")
+def branch_number(rows: Rows) -> Found:
+    """Ids that are numbers are numbers: branches, CUDA majors, Xids."""
+    for section in ("branches", "cuda_majors", "xids"):
+        for key in rows.ids(section):
+            if not key.isdecimal():
+                yield (section, key), "the id of this section is a number"
+
+
+@rule("date-order")
+def dates(rows: Rows) -> Found:
+    """Nothing ends before it begins, and no row tells of days after it was checked."""
+    for section in rows:
+        for row in rows[section].values():
+            if section == "sources":
+                continue
+            released = getattr(row, "released", None)
+            for field in ("eol_vendor", "eol_computed"):
+                end = getattr(row, field, None)
+                if released and end and last_day(end) < first_day(released):
+                    yield (section, row.id, field), f"{end} is before the release, {released}"
+            if released and _after(released, row.date):
+                yield (section, row.id, "released"), f"{released} is after the day the row was checked, {row.date}"
+    for row in rows["branches"].values():
+        for version, when in row.points.items():
+            if when and _after(when, row.date):
+                what = f"{when} is after the day the row was checked, {row.date}"
+                yield ("branches", row.id, "points", version), what
+            elif when and row.eol and first_day(when) > row.eol:
+                yield ("branches", row.id, "points", version), f"{when} is after the end of the branch, {row.eol}"
+
+
+def _after(when: str, checked: str) -> bool:
+    return first_day(when) > last_day(checked)
+
+
+@rule("metric-unit")
+def metric_unit(rows: Rows) -> Found:
+    """A metric is kept in its own unit."""
+    for row in rows["expectations"].values():
+        wanted = UNITS.get(row.metric, "GB/s")
+        if row.unit != wanted:
+            yield ("expectations", row.id, "unit"), f"wrong unit: {row.metric} is kept in {wanted}"
+
+
+@rule("band")
+def band(rows: Rows) -> Found:
+    """A measured figure has a band around it; a floor has none."""
+    for row in rows["expectations"].values():
+        if (row.kind == "measured") != (row.band is not None):
+            yield ("expectations", row.id, "band"), f"{row.kind}: {'is missing' if row.band is None else 'has none'}"
+        elif row.band is not None and not -1 < row.band[0] <= 0 <= (row.band[1] or 0):
+            yield ("expectations", row.id, "band"), "is relative: from above -1 to 0, and from 0 up"
+
+
+@rule("vendor-figure")
+def vendor_figure(rows: Rows) -> Found:
+    """Nobody measures more than the vendor's figure allows. Rows that are unsure are not judged."""
+    for row in rows["expectations"].values():
+        gpu = rows["gpus"].get(row.gpu)
+        if gpu is None or not row.sure():
+            continue
+        limit = _limit(row, gpu, rows)
+        if limit is not None and row.value > limit:
+            what = f"{row.value:g} {row.unit} is more than {gpu.name} can do, {limit:.4g}: is the unit right?"
+            yield ("expectations", row.id, "value"), what
+
+
+def _limit(row: Expectation, gpu: Gpu, rows: Rows) -> float | None:
+    one_way = gpu.nvlink.gb_per_s / 2 if gpu.nvlink else _pcie(gpu.pcie)
+    if row.metric == "memory_bandwidth":
+        return gpu.memory_bandwidth_gb_per_s
+    if row.metric in ("gemm_bf16", "gemm_fp8"):
+        peak = gpu.tflops.bf16 if gpu.tflops else None
+        return peak if peak is None or row.metric == "gemm_bf16" else peak * 2
+    if row.metric == "host_to_device":
+        return _pcie(gpu.pcie) if gpu.pcie_judged else None
+    if row.metric == "peer_to_peer":
+        return one_way
+    if row.metric == "all_reduce_busbw":
+        return None if one_way is None else one_way * IN_SWITCH
+    if row.metric == "rdma_write":
+        platform = rows["platforms"].get(row.platform or "")
+        rate: float | None = platform.nic_rate_gbit_per_s if platform else None
+        return rate
+    return None
+
+
+def _pcie(pcie: Pcie | None) -> float | None:
+    if pcie is None or pcie.gen not in PCIE_LANE_GB_PER_S:
+        return None
+    return PCIE_LANE_GB_PER_S[pcie.gen] * pcie.width
+
+
+@rule("services")
+def services(rows: Rows) -> Found:
+    """What runs on a platform's nodes follows from its GPUs and switches."""
+    for row in rows["platforms"].values():
+        gpus = [rows["gpus"][name] for name in row.gpus if name in rows["gpus"]]
+        wanted = set()
+        if any(gpu.fabric == "rack" for gpu in gpus):
+            wanted.add("imex")
+        if row.nvswitches and any(gpu.fabric == "board" for gpu in gpus):
+            wanted.add("fabric-manager")
+            if any(gpu.nvlink and gpu.nvlink.gen >= 5 for gpu in gpus):
+                wanted.add("nvlsm")
+        if (
+            len(gpus) == len(row.gpus)
+            and set(row.services) != wanted
+            and row.sure("services")
+            and row.sure("nvswitches")
+        ):
+            said = ", ".join(sorted(wanted)) or "none"
+            yield ("platforms", row.id, "services"), f"by its GPUs and switches it needs: {said}"
+
+
+@rule("forward-compat")
+def forward_compat(rows: Rows) -> Found:
+    """A branch stands in one list of a cuda-compat package."""
+    for row in rows["forward_compat"].values():
+        said = [*row.works_on, *row.needless_on, *row.refused_on]
+        for branch in sorted({branch for branch in said if said.count(branch) > 1}):
+            yield ("forward_compat", row.id, "works_on"), f"branch {branch} stands in two lists"
+
+
+@rule("future")
+def checked(rows: Rows) -> Found:
+    """No row was checked in the future."""
+    today = date.today()
+    for section in rows:
+        for row in rows[section].values():
+            if section != "sources" and first_day(row.date) > today:
+                yield (section, row.id, "date"), f"{row.date} has not come yet"

@@ -1,0 +1,221 @@
+"""Rules about names: every reference resolves, every name means one thing, every package is found once."""
+
+import difflib
+import string
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from typing import Any
+
+from gpunode.catalog.gpus import normal
+from gpunode.catalog.lint import Found, Rows, rule
+from gpunode.catalog.read import Key
+from gpunode.catalog.software import Offer, PackageSet, Pinning
+
+TEMPLATE_WORDS = {"branch", "version", "cuda", "cuda_major", "kernel"}
+"""What may stand between braces in a package name or version."""
+
+
+def _missing(rows: Rows, section: str, what: str, wanted: Iterable[tuple[Key, Any]]) -> Found:
+    known = list(rows.ids(section))
+    for key, value in wanted:
+        if value is not None and str(value) not in known:
+            close = difflib.get_close_matches(str(value), known, n=1)
+            yield key, f"there is no {what} {value!r}{f', did you mean {close[0]}' if close else ''}"
+
+
+@rule("source-known")
+def sources(rows: Rows) -> Found:
+    """A row's source is a key of ``sources``."""
+    for section in rows:
+        for row in rows[section].values():
+            named = getattr(row, "source", ())
+            yield from _missing(rows, "sources", "source", (((section, row.id, "source"), name) for name in named))
+
+
+@rule("unsure-field")
+def unsure(rows: Rows) -> Found:
+    """``unsure`` names fields that the row has."""
+    for section in rows:
+        for row in rows[section].values():
+            for name in getattr(row, "unsure", {}):
+                if name.split(".", maxsplit=1)[0] not in type(row).model_fields:
+                    close = difflib.get_close_matches(name, type(row).model_fields, n=1)
+                    hint = f", did you mean {close[0]}" if close else ""
+                    yield (section, row.id, "unsure", name), f"is no field of the row{hint}"
+
+
+@rule("reference")
+def references(rows: Rows) -> Found:
+    """Whatever names another row names one that is there."""
+    yield from _missing(rows, "architectures", "architecture", _architectures(rows))
+    yield from _missing(rows, "branches", "driver branch", _branches(rows))
+    yield from _missing(rows, "cuda_majors", "CUDA major", _cuda_majors(rows))
+    yield from _missing(rows, "systems", "operating system", _systems(rows))
+    yield from _missing(rows, "gpus", "GPU model", _gpus(rows))
+    boards = ((("platforms", row.id, "board"), row.board) for row in rows["platforms"].values())
+    places = ((("expectations", row.id, "platform"), row.platform) for row in rows["expectations"].values())
+    yield from _missing(rows, "platforms", "platform", [*boards, *places])
+    switches = ((("platforms", row.id, "nvswitch"), row.nvswitch) for row in rows["platforms"].values())
+    yield from _missing(rows, "pci_parts", "PCI function", switches)
+    follow = ((("xids", row.id, "follow"), name) for row in rows["xids"].values() for name in row.follow)
+    yield from _missing(rows, "xids", "Xid", follow)
+
+
+Wanted = Iterator[tuple[Key, Any]]
+
+
+def _architectures(rows: Rows) -> Wanted:
+    for row in rows["gpus"].values():
+        yield ("gpus", row.id, "architecture"), row.architecture
+    for row in rows["branches"].values():
+        yield ("branches", row.id, "oldest_architecture"), row.oldest_architecture
+
+
+def _branches(rows: Rows) -> Wanted:
+    for section, field in (
+        ("architectures", "last_branch"),
+        ("gpus", "last_branch"),
+        ("branches", "superseded_by"),
+        ("toolkits", "branch"),
+        ("cuda_majors", "branch"),
+        ("xids", "recovery_reported_since"),
+    ):
+        for row in rows[section].values():
+            yield (section, row.id, field), getattr(row, field)
+    for row in rows["forward_compat"].values():
+        for field in ("works_on", "needless_on", "refused_on"):
+            for branch in getattr(row, field):
+                yield ("forward_compat", row.id, field), branch
+    for row in rows["gpus"].values():
+        for branch in row.first_listed:
+            yield ("gpus", row.id, "first_listed"), branch
+
+
+def _cuda_majors(rows: Rows) -> Wanted:
+    for row in rows["toolkits"].values():
+        yield ("toolkits", row.id), row.major
+    for section, field in (("cudnn", "builds"), ("nccl", "cuda_majors")):
+        for row in rows[section].values():
+            for major in getattr(row, field):
+                yield (section, row.id, field), major
+
+
+def _systems(rows: Rows) -> Wanted:
+    for section in ("packages", "pinning", "kernel_flavours", "dcgm"):
+        for row in rows[section].values():
+            for name in row.systems:
+                yield (section, row.id, "systems"), name
+
+
+def _gpus(rows: Rows) -> Wanted:
+    for row in rows["platforms"].values():
+        for name in row.gpus:
+            yield ("platforms", row.id, "gpus", name), name
+    for row in rows["expectations"].values():
+        yield ("expectations", row.id, "gpu"), row.gpu
+
+
+@rule("name-once")
+def names(rows: Rows) -> Found:
+    """A name, alias or product name means one thing; a family's name is nobody's own.
+
+    Product names are a space of their own: ``NVIDIA H200`` is one model, ``H200`` a family.
+    """
+    for section in ("gpus", "platforms", "systems"):
+        owner: dict[str, str] = {}
+        products: dict[str, str] = {}
+        for row in rows[section].values():
+            aliases = (("aliases", normal(text), text) for text in row.aliases)
+            for field, key, text in [("name", normal(row.id), row.id), ("name", normal(row.name), row.name), *aliases]:
+                if owner.setdefault(key, row.id) != row.id:
+                    yield (section, row.id, field), f"{text!r} is what {owner[key]} is called"
+            for text in getattr(row, "product_names", ()):
+                if products.setdefault(text.lower(), row.id) != row.id:
+                    yield (section, row.id, "product_names"), f"{text!r} is what {products[text.lower()]} prints"
+        for row in rows[section].values():
+            for text in getattr(row, "families", ()):
+                if normal(text) in owner:
+                    what = f"the family {text!r} is the name of {owner[normal(text)]} alone"
+                    yield (section, row.id, "families"), what
+
+
+@rule("shared-id")
+def shared_ids(rows: Rows) -> Found:
+    """GPUs that share a device id are told apart by their subsystems: all of them, or all but one."""
+    holders: dict[str, list[Any]] = {}
+    for row in rows["gpus"].values():
+        for pci in row.pci:
+            holders.setdefault(pci, []).append(row)
+    for pci, held in holders.items():
+        bare = [row for row in held if not row.subsystems]
+        for row in bare[1:]:
+            yield ("gpus", row.id, "pci"), f"{pci} is {bare[0].id}'s too: a subsystem must tell them apart"
+        for first, second in combinations(held, 2):
+            for subsystem in set(first.subsystems) & set(second.subsystems):
+                yield ("gpus", second.id, "subsystems"), f"{pci} with subsystem {subsystem} is {first.id}'s already"
+
+
+@rule("template")
+def templates(rows: Rows) -> Found:
+    """Braces in package names and versions hold known words."""
+    for section, row, field, text in _templates(rows):
+        try:
+            words = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        except ValueError:
+            yield (section, row.id, field), f"{text!r}: a brace is open"
+            continue
+        for word in sorted(words - TEMPLATE_WORDS):
+            close = difflib.get_close_matches(word, TEMPLATE_WORDS, n=1)
+            hint = f", did you mean {{{close[0]}}}" if close else f"; known: {', '.join(sorted(TEMPLATE_WORDS))}"
+            yield (section, row.id, field), f"{{{word}}} is not known{hint}"
+
+
+def _templates(rows: Rows) -> Iterator[tuple[str, Any, str, str]]:
+    for row in rows["packages"].values():
+        yield from (("packages", row, "names", text) for text in row.names)
+        yield from (
+            ("packages", row, field, getattr(row, field)) for field in ("version", "stream") if getattr(row, field)
+        )
+    for row in rows["pinning"].values():
+        yield from (("pinning", row, "packages", text) for text in row.packages)
+        if row.pattern:
+            yield "pinning", row, "pattern", row.pattern
+    for row in rows["kernel_flavours"].values():
+        yield from (("kernel_flavours", row, "modules", text) for text in row.modules.values())
+
+
+@rule("found-once")
+def found_once(rows: Rows) -> Found:
+    """No question about packages or pinning has two answers."""
+    for section in ("packages", "pinning"):
+        for first, second in combinations(rows[section].values(), 2):
+            if _same_question(first, second) and _meet(first, second):
+                yield (section, second.id), f"answers the same question as {first.id}"
+
+
+def _same_question(first: PackageSet | Pinning, second: PackageSet | Pinning) -> bool:
+    fields = ("origin", "family", "component", "release", "variant")
+    same = all(getattr(first, field, None) == getattr(second, field, None) for field in fields)
+    flavours = {getattr(first, "flavour", None), getattr(second, "flavour", None)}
+    arches = set(getattr(first, "arches", ("any",))) & set(getattr(second, "arches", ("any",)))
+    return same and bool(arches) and (len(flavours) == 1 or None in flavours)
+
+
+def _meet(first: PackageSet | Pinning, second: PackageSet | Pinning) -> bool:
+    if first.systems and second.systems and not set(first.systems) & set(second.systems):
+        return False
+    low = max(first.first_branch or 0, second.first_branch or 0)
+    return low <= min(first.last_branch or 10**6, second.last_branch or 10**6)
+
+
+@rule("branch-order")
+def branch_order(rows: Rows) -> Found:
+    """A range of branches begins before it ends."""
+    bounded: list[tuple[Key, Offer | PackageSet | Pinning]] = [
+        ((section, row.id), row) for section in ("packages", "pinning") for row in rows[section].values()
+    ]
+    for row in rows["systems"].values():
+        bounded += [(("systems", row.id, "origins", name), offer) for name, offer in row.origins.items()]
+    for key, item in bounded:
+        if item.first_branch is not None and item.last_branch is not None and item.first_branch > item.last_branch:
+            yield (*key, "last_branch"), f"{item.last_branch} is before first_branch, {item.first_branch}"
