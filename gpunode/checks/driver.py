@@ -29,13 +29,11 @@ def module_built(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
             yield Verdict(Status.SKIP, "no NVIDIA driver is installed, and no NVIDIA GPU is on the PCI bus")
         return
     on_disk = {module.kernel: module for module in node.module_files or ()}
-    matter = [kernel for kernel in node.kernels or () if kernel.running or kernel.newest or _can_be_built_for(kernel)]
+    matter = [
+        kernel for kernel in node.kernels or () if kernel.running or kernel.newest or (kernel.image and kernel.headers)
+    ]
     for kernel in sorted(matter, key=lambda kernel: (not kernel.running, not kernel.newest)):
         yield _built_for(kernel, on_disk.get(kernel.release), node)
-
-
-def _can_be_built_for(kernel: Kernel) -> bool:
-    return kernel.headers and kernel.package is not None
 
 
 def _built_for(kernel: Kernel, module: ModuleFile | None, node: NodeFacts) -> Verdict:
@@ -49,7 +47,7 @@ def _built_for(kernel: Kernel, module: ModuleFile | None, node: NodeFacts) -> Ve
         flavour = f" ({module.flavour})" if module.flavour else ""
         message = f"nvidia {module.version or 'of unknown version'}{flavour} is on disk for {role}"
         return Verdict(Status.PASS, message, component, measured=module.version)
-    if kernel.package is None:
+    if kernel.running and kernel.package is None:
         return Verdict(Status.SKIP, f"{role} belongs to no installed package: no module is built for it", component)
     states = [
         f"{entry.name} {entry.version}: {entry.state}" for entry in node.dkms or () if entry.kernel == kernel.release

@@ -98,6 +98,20 @@ def test_an_old_kernel_without_headers_is_not_asked_for() -> None:
     ]
 
 
+def test_headers_without_a_kernel_are_not_asked_for() -> None:
+    left = kernel("6.1.0-49-amd64", running=False, newest=False, image=False)
+    assert [finding.component for finding in judged("driver.module-built", kernels=(kernel(), left))] == [
+        f"kernel {RUNNING}"
+    ]
+
+
+@pytest.mark.parametrize(("running", "status"), [(True, "skip"), (False, "fail")])
+def test_of_kernels_without_a_package_only_the_running_one_is_excused(running: bool, status: str) -> None:
+    own = kernel("6.9.0-own", package=None, running=running)
+    found = one("driver.module-built", kernels=(own,))
+    assert (found[0], "belongs to no installed package" in found[1]) == (status, running)
+
+
 def test_what_dkms_says_is_told() -> None:
     state = DkmsModule(name="nvidia", version="535.261.03", kernel=RUNNING, architecture="x86_64", state="added")
     status, message = one("driver.module-built", module_files=(), dkms=(state,))
