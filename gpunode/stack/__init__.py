@@ -1,6 +1,27 @@
 """Which versions match: ``resolve`` picks a stack for a node, or says why none exists. Pure."""
 
-from gpunode.stack.model import Conflict, GpuGroup, Installed, NodePicture, Request, Stack, stack_json_schema
+from gpunode.stack.drift import LOCK_NAME, Drift, lock_document, read_lock
+from gpunode.stack.model import Conflict, GpuGroup, Installed, NodePicture, Request, Stack
+from gpunode.stack.picture import picture_from_facts, undetermined
+from gpunode.stack.plan import Plan, PlanGroup, PlanHost, plan
 from gpunode.stack.resolve import resolve
 
-__all__ = ["Conflict", "GpuGroup", "Installed", "NodePicture", "Request", "Stack", "resolve", "stack_json_schema"]
+__all__ = [
+    "LOCK_NAME",
+    "Conflict",
+    "Drift",
+    "GpuGroup",
+    "Installed",
+    "NodePicture",
+    "Plan",
+    "PlanGroup",
+    "PlanHost",
+    "Request",
+    "Stack",
+    "lock_document",
+    "picture_from_facts",
+    "plan",
+    "read_lock",
+    "resolve",
+    "undetermined",
+]

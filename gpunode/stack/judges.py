@@ -154,9 +154,8 @@ def flavour_in_branch(case: Case) -> Iterator[Verdict]:
             f"branch {branch.number} has no {flavour} kernel modules, only {has} ones", sure=branch.sure("modules")
         )
     elif flavour == "proprietary" and not branch.sure("modules"):
-        yield warn(
-            f"whether branch {branch.number} still has proprietary modules is not sure: {branch.unsure.get('modules', 'an unsure row')}"
-        )
+        why = branch.unsure.get("modules", "its row is unsure")
+        yield warn(f"whether branch {branch.number} still has proprietary modules is not sure: {why}")
 
 
 @rules.asks("R09-mixed-flavour")
@@ -186,6 +185,12 @@ def gpu_min_driver(case: Case) -> Iterator[Verdict]:
         if gpu.min_driver is not None and candidate.number < number(gpu.min_driver):
             text = f"{term.named(gpu)} needs driver {gpu.min_driver} or newer, and this is {candidate.version}"
             return refuse(text, sure=gpu.sure("min_driver"))
+        boards = [row for row in case.question.catalog.platforms.values() if gpu.id in row.gpus]
+        floors = [row.min_driver for row in boards if row.min_driver is not None and row.sure("min_driver")]
+        if gpu.fabric != "none" and floors and len(floors) == len(boards):
+            floor = min(floors, key=number)
+            if candidate.number < number(floor):
+                return refuse(f"{term.named(gpu)} comes on boards that need driver {floor} or newer")
         first = gpu.first_listed_on(candidate.branch.number)
         if candidate.flavour != "open" or first in ("from the start", "unknown"):
             return None

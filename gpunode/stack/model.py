@@ -313,9 +313,3 @@ class Conflict(Model):
         """One line."""
         asked = " + ".join(str(term) for term in self.terms)
         return f"{asked} cannot hold together: " + "; ".join(clash.text for clash in self.clashes)
-
-
-def stack_json_schema() -> dict[str, object]:
-    """JSON Schema of ``gpunode.stack/1``."""
-    schema = Stack.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SCHEMA, **schema, "$id": SCHEMA}

@@ -1,0 +1,118 @@
+"""From the facts of a machine to the picture of it that the resolver takes."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from gpunode.catalog import Catalog
+from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
+from gpunode.facts import NodeFacts
+from gpunode.facts.node import Kernel, Package
+from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
+
+ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
+    """What the resolver needs of a node. What was not seen, or is not in the catalog, stands in ``notes``."""
+    groups, strangers = _gpus(facts, catalog)
+    system = facts.os and catalog.os_of(facts.os.id, facts.os.version_id)
+    loaded = facts.loaded_driver
+    return NodePicture(
+        os=system.id if system else None,
+        arch=ARCHES.get(facts.architecture or ""),
+        kernel=_kernel(facts.kernels),
+        gpus=groups,
+        nvswitch=_nvswitch(facts, catalog),
+        secure_boot=facts.secure_boot,
+        nouveau=None if facts.modules is None else "nouveau" in facts.modules,
+        loaded_version=loaded.version if loaded else None,
+        installed=_installed(facts),
+        observed=True,
+        notes=(*_unseen(facts), *strangers),
+    )
+
+
+def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
+    """Why no stack can be decided for this node, in one line; None where one can."""
+    for field in ("os", "packages", "pci"):
+        reason = facts.gap(field)
+        if reason is not None:
+            return f"{field} could not be seen: {reason}"
+    if picture.os is None:
+        name = facts.os and (facts.os.pretty_name or f"{facts.os.id} {facts.os.version_id}")
+        return f"the catalog does not know the operating system {name}"
+    if picture.arch is None:
+        return f"the catalog does not know the architecture {facts.architecture}"
+    return None
+
+
+def _unseen(facts: NodeFacts) -> Iterator[str]:
+    if facts.pci is not None and not facts.gpus_on_bus:
+        yield "no NVIDIA GPU is on the PCI bus"
+
+
+def _gpus(facts: NodeFacts, catalog: Catalog) -> tuple[tuple[GpuGroup, ...], list[str]]:
+    """GPUs of one kind together, and those that the catalog does not know."""
+    counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    strangers: Counter[str] = Counter()
+    for device in facts.gpus_on_bus or ():
+        pci = f"{device.vendor_id}:{device.device_id}"
+        match = catalog.gpu_by_pci(pci, device.subsystem_id)
+        if match is None:
+            strangers[pci] += 1
+        else:
+            names = tuple(gpu.id for gpu in match.gpus)
+            counts[match.gpu.name if match.gpu else " or ".join(gpu.name for gpu in match.gpus), names] += 1
+    groups = tuple(GpuGroup(label=label, models=models, count=n) for (label, models), n in sorted(counts.items()))
+    unknown = [f"{n} GPU(s) {pci} are not in the catalog: no rule looked at them" for pci, n in strangers.items()]
+    return groups, unknown
+
+
+def _nvswitch(facts: NodeFacts, catalog: Catalog) -> bool | None:
+    if facts.pci is None:
+        return None
+    switches = {pci for pci, part in catalog.pci_parts.items() if part.role == "nvswitch"}
+    return any(f"{device.vendor_id}:{device.device_id}" in switches for device in facts.pci)
+
+
+def _kernel(kernels: Iterable[Kernel] | None) -> str | None:
+    """The running kernel where a package brought it, else the newest installed one (a container runs its host's)."""
+    chosen = [one for one in found if one.running and one.package] or [
+        one for one in found if one.newest and one.package
+    ]
+    return chosen[0].release if chosen else None
+
+
+def _installed(facts: NodeFacts) -> Installed | None:
+    if facts.packages is None:
+        return None
+    packages = [package for package in facts.packages if package.installed]
+    held = tuple(_package(package) for package in packages)
+    versions = {
+        upstream_version(package.version)
+        for package, row in zip(packages, held, strict=True)
+        if row.closure is not None and brings_kernel_module(package.name)
+    } or {upstream_version(row.version) for row in held if row.closure is not None}
+    return Installed(
+        version=versions.pop() if len(versions) == 1 else None,
+        flavour=_flavour(facts, packages),
+        packages=tuple(sorted(held, key=lambda row: row.name)),
+    )
+
+
+def _package(package: Package) -> InstalledPackage:
+    origin = origin_of(package.name, package.version, package.maintainer)
+    line = closure_line(package.name, package.source, origin)
+    return InstalledPackage(name=package.name, version=package.version, origin=origin, closure=line)
+
+
+def _flavour(facts: NodeFacts, packages: Iterable[Package]) -> Flavour | None:
+    """Of the module on disk, else of the package that brings it, else of the module in memory."""
+    seen = {module.flavour for module in facts.module_files or ()}
+    if not seen - {None}:
+        names = [package.name for package in packages if brings_kernel_module(package.name)]
+        seen = {"open" if "open" in name.split("-") else "proprietary" for name in names}
+    if not seen - {None} and facts.loaded_driver is not None:
+        seen = {facts.loaded_driver.flavour}
+    known: tuple[Flavour, ...] = ("open", "proprietary")
+    return next((flavour for flavour in known if seen == {flavour}), None)

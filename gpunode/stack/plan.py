@@ -1,0 +1,90 @@
+"""A plan: the stacks of many nodes, equal nodes together, and how far what is installed has drifted from a lock."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from gpunode.catalog import Catalog
+from gpunode.stack.drift import Drift, Wanted, drifts, joined, read_lock
+from gpunode.stack.model import Conflict, Model, NodePicture, Request, Stack
+from gpunode.stack.resolve import resolve
+
+SCHEMA: Literal["gpunode.plan/1"] = "gpunode.plan/1"
+
+
+@dataclass(frozen=True)
+class PlanHost:
+    """One node to plan for: exactly one of ``picture`` and ``reason`` is set."""
+
+    name: str
+    picture: NodePicture | None
+    reason: str | None = None
+    """Why no stack can be decided for it."""
+    lock: Mapping[str, Any] | None = None
+    """The host's variable ``gpunode_stack``."""
+
+
+class PlanGroup(Model):
+    """Nodes with one answer: exactly one of ``stack``, ``conflict`` and ``undetermined`` is set."""
+
+    hosts: tuple[str, ...]
+    """Empty for a thought experiment."""
+    stack: Stack | None = None
+    conflict: Conflict | None = None
+    undetermined: str | None = None
+    drift: tuple[Drift, ...] = ()
+
+
+class Plan(Model):
+    """The document of ``gpunode plan``."""
+
+    schema_name: Literal["gpunode.plan/1"] = Field(SCHEMA, alias="schema")
+    today: date
+    request: Request
+    groups: tuple[PlanGroup, ...]
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: date) -> Plan:
+    """Resolve each different picture once. Raises UsageError for names that the catalog does not know."""
+    members: dict[str, list[PlanHost]] = {}
+    failed: dict[str, list[str]] = {}
+    for host in hosts:
+        if host.picture is None:
+            failed.setdefault(host.reason or "no answer", []).append(host.name)
+        else:
+            members.setdefault(host.picture.model_dump_json(), []).append(host)
+    groups = [_group(same, request, catalog, today) for same in members.values()]
+    groups += [PlanGroup(hosts=tuple(sorted(names)), undetermined=why) for why, names in failed.items()]
+    return Plan(today=today, request=request, groups=tuple(sorted(_merged(groups), key=lambda group: group.hosts)))
+
+
+def _group(same: list[PlanHost], request: Request, catalog: Catalog, today: date) -> PlanGroup:
+    picture = same[0].picture
+    if picture is None:
+        raise ValueError("a host without a picture is in no group")
+    answer = resolve(request, picture, catalog, today)
+    names = tuple(sorted(host.name for host in same if host.name))
+    locks = {host.name: read_lock(host.lock, host.name) for host in same}
+    drift = drifts(Wanted(request, picture, catalog, today), locks) if picture.observed else ()
+    if isinstance(answer, Stack):
+        return PlanGroup(hosts=names, stack=answer, drift=drift)
+    return PlanGroup(hosts=names, conflict=answer, drift=drift)
+
+
+def _merged(groups: Iterable[PlanGroup]) -> list[PlanGroup]:
+    """Groups whose answers are the same after all: pictures may differ in what does not matter."""
+    found: dict[str, PlanGroup] = {}
+    for group in groups:
+        key = group.model_dump_json(exclude={"hosts", "drift"})
+        other = found.get(key)
+        if other is None:
+            found[key] = group
+        else:
+            hosts = tuple(sorted((*other.hosts, *group.hosts)))
+            found[key] = other.model_copy(update={"hosts": hosts, "drift": joined((*other.drift, *group.drift))})
+    return list(found.values())
