@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -368,3 +370,26 @@ def test_the_list_of_checks(gpunode: Any) -> None:
     table = gpunode("checks").out
     assert len(listed) == 12
     assert not [check for check in listed if check not in table]
+
+
+def test_ctrl_c_ends_with_one_line_and_no_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpunode", "validate", f"nobody@127.0.0.1:{port}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            silent.settimeout(30)
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, out, err.strip()) == (130, "", "gpunode: interrupted")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
