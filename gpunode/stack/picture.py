@@ -77,9 +77,8 @@ def _nvswitch(facts: NodeFacts, catalog: Catalog) -> bool | None:
 
 def _kernel(kernels: Iterable[Kernel] | None) -> str | None:
     """The running kernel where a package brought it, else the newest installed one (a container runs its host's)."""
-    chosen = [one for one in found if one.running and one.package] or [
-        one for one in found if one.newest and one.package
-    ]
+    packaged = [one for one in kernels or () if one.package]
+    chosen = [one for one in packaged if one.running] or [one for one in packaged if one.newest]
     return chosen[0].release if chosen else None
 
 
