@@ -41,10 +41,13 @@ def connect() -> docker.DockerClient:
 def _why(err: Exception) -> str:
     socket = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
     if socket.exists() and not os.access(socket, os.W_OK):
-        return f"no permission on {socket}: run as root, or join the group docker (usermod -aG docker USER, then log in again)"
+        return (
+            f"no permission on {socket}: run as root, or join the group docker (usermod -aG docker USER; log in again)"
+        )
     if shutil.which("dockerd") is None and not socket.exists():
         return f"no Docker engine on this machine: {_INSTALL}"
-    return f"the Docker engine does not answer on {socket} ({_one_line(err)}): start it (systemctl start docker, or scripts/docker-engine)"
+    start = "systemctl start docker, or as root scripts/docker-engine"
+    return f"the Docker engine does not answer on {socket} ({_one_line(err)}): start it ({start})"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Images of lab nodes: built by mmdebstrap from Debian's packages, imported, kept until the recipe changes."""
 
+import json
 import os
 import shlex
 import shutil
@@ -16,14 +17,15 @@ from docker.errors import APIError, ImageNotFound
 
 from gpunode.errors import UndeterminedError
 from gpunode.lab.engine import docker_errors, need_space
-from gpunode.lab.recipe import DPKG_OPTIONS, Recipe
+from gpunode.lab.mirror import redacted
+from gpunode.lab.recipe import DPKG_OPTIONS, KEYRING, Recipe
 
 REPOSITORY = "gpunode-lab"
 IMAGE_LABEL = "gpunode.lab.image"
 BUILD_LIMIT_S = 900
 # An image that is older holds a kernel whose headers the archive may no longer have.
 FRESH_DAYS = 7
-_TEMPORARY = Path("/var/tmp")  # noqa: S108: a disk, where /tmp may be memory; the folder in it is made by mkdtemp
+_TEMPORARY = Path("/var/tmp")  # noqa: S108 (a disk, where /tmp may be memory; the folder in it is mkdtemp's)
 
 Say = Callable[[str], None]
 
@@ -65,7 +67,7 @@ def remove_images(client: docker.DockerClient, system: str | None = None, keep: 
             if image.id == keep:
                 continue
             try:
-                client.images.remove(image.id, force=False)
+                client.images.remove(str(image.id))
             except APIError as err:
                 if err.status_code != 409:  # in use by a node, perhaps of another lab
                     raise
@@ -80,15 +82,14 @@ def _build(client: docker.DockerClient, recipe: Recipe, tag: str, say: Say) -> s
     with docker_errors("asking Docker where it keeps its data"):
         need_space(Path(client.info()["DockerRootDir"]), 3)
     need_space(_TEMPORARY, 3)
-    say(f"image {recipe.system.id}: building from {recipe.mirror.archive} (about a minute)")
+    say(f"image {recipe.system.id}: building from {redacted(recipe.mirror.archive)} (about a minute)")
     if recipe.mirror.proxies != recipe.mirror.proxies_for_nodes:
         say("apt's proxy listens on this machine's loopback, where nodes cannot reach it: they go without")
     folder = Path(tempfile.mkdtemp(prefix="gpunode-lab-", dir=_TEMPORARY))
     try:
         tar = _bootstrap(recipe, folder, mode)
-        say(
-            f"image {recipe.system.id}: built in {time.monotonic() - started:.0f} s, importing {tar.stat().st_size >> 20} MiB"
-        )
+        spent = time.monotonic() - started
+        say(f"image {recipe.system.id}: built in {spent:.0f} s, importing {tar.stat().st_size >> 20} MiB")
         image = _import(client, recipe, tar, tag)
     finally:
         shutil.rmtree(folder)
@@ -103,6 +104,8 @@ def _mode() -> str:
         raise UndeterminedError(
             "mmdebstrap is missing: apt-get install mmdebstrap (or, as root, scripts/docker-engine)"
         )
+    if not Path(KEYRING).exists():
+        raise UndeterminedError(f"{KEYRING} is missing: apt-get install debian-archive-keyring")
     if os.geteuid() == 0:
         return "root"
     if shutil.which("newuidmap") is None:
@@ -129,8 +132,20 @@ def command(recipe: Recipe, folder: Path, mode: str) -> list[str]:
         *recipe.sources,
     ]
     if mode == "root":
-        # Mounts and processes of the build live in namespaces of their own: they end with it, however it ends.
-        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", *argv]
+        # Mounts and processes of the build live in namespaces of their own, which end with it, however it ends;
+        # and it ends with us, however we end.
+        argv = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child=KILL",
+            "--mount-proc",
+            *argv,
+        ]
     return argv
 
 
@@ -166,10 +181,10 @@ def _bootstrap(recipe: Recipe, folder: Path, mode: str) -> Path:
 
 
 def _reason(log: Path) -> str:
-    """The most telling line of mmdebstrap's output: its last error, else its last line."""
+    """The most telling line of mmdebstrap's output: the first error, else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E:", "Err:")) and not line.startswith("E: mmdebstrap")]
-    return (errors or lines or ["no output"])[0 if errors else -1][:300]
+    return redacted((errors or lines or ["no output"])[0 if errors else -1])[:300]
 
 
 def _import(client: docker.DockerClient, recipe: Recipe, tar: Path, tag: str) -> str:
@@ -178,7 +193,7 @@ def _import(client: docker.DockerClient, recipe: Recipe, tar: Path, tag: str) ->
         f"LABEL {IMAGE_LABEL}={recipe.system.id}",
         f"LABEL gpunode.lab.recipe={recipe.digest}",
         "ENV container=docker",  # how systemd knows where it runs
-        'CMD ["/sbin/init"]',
+        f"CMD {json.dumps(list(recipe.init))}",
     ]
     with docker_errors(f"importing {tag}"), tar.open("rb") as stream:
         # From an open file: with a path the SDK sets no time limit.

@@ -1,11 +1,8 @@
 """A lab: a few nodes with one key pair, one network and one inventory, made and removed together."""
 
 import signal
-import socket
-import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,26 +13,18 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab import node as labels
-from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu
 from gpunode.lab.image import ensure_image
 from gpunode.lab.lock import locked
+from gpunode.lab.make import Maker, Ports
 from gpunode.lab.mirror import find_mirror
-from gpunode.lab.node import ADDRESS, LabNode
-from gpunode.lab.recipe import ADMIN, OPERATOR, UIDS, Recipe, System, architecture, system_named
-from gpunode.lab.state import State, make_key
+from gpunode.lab.node import LAB_LABEL, PORT_LABEL, LabNode
+from gpunode.lab.recipe import Recipe, System, architecture, system_named
+from gpunode.lab.state import State
 
 MOST_NODES = 64
-PORTS = range(22000, 23000)  # below what Linux gives to outgoing connections, so that a node finds its port again
 LOCK_LIMIT_S = 900
 _WORKERS = 8
-_CAPABILITIES_WITHHELD = (
-    "SYS_MODULE",  # a node must not load its modules into the host's kernel
-    "SYS_RAWIO",
-    "SYS_RESOURCE",  # hosts that are containers or small virtual machines do not have it to give
-    "SYS_TIME",  # nor set the host's clock
-)
 
 
 class Lab:
@@ -44,7 +33,7 @@ class Lab:
     ``say`` gets one line for each thing that takes time. Raises UsageError for a name that is none.
     """
 
-    def __init__(self, name: str = "default", *, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, name: str = "default", *, say: Callable[[str], None] = lambda _: None) -> None:
         self.name = name
         self.state = State.of(name)
         self._say = say
@@ -85,14 +74,14 @@ class Lab:
         system = system_named(os)
         if not 1 <= count <= MOST_NODES:
             raise UsageError(f"-n {count}: a lab has 1 to {MOST_NODES} nodes")
-        recipe_of = Recipe(system, architecture(), find_mirror(mirror))
-        with locked(self.name, LOCK_LIMIT_S), self._undone_unless_done() as stop:
-            self._make_missing(recipe_of, count, stop)
+        recipe = Recipe(system, architecture(), find_mirror(mirror))
+        with locked(self.name, LOCK_LIMIT_S, self._say), self._undone_unless_done() as stop:
+            self._make_missing(recipe, count, stop)
         return self.nodes()
 
     def down(self) -> list[str]:
         """Remove everything that is this lab's, whole or half-made; what was removed, by name."""
-        with locked(self.name, LOCK_LIMIT_S):
+        with locked(self.name, LOCK_LIMIT_S, self._say):
             removed = self._remove_containers(self._containers())
             removed += self._remove_networks()
             if self.state.remove():
@@ -102,7 +91,7 @@ class Lab:
     def _containers(self) -> list[Container]:
         with docker_errors("asking Docker for the lab's nodes"):
             found: list[Container] = self.client.containers.list(
-                all=True, filters={"label": f"{labels.LAB_LABEL}={self.name}"}, ignore_removed=True
+                all=True, filters={"label": f"{LAB_LABEL}={self.name}"}, ignore_removed=True
             )
         return found
 
@@ -114,28 +103,28 @@ class Lab:
         started = time.monotonic()
         existing = self.nodes()
         if existing and not self.state.key.exists():
-            raise UndeterminedError(
-                f"lab {self.name} has nodes but its key is gone from {self.state.folder}: gpunode lab down --name {self.name}, then up"
-            )
+            again = f"gpunode lab down --name {self.name}, then up"
+            raise UndeterminedError(f"lab {self.name} has nodes, but {self.state.key} that opens them is gone: {again}")
         self.state.prepare()
         names = _new_names(recipe.system, count, [node.name for node in existing])
         image = ""
         if names:
             cgroup_mount(recipe.system.id)  # before a minute is spent on an image
-            with locked(f"image {recipe.system.id}", LOCK_LIMIT_S):
+            with locked(f"image {recipe.system.id}", LOCK_LIMIT_S, self._say):
                 image = ensure_image(self.client, recipe, self._say)
             self._ensure_network()
+        self._say(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
+        ports = Ports(self._ports_in_use())
+        plan = [(name, ports.take()) for name in names]
+        maker = Maker(self.client, self.name, self._network, self.state, recipe.system, image, ports, stop)
         with ThreadPoolExecutor(_WORKERS) as pool:
             try:
-                self._say(f"lab {self.name}: {len(existing)} nodes kept, {len(names)} new")
-                taken = _Ports(self._ports_in_use())
-                made = list(pool.map(lambda name: self._make(name, recipe.system, image, taken, stop), names))
-                nodes = [*existing, *made]
+                nodes = [*existing, *pool.map(lambda new: maker.make(*new), plan)]
                 self.state.write(nodes)
                 for node, systemd in zip(nodes, pool.map(lambda node: self._boot(node, stop), nodes), strict=True):
-                    self._say(f"{node.name}: {systemd}, {time.monotonic() - started:.1f} s")
+                    self._say(f"{node.name}: {systemd} after {time.monotonic() - started:.1f} s")
             except BaseException:
-                stop.set()
+                stop.set()  # before the pool waits for its threads
                 raise
 
     def _boot(self, node: LabNode, stop: threading.Event) -> str:
@@ -143,73 +132,7 @@ class Lab:
             with docker_errors(f"{node.name}: starting"):
                 node.container.start()
                 node.container.reload()
-        systemd = node.wait(stop=stop.is_set)
-        password = self.state.password.read_text(encoding="ascii").strip()
-        done = node.run(["sh", "-c", f'echo "{OPERATOR}:$PASSWORD" | chpasswd'], env={"PASSWORD": password})
-        if done.returncode != 0:
-            raise UndeterminedError(f"{node.name}: chpasswd: {done.stderr.strip()}")
-        return systemd
-
-    def _make(self, name: str, system: System, image: str, ports: "_Ports", stop: threading.Event) -> LabNode:
-        """Create and start one node; another port is taken where somebody else was quicker."""
-        with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
-            host_key = Path(folder, "key")
-            public = make_key(host_key, name)
-            private = host_key.read_text(encoding="ascii")
-        for attempt in (1, 2, 3):
-            if stop.is_set():
-                break
-            container = self._create(name, system, image, ports.take(), public)
-            try:
-                with docker_errors(f"{name}: starting"):
-                    container.put_archive("/", tar_of(self._identity(name, private, public)))
-                    container.start()
-                    container.reload()
-            except UndeterminedError as err:
-                if attempt == 3 or "already" not in str(err):
-                    raise
-                container.remove(force=True)
-            else:
-                return LabNode.of(container, self.state)
-        raise UndeterminedError(f"{name}: given up")
-
-    def _create(self, name: str, system: System, image: str, port: int, host_key: str) -> Container:
-        with docker_errors(f"{name}: creating its container"):
-            container: Container = self.client.containers.create(
-                image,
-                name=f"{self._network}-{name}",
-                hostname=name,
-                labels={
-                    labels.LAB_LABEL: self.name,
-                    labels.NODE_LABEL: name,
-                    labels.SYSTEM_LABEL: system.id,
-                    labels.PORT_LABEL: str(port),
-                    labels.HOST_KEY_LABEL: host_key,
-                },
-                network=self._network,
-                ports={"22/tcp": (ADDRESS, port)},
-                cap_add=["ALL"],
-                cap_drop=list(_CAPABILITIES_WITHHELD),
-                security_opt=["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
-                cgroupns="host",
-                userns_mode="host",
-                volumes=cgroup_mount(system.id),
-                tmpfs={"/run": "mode=755,nosuid,nodev", "/tmp": "mode=1777,nosuid,nodev,exec"},  # noqa: S108
-                # A node that reboots itself comes back; one that was stopped, or whose host rebooted, does not.
-                restart_policy={"Name": "on-failure"},
-                stop_signal="SIGRTMIN+3",
-            )
-        return container
-
-    def _identity(self, name: str, private: str, public: str) -> Iterator[Entry]:
-        """What makes a node this node, in place before its first boot."""
-        yield Entry("etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
-        yield Entry("etc/ssh/ssh_host_ed25519_key", private, 0o600)
-        yield Entry("etc/ssh/ssh_host_ed25519_key.pub", f"{public} {name}\n", 0o644)
-        key = self.state.key.with_suffix(".pub").read_text(encoding="ascii")
-        for user in (ADMIN, OPERATOR):
-            yield Entry(f"home/{user}/.ssh", None, 0o700, UIDS[user], 100)
-            yield Entry(f"home/{user}/.ssh/authorized_keys", key, 0o600, UIDS[user], 100)
+        return node.wait(stop=stop.is_set)
 
     def _ensure_network(self) -> None:
         with docker_errors(f"making the network {self._network}"):
@@ -217,13 +140,13 @@ class Lab:
                 limit = mtu()
                 options = {"com.docker.network.driver.mtu": str(limit)} if limit else {}
                 self.client.networks.create(
-                    self._network, driver="bridge", options=options, labels={labels.LAB_LABEL: self.name}
+                    self._network, driver="bridge", options=options, labels={LAB_LABEL: self.name}
                 )
 
     def _ports_in_use(self) -> set[int]:
         with docker_errors("asking Docker for all labs' nodes"):
-            others = self.client.containers.list(all=True, filters={"label": labels.PORT_LABEL}, ignore_removed=True)
-        return {int(container.labels[labels.PORT_LABEL]) for container in others}
+            others = self.client.containers.list(all=True, filters={"label": PORT_LABEL}, ignore_removed=True)
+        return {int(container.labels[PORT_LABEL]) for container in others}
 
     @contextmanager
     def _undone_unless_done(self) -> Iterator[threading.Event]:
@@ -259,29 +182,10 @@ class Lab:
 
     def _remove_networks(self) -> list[str]:
         with docker_errors(f"removing the network {self._network}"):
-            found = self.client.networks.list(filters={"label": f"{labels.LAB_LABEL}={self.name}"})
+            found = self.client.networks.list(filters={"label": f"{LAB_LABEL}={self.name}"})
             for network in found:
                 network.remove()
         return [str(network.name) for network in found]
-
-
-class _Ports:
-    """Free ports of this machine's loopback, each given out once."""
-
-    def __init__(self, used: set[int]) -> None:
-        self._left = iter(port for port in PORTS if port not in used)
-        self._lock = threading.Lock()
-
-    def take(self) -> int:
-        with self._lock:
-            for port in self._left:
-                with socket.socket() as probe:
-                    try:
-                        probe.bind((ADDRESS, port))
-                    except OSError:
-                        continue
-                return port
-        raise UndeterminedError(f"no free port from {PORTS.start} to {PORTS.stop - 1} on {ADDRESS}: gpunode lab down")
 
 
 def _new_names(system: System, count: int, existing: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Where Debian's packages come from on this machine: the mirror and the proxy that its own apt uses."""
 
 import os
+import re
 import shlex
 import subprocess
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from urllib.parse import urlsplit
 from gpunode.errors import UndeterminedError, UsageError
 
 MIRROR_VARIABLE = "GPUNODE_LAB_MIRROR"
-_NEEDS_MIRROR = f"name a Debian mirror with --mirror URL or {MIRROR_VARIABLE}=URL (the folder that holds dists/, security updates beside it)"
+_NEEDS_MIRROR = f"name a Debian mirror with --mirror URL or {MIRROR_VARIABLE}=URL (security updates: URL-security)"
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,17 @@ def find_mirror(wanted: str | None = None) -> Mirror:
         archive = _checked(named)
         return Mirror(archive, f"{archive}-security", proxies)
     targets = _run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)"])
-    archive, security = parse_targets(targets)
-    if archive is None:
+    known, security = parse_targets(targets)
+    if known is None:
         raise UndeterminedError(f"apt on this machine knows no Debian archive: apt-get update, or {_NEEDS_MIRROR}")
-    return Mirror(archive, security or f"{archive}-security", proxies)
+    return Mirror(known, security or f"{known}-security", proxies)
 
 
 def parse_targets(text: str) -> tuple[str | None, str | None]:
     """Archive and security archive in the lines ``origin|release|component|uri`` of apt's index targets."""
     archive = security = None
     for line in text.splitlines():
-        origin, release, component, uri = (line.split("|", 3) + ["", "", ""])[:4]
+        origin, release, component, uri = [*line.split("|", 3), "", "", ""][:4]
         if origin != "Debian" or component != "main" or not uri.startswith(("http://", "https://")):
             continue
         if release.endswith("-security"):
@@ -71,6 +72,11 @@ def parse_proxies(text: str) -> tuple[tuple[str, str], ...]:
                 if url and url != "DIRECT":
                     found[scheme] = url
     return tuple(sorted(found.items()))
+
+
+def redacted(text: str) -> str:
+    """The text without the user names and passwords that URLs in it carry."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def _proxies(apt_config: str) -> tuple[tuple[str, str], ...]:

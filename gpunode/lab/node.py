@@ -4,6 +4,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from docker.models.containers import Container
 
@@ -72,7 +73,7 @@ class LabNode:
                 timeout=timeout_s,
                 check=False,
                 start_new_session=True,
-                **given,  # type: ignore[call-overload]
+                **given,
             )
         except FileNotFoundError:
             raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None
@@ -87,8 +88,9 @@ class LabNode:
         """Run a command as root through Docker, whatever SSH does; rc 124 or 137 when it takes longer."""
         limited = ["timeout", "-k", "5", f"{timeout_s:g}", *argv]
         with docker_errors(f"{self.name}: running {argv[0]}"):
-            rc, (out, err) = self.container.exec_run(limited, demux=True, environment=env or {})
-        return subprocess.CompletedProcess(list(argv), rc, _text(out), _text(err))
+            done = self.container.exec_run(limited, demux=True, environment=env or {})
+        out, err = cast(tuple[bytes | None, bytes | None], done.output)
+        return subprocess.CompletedProcess(list(argv), int(done.exit_code or 0), _text(out), _text(err))
 
     def restart(self) -> None:
         """Reboot: systemd stops everything and boots anew; returns when the node answers again."""
@@ -108,7 +110,7 @@ class LabNode:
         while time.monotonic() < deadline and not stop():
             left = deadline - time.monotonic()
             try:
-                done = self.ssh(["systemctl", "is-system-running", "--wait"], timeout_s=max(1.0, min(left, 20)))
+                done = self.ssh(["systemctl", "is-system-running", "--wait"], timeout_s=max(1.0, min(left, 5)))
             except UndeterminedError as err:
                 last = str(err)
                 continue

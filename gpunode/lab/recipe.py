@@ -13,6 +13,7 @@ KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 ADMIN = "admin"  # sudo without a password, as Ansible's account has on most servers
 OPERATOR = "operator"  # sudo that asks for a password
 UIDS = {ADMIN: 1000, OPERATOR: 1001}
+GID = 100  # users
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,18 @@ KbdInteractiveAuthentication no
 
 _SETUP = f"""\
 set -eu
-useradd --create-home --shell /bin/bash --no-user-group --uid {UIDS[ADMIN]} {ADMIN}
-useradd --create-home --shell /bin/bash --no-user-group --uid {UIDS[OPERATOR]} {OPERATOR}
+useradd --create-home --shell /bin/bash --gid {GID} --uid {UIDS[ADMIN]} {ADMIN}
+useradd --create-home --shell /bin/bash --gid {GID} --uid {UIDS[OPERATOR]} {OPERATOR}
 systemctl mask --quiet {" ".join(MASKED_UNITS)}
 rm -f /etc/ssh/ssh_host_* /etc/apt/sources.list
+"""
+
+# Every boot gets a boot id of its own, as systemd-nspawn does it: the kernel's is the host's and never changes, and
+# Ansible's reboot module would wait for it.
+_INIT = """\
+cat /proc/sys/kernel/random/uuid > /run/boot-id &&
+mount --bind /run/boot-id /proc/sys/kernel/random/boot_id &&
+exec /sbin/init
 """
 
 
@@ -132,9 +141,14 @@ class Recipe:
         return _SETUP
 
     @property
+    def init(self) -> tuple[str, ...]:
+        """What the container starts; it becomes systemd."""
+        return ("/bin/sh", "-c", _INIT)
+
+    @property
     def digest(self) -> str:
         """Twelve hex digits that change whenever the image would."""
-        parts = [asdict(self), self.packages, DPKG_OPTIONS, self.sources, self.files, self.setup]
+        parts = [asdict(self), self.packages, DPKG_OPTIONS, self.sources, self.files, self.setup, self.init]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

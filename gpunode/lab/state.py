@@ -3,7 +3,6 @@
 import os
 import re
 import secrets
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +23,13 @@ class Reachable(Protocol):
     """What has to be known of a node to reach it."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def address(self) -> str: ...  # noqa: D102
+    def address(self) -> str: ...
     @property
-    def port(self) -> int: ...  # noqa: D102
+    def port(self) -> int: ...
     @property
-    def host_key(self) -> str: ...  # noqa: D102
+    def host_key(self) -> str: ...
 
 
 def checked_name(name: str) -> str:
@@ -90,6 +89,8 @@ class State:
 
     def prepare(self) -> None:
         """Make the folder, the key pair and the password where they do not exist."""
+        if self.folder.is_dir() and not self.key.exists() and any(self.folder.iterdir()):
+            raise UsageError(f"{self.folder} exists and holds no lab: choose another --name or {HOME_VARIABLE}")
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.folder.chmod(0o700)
@@ -109,11 +110,21 @@ class State:
         _write(self.inventory, self._inventory(nodes))
 
     def remove(self) -> bool:
-        """Remove the folder with all that is in it; True where there was one."""
-        if not self.folder.is_dir():
-            return False
-        shutil.rmtree(self.folder)
-        return True
+        """Remove what a lab writes, and its folder when nothing else is in it; True where there was a lab."""
+        ours = (
+            self.key,
+            self.key.with_suffix(".pub"),
+            self.known_hosts,
+            self.ssh_config,
+            self.inventory,
+            self.password,
+        )
+        found = [path for path in ours if path.exists()]
+        for path in found:
+            path.unlink()
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+        return bool(found)
 
     def _ssh_config(self, nodes: Sequence[Reachable]) -> str:
         hosts = [f"Host {node.name}\n  HostName {node.address}\n  Port {node.port}\n" for node in nodes]
@@ -169,6 +180,6 @@ def _write(path: Path, text: str) -> None:
     """Write a file of mode 0600 in one step."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as stream:
-        stream.write(text)
+    new.touch(mode=0o600, exist_ok=False)
+    new.write_text(text, encoding="utf-8")
     new.replace(path)

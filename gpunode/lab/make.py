@@ -1,0 +1,140 @@
+"""Making one node: its container, what makes it this node, its first start."""
+
+import socket
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import docker
+from docker.models.containers import Container
+
+from gpunode.errors import UndeterminedError
+from gpunode.lab.archive import Entry, tar_of
+from gpunode.lab.engine import cgroup_mount, docker_errors
+from gpunode.lab.node import (
+    ADDRESS,
+    HOST_KEY_LABEL,
+    LAB_LABEL,
+    NODE_LABEL,
+    PORT_LABEL,
+    SYSTEM_LABEL,
+    LabNode,
+)
+from gpunode.lab.recipe import ADMIN, GID, OPERATOR, UIDS, System
+from gpunode.lab.state import State, make_key
+
+PORTS = range(22000, 23000)  # below what Linux gives to outgoing connections, so that a node finds its port again
+_ATTEMPTS = 3
+_CAPABILITIES_WITHHELD = (
+    "SYS_MODULE",  # a node must not load its modules into the host's kernel
+    "SYS_RAWIO",  # nor write to the host's memory and disks
+    "SYS_RESOURCE",  # hosts that are containers or small virtual machines do not have it to give
+    "SYS_TIME",  # the clock is the host's
+)
+
+
+class Ports:
+    """Free ports of this machine's loopback, each given out once; safe to use from several threads."""
+
+    def __init__(self, used: set[int]) -> None:
+        self._left = iter(port for port in PORTS if port not in used)
+        self._lock = threading.Lock()
+
+    def take(self) -> int:
+        """The next free port; UndeterminedError where there is none."""
+        with self._lock:
+            for port in self._left:
+                with socket.socket() as probe:
+                    try:
+                        probe.bind((ADDRESS, port))
+                    except OSError:
+                        continue
+                return port
+        raise UndeterminedError(f"no free port from {PORTS.start} to {PORTS.stop - 1} on {ADDRESS}: gpunode lab down")
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes the new nodes of one lab from one image."""
+
+    client: docker.DockerClient
+    lab: str
+    network: str
+    state: State
+    system: System
+    image: str
+    ports: Ports
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def make(self, name: str, port: int) -> LabNode:
+        """Create and start a node; another port is taken where somebody else was quicker."""
+        with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
+            host_key = Path(folder, "key")
+            public = make_key(host_key, name)
+            identity = tar_of(self._identity(name, host_key.read_text(encoding="ascii"), public))
+        for left in reversed(range(_ATTEMPTS)):
+            if self.stop.is_set():
+                raise UndeterminedError(f"{name}: not made: interrupted")
+            container = self._create(name, port, public)
+            try:
+                with docker_errors(f"{name}: starting"):
+                    container.put_archive("/", identity)
+                    container.start()
+                    container.reload()
+            except UndeterminedError as err:
+                if not left or "already" not in str(err):
+                    raise
+                container.remove(force=True)
+                port = self.ports.take()
+            else:
+                break
+        node = LabNode.of(container, self.state)
+        self._set_password(node)
+        return node
+
+    def _create(self, name: str, port: int, host_key: str) -> Container:
+        with docker_errors(f"{name}: creating its container"):
+            container: Container = self.client.containers.create(
+                self.image,
+                name=f"{self.network}-{name}",
+                hostname=name,
+                labels={
+                    LAB_LABEL: self.lab,
+                    NODE_LABEL: name,
+                    SYSTEM_LABEL: self.system.id,
+                    PORT_LABEL: str(port),
+                    HOST_KEY_LABEL: host_key,
+                },
+                network=self.network,
+                ports={"22/tcp": (ADDRESS, port)},
+                cap_add=["ALL"],
+                cap_drop=list(_CAPABILITIES_WITHHELD),
+                security_opt=["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
+                cgroupns="host",
+                userns_mode="host",
+                volumes=cgroup_mount(self.system.id),
+                tmpfs={"/run": "mode=755,nosuid,nodev", "/tmp": "mode=1777,nosuid,nodev,exec"},  # noqa: S108
+                # A node that reboots itself comes back; one that was stopped, or whose host rebooted, does not.
+                restart_policy={"Name": "on-failure"},
+                stop_signal="SIGRTMIN+3",
+            )
+        return container
+
+    def _identity(self, name: str, private: str, public: str) -> Iterator[Entry]:
+        """What makes a node this node, in place before its first boot."""
+        yield Entry("etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
+        yield Entry("etc/ssh/ssh_host_ed25519_key", private, 0o600)
+        yield Entry("etc/ssh/ssh_host_ed25519_key.pub", f"{public} {name}\n", 0o644)
+        key = self.state.key.with_suffix(".pub").read_text(encoding="ascii")
+        for user in (ADMIN, OPERATOR):
+            yield Entry(f"home/{user}/.ssh", None, 0o700, UIDS[user], GID)
+            yield Entry(f"home/{user}/.ssh/authorized_keys", key, 0o600, UIDS[user], GID)
+
+    def _set_password(self, node: LabNode) -> None:
+        password = self.state.password.read_text(encoding="ascii").strip()
+        done = node.run(["sh", "-c", f'echo "{OPERATOR}:$PASSWORD" | chpasswd'], env={"PASSWORD": password})
+        if done.returncode != 0:
+            raise UndeterminedError(f"{node.name}: chpasswd: {done.stderr.strip()}")
