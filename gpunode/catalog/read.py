@@ -34,7 +34,8 @@ class Problem:
     """Which rule of the linter found it."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.key + ': ' if self.key else ''}{self.what}"
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.key + ': ' if self.key else ''}{self.what}"
 
 
 class BadFileError(UsageError):
@@ -159,27 +160,32 @@ def section(documents: Sequence[Document], name: str) -> dict[str, Any]:
     """The raw rows of one section: the documents' rows laid over each other in order, defaults filled in.
 
     A file's ``defaults: {SECTION: {field: value}}`` (and ``defaults: {all: …}``) fill what its own new rows leave out.
+    New rows of a later file take the first file's defaults too, but for source and date: their source is ``site``.
     """
     rows: dict[str, Any] = {}
-    for document in documents:
+    ours: dict[str, Any] = {}
+    for place_in_line, document in enumerate(documents):
+        own = _defaults(document, name)
+        if place_in_line == 0:
+            ours = {field: value for field, value in own.items() if field not in ("source", "date")}
+            ours |= {} if name == "sources" else {"source": "site"}
+        else:
+            own = {**ours, **own}
         content = document.sections.get(name)
-        if not isinstance(content, Mapping):
-            continue
-        defaults = document.sections.get("defaults")
-        general = defaults.get("all") if isinstance(defaults, Mapping) else None
-        special = defaults.get(name) if isinstance(defaults, Mapping) else None
-        filled = {
-            **(general if isinstance(general, Mapping) and name != "sources" else {}),
-            **(special if isinstance(special, Mapping) else {}),
-        }
-        for key, fields in content.items():
+        for key, fields in content.items() if isinstance(content, Mapping) else ():
             if key in rows:
                 rows[key] = merge(rows[key], fields)
-            elif isinstance(fields, Mapping):
-                rows[key] = {**filled, **fields}
             else:
-                rows[key] = fields
+                rows[key] = {**own, **fields} if isinstance(fields, Mapping) else fields
     return rows
+
+
+def _defaults(document: Document, name: str) -> dict[str, Any]:
+    defaults = document.sections.get("defaults")
+    if not isinstance(defaults, Mapping):
+        return {}
+    parts = (defaults.get(key) for key in (("all", name) if name != "sources" else (name,)))
+    return {field: value for part in parts if isinstance(part, Mapping) for field, value in part.items()}
 
 
 def place(documents: Sequence[Document], key: Key) -> tuple[str, int]:

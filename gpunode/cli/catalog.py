@@ -1,0 +1,253 @@
+"""``gpunode catalog``: the facts, with their sources."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from gpunode.catalog import Catalog, GpuMatch, load
+from gpunode.catalog.catalog import FILES, MODELS
+from gpunode.catalog.gpus import nearest, normal
+from gpunode.catalog.lint import lint
+from gpunode.catalog.read import read
+from gpunode.errors import Exit, UsageError
+
+COLUMNS: Mapping[str, Sequence[str]] = {
+    "gpus": ("name", "pci", "architecture", "compute_capability", "memory_gb", "form", "modules", "last_branch"),
+    "architectures": ("name", "compute_capabilities", "modules", "last_cuda", "last_branch"),
+    "pci_parts": ("name", "role"),
+    "branches": ("type", "released", "eol", "latest", "native_cuda", "modules"),
+    "cuda_majors": ("floor", "branch", "min_compute_capability"),
+    "toolkits": ("label", "branch", "driver", "runfile_driver"),
+    "forward_compat": ("package", "works_on"),
+    "cudnn": ("since", "latest", "min_compute_capability"),
+    "nccl": ("cuda_majors", "builds"),
+    "dcgm": ("latest", "min_branch"),
+    "container_toolkit": ("released", "repository"),
+    "frameworks": ("released", "builds"),
+    "wheels": ("cuda", "arch", "compute_capabilities"),
+    "kubernetes": ("version",),
+    "systems": ("name", "manager", "supported", "origins"),
+    "packages": ("component", "origin", "first_branch", "last_branch", "flavour", "variant", "names"),
+    "pinning": ("origin", "kind", "first_branch", "last_branch", "packages"),
+    "kernel_flavours": ("image", "headers"),
+    "platforms": ("name", "kind", "gpus", "nvswitches", "services"),
+    "xids": ("severity", "kind", "meaning"),
+    "expectations": ("metric", "value", "unit", "kind", "gpu", "count", "nodes"),
+    "sources": ("title", "date"),
+}
+SHORT = {"gpu": "gpus", "drivers": "branches", "driver": "branches", "cuda": "toolkits", "os": "systems"}
+"""Other words for a kind."""
+
+EMPTY: tuple[Any, ...] = (None, [], {})
+
+overlay_option = click.option(
+    "--overlay", "overlays", multiple=True, metavar="FILE", help="Lay a file of your own over the catalog; repeatable."
+)
+format_option = click.option(
+    "--format", "form", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+)
+
+
+def verbose_option(text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """``-v``, with what it adds to this verb."""
+    return click.option("-v", "--verbose", is_flag=True, help=text)
+
+
+@click.group("catalog", epilog='Example: gpunode catalog show "H100 SXM"')
+def command() -> None:
+    """The facts, with their sources: GPUs, drivers, CUDA, packages, platforms, Xids, expected figures."""
+
+
+@command.command("list", epilog="Example: gpunode catalog list gpus")
+@click.argument("kind", required=False)
+@overlay_option
+@format_option
+@verbose_option("Show source, date and confidence of each row as well.")
+def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose: bool) -> int:
+    """List the rows of one KIND, or the kinds."""
+    catalog = load(overlays)
+    if kind is None:
+        rows = [{"kind": name, "rows": len(catalog.rows(name)), "file": file} for file, name in _kinds()]
+        _print(rows, form, lambda: _table(["kind", "rows", "file"], [list(map(str, row.values())) for row in rows]))
+        return Exit.GOOD
+    name = _kind(kind)
+    found = list(catalog.rows(name).values())
+    extra = ("source", "date", "confidence") if verbose and name != "sources" else ()
+    columns = ["id", *COLUMNS[name], *extra]
+    cells = [[_short(getattr(row, column)) for column in columns] for row in found]
+    _print([row.model_dump(mode="json") for row in found], form, lambda: _table(columns, cells))
+    return Exit.GOOD
+
+
+@command.command("show", epilog='Examples: gpunode catalog show "H100 SXM"; show 580; show xid/79; show ubuntu-24.04')
+@click.argument("name")
+@overlay_option
+@format_option
+@verbose_option("Show fields that are not known as well.")
+def show(*, name: str, overlays: tuple[str, ...], form: str, verbose: bool) -> int:
+    """Show one thing with its sources: by id, name, alias, PCI id or KIND/ID.
+
+    The name of a family of GPUs shows what all its models have in common, and what not.
+    """
+    catalog = load(overlays)
+    kind, thing, others = _find(catalog, name)
+    if isinstance(thing, GpuMatch):
+        named = sorted({source for gpu in thing.gpus for source in gpu.source})
+        body = {
+            "models": {gpu.id: gpu.name for gpu in thing.gpus},
+            "common": _plain(thing.common),
+            "differs": _plain(thing.differs),
+        }
+        document = {"section": "gpus", "family": name, **body, "sources": _sources(catalog, named)}
+        heading = f"{name}: {len(thing.gpus)} models"
+    else:
+        dump = thing.model_dump(mode="json")
+        body = dump if verbose or form != "table" else {key: value for key, value in dump.items() if value not in EMPTY}
+        body = {**body, **{key: str(getattr(thing, key)) for key in ("eol", "latest") if getattr(thing, key, None)}}
+        document = {"section": kind, **body, "sources": _sources(catalog, getattr(thing, "source", ()))}
+        heading = f"{getattr(thing, 'name', None) or getattr(thing, 'title', None) or thing.id} ({kind}/{thing.id})"
+    _print(document, form, lambda: _page(heading, body, document["sources"]))
+    if others:
+        click.echo(f"also called so: {', '.join(others)}", err=True)
+    return Exit.GOOD
+
+
+@command.command("lint", epilog="Example: gpunode catalog lint site-catalog.yml")
+@click.argument("files", nargs=-1)
+@overlay_option
+@verbose_option("Name the rule behind each fault.")
+def lint_files(*, files: tuple[str, ...], overlays: tuple[str, ...], verbose: bool) -> int:
+    """Hold the catalog against itself, with FILES laid over it; one line for each fault, exit 2 if there is one."""
+    catalog = Catalog([read(Path(path)) for path in (*overlays, *files)])
+    problems = lint(catalog)
+    for problem in problems:
+        click.echo(f"{problem} [{problem.rule}]" if verbose else str(problem))
+    if problems:
+        return Exit.USAGE
+    rows = sum(len(catalog.rows(name)) for name in MODELS)
+    click.echo(f"sound: {rows} rows in {len(MODELS)} kinds")
+    return Exit.GOOD
+
+
+def _kinds() -> Iterator[tuple[str, str]]:
+    return ((file, name) for file, kinds in FILES.items() for name in kinds)
+
+
+def _kind(text: str) -> str:
+    name = SHORT.get(text.lower(), text.lower().replace("-", "_"))
+    for known in (name, f"{name}s", f"{name}es"):
+        if known in MODELS:
+            return known
+    raise UsageError(f"there is no kind {text!r}; {nearest(name, {key: key for key in MODELS})}")
+
+
+def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
+    """Kind, row (or a GpuMatch of several) and what else has that name; UsageError with the nearest names."""
+    kind, slash, key = text.partition("/")
+    if slash:
+        name = _kind(kind)
+        rows = catalog.rows(name)
+        if key not in rows:
+            raise UsageError(f"{name} has no {key!r}; {nearest(key, {row: row for row in rows})}")
+        return name, rows[key], []
+    found: list[tuple[str, Any]] = []
+    wanted: tuple[tuple[str, Callable[[str], Any]], ...] = (
+        ("gpus", catalog.find_gpu),
+        ("platforms", catalog.platform),
+        ("systems", catalog.os),
+        ("branches", catalog.branch),
+        ("toolkits", catalog.toolkit),
+    )
+    for name, look in wanted:
+        try:
+            thing = look(text)
+        except UsageError:
+            continue  # none of this kind; perhaps of the next
+        found.append((name, (thing.gpu or thing) if isinstance(thing, GpuMatch) else thing))
+    found += [(name, catalog.rows(name)[text]) for name in MODELS if text in catalog.rows(name)]
+    if not found:
+        raise UsageError(f"the catalog has nothing called {text!r}; {nearest(normal(text), _names(catalog))}")
+    name, thing = found[0]
+    others = {f"{other}/{row.id}" for other, row in found[1:] if row is not thing and not isinstance(row, GpuMatch)}
+    return name, thing, sorted(others)
+
+
+def _names(catalog: Catalog) -> dict[str, str]:
+    """All that ``show`` knows, compared form → as shown; numbers alone are left out."""
+    texts = [text for gpu in catalog.gpus.values() for text in (gpu.name, *gpu.aliases, *gpu.families)]
+    texts += [key for _, name in _kinds() for key in catalog.rows(name) if not key.isdecimal()]
+    return {normal(text): text for text in texts}
+
+
+def _sources(catalog: Catalog, names: Sequence[str]) -> dict[str, Any]:
+    return {name: catalog.sources[name].model_dump(exclude={"id"}, exclude_none=True) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item not in (None, (), {})}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _print(document: Any, form: str, table: Callable[[], Iterator[str]]) -> None:
+    if form == "json":
+        click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    elif form == "yaml":
+        click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120), nl=False)
+    else:
+        for line in table():
+            click.echo(line)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{item}x{key}" if isinstance(item, int) else str(key) for key, item in value.items()) or "-"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value)) or "-"
+    return str(value)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _page(heading: str, body: Mapping[str, Any], sources: Mapping[str, Any]) -> Iterator[str]:
+    yield heading
+    unsure = body.get("unsure", {})
+    shown = {key: value for key, value in body.items() if key not in ("id", "name", "source", "unsure")}
+    width = max(map(len, shown))
+    for key, value in shown.items():
+        doubt = f"  (unsure: {unsure[key]})" if key in unsure else ""
+        if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
+            yield f"  {key}{doubt}"
+            yield from (f"    {name}: {_inline(item)}" for name, item in value.items())
+        else:
+            yield f"  {key.ljust(width)}  {_inline(value)}{doubt}"
+    yield "sources"
+    for name, source in sources.items():
+        tail = ", ".join(source[part] for part in ("url", "date") if part in source)
+        yield f"  {name}: {source['title']}{f' ({tail})' if tail else ''}"
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_inline(item)}" for key, item in value.items() if item not in (None, [], {}))
+    if isinstance(value, list):
+        return ", ".join(map(_inline, value))
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
