@@ -16,6 +16,7 @@ VERBS = {
     "validate": "Judge nodes: this machine, hosts of an inventory, or saved bundles",
     "collect": "Write bundles and judge nothing",
     "checks": "List the checks: what each needs, means, and how to mend what it finds",
+    "catalog": "The facts: GPUs, drivers, packages and their sources",
     "lab": "Simulated GPU nodes in containers, to try and to test without a GPU",
     "schema": "Print the JSON Schema of a format",
 }
@@ -74,10 +75,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     try:
-        result = root.main(args=list(argv) if argv is not None else None, standalone_mode=False)
+        result = root.main(list(argv) if argv is not None else None, prog_name="gpunode", standalone_mode=False)
     except GpunodeError as err:
         click.echo(f"gpunode: {err}", err=True)
         return err.exit_code
+    except click.exceptions.NoArgsIsHelpError as err:
+        click.echo(err.format_message(), err=True)
+        return Exit.USAGE
     except click.ClickException as err:
         context = getattr(err, "ctx", None)
         verb = context.command_path if context else "gpunode"
