@@ -78,6 +78,9 @@ class Logins(AuthStrategy):
     def _keys(self) -> Iterator[AuthSource]:
         user = self._settings.user
         files = [path for path in self._settings.identity_files if Path(path).is_file()]
+        usual = str(Path.home() / ".ssh" / "id_")
+        missing = [path for path in self._settings.identity_files if path not in files and not path.startswith(usual)]
+        self._skipped += [f"{path} is no file" for path in missing]
         public = {path: _public_blob(path) for path in files}
         agent_keys = self._agent_keys()
         listed = set(public.values())

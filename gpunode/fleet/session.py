@@ -58,6 +58,8 @@ class Program:
     token: str
     """Marks the lines that the command itself prints, and the prompt of sudo."""
     sudo: bool
+    python: str | None = None
+    """The interpreter that somebody named, None where it is looked for."""
 
 
 def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Program:
@@ -78,7 +80,7 @@ def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Pro
     words = ["/bin/sh", "-c", inner]
     if sudo:
         words = ["sudo", "-H", *(("-S", "-p", f"{token}:") if ask else ("-n",)), "-u", "root", *words]
-    return Program(shlex.join(words), token, sudo)
+    return Program(shlex.join(words), token, sudo, python)
 
 
 def converse(session: Session, program: Program, script: bytes, password: str | None, deadline: float) -> bytes:
@@ -132,9 +134,9 @@ def _answer_prompt(session: Session, password: str | None, asked: int, left: flo
 
 
 def _no_python(program: Program) -> str:
-    if "platform-python" in program.command:
+    if program.python is None:
         return "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
-    return "the interpreter of ansible_python_interpreter is not on the node"
+    return f"{program.python} is not on the node: correct ansible_python_interpreter"
 
 
 def _result(status: int | None, out: bytes, err: str, program: Program, *, started: bool) -> bytes:

@@ -11,6 +11,7 @@ import yaml
 from gpunode.errors import UsageError
 
 _OWN_PREFIX = "gpunode_"
+_OWN = (_OWN_PREFIX, "nvidia_")
 _NEAR = 0.85
 """Likeness from which a name outside our prefixes is taken for a mistyped one of ours."""
 _SUFFIXES = frozenset({"", ".yml", ".yaml", ".json", ".ini", ".cfg", ".toml"})
@@ -38,20 +39,31 @@ def unknown_variables(
 ) -> list[tuple[str, str | None]]:
     """Names that are meant for a role and that no role has, each with the nearest right one (None: nothing near).
 
-    Meant for a role is a name that begins with one of ``prefixes`` and is like one of ``known``, any name that begins
-    with ``gpunode_``, and a name elsewhere that is very much like one of ``known``. A name such as ``docker_users``,
-    which another role may own, is not reported unless ours has one like it.
+    Meant for a role is any name with one of ``prefixes`` that begins with ``gpunode_`` or ``nvidia_``; one with another
+    of ``prefixes`` whose rest is like that of a right one (``docker_users`` may well be another role's); and a name
+    elsewhere that is very much like one of ``known``.
     """
     ours = sorted(set(known))
     found: list[tuple[str, str | None]] = []
     for name in sorted(set(names) - set(ours)):
         if name.startswith(("_", "ansible_")):
             continue
-        begins = name.startswith(tuple(prefixes))
-        near = difflib.get_close_matches(name, ours, n=1, cutoff=0.6 if begins else _NEAR)
-        if near or name.startswith(_OWN_PREFIX):
-            found.append((name, near[0] if near else None))
+        prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
+        near = _nearest(name, prefix, [right for right in ours if right.startswith(prefix)])
+        if near is None:
+            near = next(iter(difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)), None)
+        if near is not None or (prefix and name.startswith(_OWN)):
+            found.append((name, near))
     return found
+
+
+def _nearest(name: str, prefix: str, ours: Sequence[str]) -> str | None:
+    """The right name whose part behind the common prefix is most like this one's."""
+    if not prefix:
+        return None
+    rests = [right.removeprefix(prefix) for right in ours]
+    near = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.6)
+    return prefix + near[0] if near else None
 
 
 def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str]) -> None:

@@ -1,0 +1,86 @@
+"""Lines of known_hosts as sshd(8) describes them."""
+
+import base64
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.fleet.known_hosts import find, fingerprint, lookup_name
+
+BLOB = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + b"k" * 32).decode()
+
+
+def listed(tmp_path: Path, line: str, name: str) -> list[str | None]:
+    """Markers of the keys that one line lists for a name."""
+    file = tmp_path / "known_hosts"
+    file.write_text(line + "\n")
+    return [key.marker for key in find([str(file)], name)]
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "fits"),
+    [
+        ("gpu1", "gpu1", True),
+        ("gpu1", "gpu10", False),
+        ("GPU1,10.0.0.1", "gpu1", True),
+        ("gpu1,10.0.0.1", "10.0.0.1", True),
+        ("[gpu1]:2222", "[gpu1]:2222", True),
+        ("[gpu1]:2222", "gpu1", False),
+        ("gpu1", "[gpu1]:2222", False),
+        ("*.lab,!bad.lab", "good.lab", True),
+        ("*.lab,!bad.lab", "bad.lab", False),
+        ("gpu?", "gpu1", True),
+        ("gpu[12]", "gpu1", False),
+        ("[*]:2222", "[gpu7]:2222", True),
+    ],
+)
+def test_names_and_patterns(tmp_path: Path, field: str, name: str, fits: bool) -> None:
+    assert listed(tmp_path, f"{field} ssh-ed25519 {BLOB} comment", name) == ([None] if fits else [])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "# gpu1 ssh-ed25519 " + BLOB,
+        "gpu1 ssh-ed25519",
+        "gpu1 ssh-ed25519 ***",
+        "gpu1",
+        "|1|x|y ssh-ed25519 " + BLOB,
+    ],
+)
+def test_what_is_no_key_lists_none(tmp_path: Path, line: str) -> None:
+    assert listed(tmp_path, line, "gpu1") == []
+
+
+def test_markers_are_told(tmp_path: Path) -> None:
+    assert listed(tmp_path, f"@revoked * ssh-ed25519 {BLOB}", "gpu1") == ["revoked"]
+    assert listed(tmp_path, f"@cert-authority *.lab ssh-ed25519 {BLOB}", "a.lab") == ["cert-authority"]
+
+
+def test_hashed_names_as_ssh_keygen_writes_them(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text(f"gpu1 ssh-ed25519 {BLOB}\n[gpu1]:2222 ssh-ed25519 {BLOB}\n")
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", str(file)], check=True, timeout=30, capture_output=True)
+    assert "gpu1" not in file.read_text()
+    assert [key.line for key in find([str(file)], "gpu1")] == [1]
+    assert [key.line for key in find([str(file)], "[gpu1]:2222")] == [2]
+    assert find([str(file)], "gpu2") == []
+
+
+def test_a_missing_file_lists_none(tmp_path: Path) -> None:
+    assert find([str(tmp_path / "absent")], "gpu1") == []
+
+
+def test_names_to_look_up() -> None:
+    assert lookup_name("GPU1", 22) == "gpu1"
+    assert lookup_name("gpu1", 2222) == "[gpu1]:2222"
+
+
+def test_fingerprints_are_those_of_ssh_keygen(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, timeout=30)
+    done = subprocess.run(["ssh-keygen", "-lf", str(key)], check=True, timeout=30, capture_output=True, text=True)
+    blob = base64.b64decode(Path(f"{key}.pub").read_text().split()[1])
+    assert fingerprint(blob) == done.stdout.split()[1]
