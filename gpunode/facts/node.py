@@ -4,151 +4,112 @@ A field that is None was not seen; ``NodeFacts.gaps`` then holds the reason unde
 An empty tuple was seen and is empty.
 """
 
-from typing import Any
+from pydantic import Field
 
-from pydantic import BaseModel, ConfigDict
+from gpunode.facts.models.base import Fact
+from gpunode.facts.models.gpu import DeviceNode, DriverGpu, GpuProcess, LoadedDriver, Smi
+from gpunode.facts.models.host import (
+    Cpu,
+    CpuFrequency,
+    CpuNode,
+    Disk,
+    FileSystem,
+    Machine,
+    Memory,
+    MemoryController,
+    NumaNode,
+    Nvme,
+)
+from gpunode.facts.models.network import IbDevice, IbPort, Nic
+from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
+from gpunode.facts.models.software import (
+    CdiSpec,
+    ContainerSettings,
+    DkmsModule,
+    DockerDaemon,
+    LibraryFile,
+    ModuleFile,
+    Package,
+)
+from gpunode.facts.models.system import (
+    AutomaticUpdates,
+    EnvironmentSetting,
+    ForeignInstall,
+    Kernel,
+    KernelEvent,
+    KernelLog,
+    Limit,
+    Limits,
+    OperatingSystem,
+    Process,
+    Repository,
+    TimeSync,
+    Unit,
+)
 
+__all__ = [
+    "MAY_BE_NONE",
+    "AutomaticUpdates",
+    "CdiSpec",
+    "ContainerSettings",
+    "Cpu",
+    "CpuFrequency",
+    "CpuNode",
+    "DeviceNode",
+    "Disk",
+    "DkmsModule",
+    "DockerDaemon",
+    "DriverGpu",
+    "EnvironmentSetting",
+    "Fact",
+    "FileSystem",
+    "ForeignInstall",
+    "GpuProcess",
+    "IbDevice",
+    "IbPort",
+    "Iommu",
+    "Kernel",
+    "KernelEvent",
+    "KernelLog",
+    "LibraryFile",
+    "Limit",
+    "Limits",
+    "LoadedDriver",
+    "Machine",
+    "Memory",
+    "MemoryController",
+    "ModuleFile",
+    "Nic",
+    "NodeFacts",
+    "NumaNode",
+    "Nvme",
+    "OperatingSystem",
+    "Package",
+    "PciAcs",
+    "PciDevice",
+    "PciLink",
+    "PciPort",
+    "Process",
+    "Repository",
+    "Smi",
+    "TimeSync",
+    "Unit",
+]
 
-class Fact(BaseModel):
-    """Base of all facts: immutable, closed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class OperatingSystem(Fact):
-    """From os-release."""
-
-    id: str
-    version_id: str | None
-    codename: str | None
-    pretty_name: str | None
-    id_like: tuple[str, ...] = ()
-
-
-class Kernel(Fact):
-    """One kernel of the node: installed, running, or both."""
-
-    release: str
-    package: str | None
-    """The installed package that carries its image, else its headers; None where it belongs to none (a container's
-    host, a hand-built one)."""
-    running: bool
-    newest: bool
-    """The newest among those with an image; where none has one (a container), among those with headers."""
-    headers: bool
-    """``/lib/modules/RELEASE/build`` leads to a tree that a module can be built against."""
-    image: bool = True
-    """The kernel itself is installed, not its headers alone."""
-
-
-class PciDevice(Fact):
-    """One PCI function. Ids are lower case without ``0x``; ``slot`` is the sysfs form ``0000:1a:00.0``."""
-
-    slot: str
-    vendor_id: str
-    device_id: str
-    subsystem_id: str | None
-    """``vvvv:dddd``."""
-    class_id: str
-    """Six hex digits: ``030200``."""
-    driver: str | None
-
-    @property
-    def is_nvidia_gpu(self) -> bool:
-        """A display or 3D controller of NVIDIA: class 03xxxx, vendor 10de."""
-        return self.vendor_id == "10de" and self.class_id.startswith("03")
-
-
-class Package(Fact):
-    """One package of the node's package database, as far as it belongs to the GPU stack."""
-
-    name: str
-    version: str
-    architecture: str
-    source: str
-    """Name of the source package."""
-    maintainer: str
-    installed: bool
-    """False for what is half-installed or removed with its configuration left."""
-    state: str
-    """The package manager's own words: ``install ok installed``."""
-    held: bool
-
-
-class DkmsModule(Fact):
-    """One line of ``dkms status``. ``kernel`` is None for a module that was added and never built."""
-
-    name: str
-    version: str
-    kernel: str | None
-    architecture: str | None
-    state: str
-    """``added``, ``built``, ``installed``; the warning that dkms appends is cut off."""
-    note: str | None = None
-
-
-class ModuleFile(Fact):
-    """What ``modinfo`` says of the nvidia module on disk for one kernel."""
-
-    kernel: str
-    path: str
-    version: str | None
-    vermagic: str | None
-    flavour: str | None
-    """``open`` or ``proprietary``, from the licence."""
-    signed: bool
-
-
-class LoadedDriver(Fact):
-    """The NVIDIA kernel module in memory, from ``/proc/driver/nvidia/version`` or ``/sys/module/nvidia``."""
-
-    version: str
-    flavour: str | None
-
-
-class Unit(Fact):
-    """One systemd unit."""
-
-    name: str
-    load: str
-    active: str
-    sub: str
-    enabled: str | None = None
-
-
-# As /proc/PID/comm has them, 15 characters long.
-_DAEMONS = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter"})
-
-
-class GpuProcess(Fact):
-    """One process that holds a GPU."""
-
-    pid: int
-    name: str | None
-    type: str | None
-    """nvidia-smi's word: ``C``, ``G``, ``C+G``, ``M+C``; None where nvidia-smi does not list the process."""
-    user: str | None = None
-    gpu: str | None = None
-    """``gpu3``; None where it is not known which."""
-    devices: tuple[str, ...] = ()
-    """The device files that it holds, as far as they could be seen."""
-
-    @property
-    def computes(self) -> bool:
-        """True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
-        if self.type is not None:
-            return "C" in self.type
-        return self.name not in _DAEMONS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
-
-
-class Smi(Fact):
-    """``nvidia-smi -q -x`` as parsed: exactly one of ``document`` and ``error`` is set."""
-
-    document: dict[str, Any] | None = None
-    """The shape of ``gpunode parse nvidia-smi-xml``."""
-    error_kind: str | None = None
-    error_message: str | None = None
-    error_nvml_version: str | None = None
+MAY_BE_NONE = frozenset(
+    {
+        "loaded_driver",
+        "driver_library_version",
+        "smi",
+        "topology",
+        "peer_access",
+        "nvlink",
+        "nvlink_errors",
+        "docker",
+        "automatic_updates",
+    }
+)
+"""Facts whose None says something as long as they have no gap; any other None was not seen."""
 
 
 class NodeFacts(Fact):
@@ -157,7 +118,7 @@ class NodeFacts(Fact):
     host: str
     collected_at: str
     simulated: bool = False
-    gaps: dict[str, str] = {}
+    gaps: dict[str, str] = Field(default_factory=dict)
 
     os: OperatingSystem | None = None
     architecture: str | None = None
@@ -169,7 +130,7 @@ class NodeFacts(Fact):
     """The kernel's."""
     kernels: tuple[Kernel, ...] | None = None
     pci: tuple[PciDevice, ...] | None = None
-    """NVIDIA's functions only."""
+    """NVIDIA's functions only, NVSwitches and audio functions among them."""
     modules: tuple[str, ...] | None = None
     """Names of the loaded kernel modules."""
     loaded_driver: LoadedDriver | None = None
@@ -180,17 +141,97 @@ class NodeFacts(Fact):
     module_files: tuple[ModuleFile, ...] | None = None
     dkms: tuple[DkmsModule, ...] | None = None
     packages: tuple[Package, ...] | None = None
+    """Of the driver, CUDA, NCCL, cuDNN, DCGM, and of container engines and runtimes."""
     driver_library_version: str | None = None
     """Of the libnvidia-ml.so.1 that the linker finds; None without a gap: there is none."""
     smi: Smi | None = None
     """None without a gap: there is no nvidia-smi, or no module for it to talk to."""
     units: tuple[Unit, ...] | None = None
-    """Failed units, and those of the GPU stack that the node has. A gap where it was not booted with systemd."""
+    """Failed units, and those that the node has of the GPU stack, containers, time, RDMA and schedulers. A gap where it
+    was not booted with systemd."""
     gpu_processes: tuple[GpuProcess, ...] | None = None
     secure_boot: bool | None = None
     """None with a gap where it could not be seen; False where the firmware has none."""
     disk_free_mib: dict[str, int] | None = None
     """Free space under ``/``, ``/boot``, ``/var``, ``/usr`` as far as they exist, whichever file system they are on."""
+
+    # The driver and its GPUs
+    driver_gpus: tuple[DriverGpu, ...] | None = None
+    """As the module lists them without any tool; empty where no module is loaded."""
+    device_nodes: tuple[DeviceNode, ...] | None = None
+    """``/dev/nvidia*``; empty: there are none."""
+    driver_parameters: dict[str, str] | None = None
+    """From ``/proc/driver/nvidia/params``; empty where no module is loaded."""
+    module_parameters: dict[str, dict[str, str]] | None = None
+    """Module to parameters, of ``nvidia*`` and ``nvidia_*`` in ``/sys/module``."""
+    topology: Smi | None = None
+    """``nvidia-smi topo -m``; this and the next three are None without a gap where ``smi`` is."""
+    peer_access: Smi | None = None
+    """``nvidia-smi topo -p2p r``: ``{"gpus": ["GPU0", …], "links": {"GPU0": {"GPU1": "OK"}}}``; OK, CNS, NS …"""
+    nvlink: Smi | None = None
+    """``nvidia-smi nvlink --status``."""
+    nvlink_errors: Smi | None = None
+    """``nvidia-smi nvlink -e``."""
+    gpu_virtualization: tuple[str, ...] | None = None
+    """nvidia-smi's words, one a GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …"""
+    tool_versions: dict[str, str] | None = None
+    """``{"nv-fabricmanager": "580.95.05", "nv-hostengine": "4.4.1", "dcgmi": …, "docker": "28.5.1", "containerd": …,
+    "podman": …, "nvidia-ctk": …, "runc": …}``; a tool that is not installed has no key."""
+
+    # What was installed, and by whom
+    libraries: tuple[LibraryFile, ...] | None = None
+    """libcuda, libnvidia-ml, libnccl, libcudnn: all copies in the linker's cache and in well-known folders."""
+    repositories: tuple[Repository, ...] | None = None
+    """Package sources that name NVIDIA, CUDA, containers or Docker."""
+    foreign_installs: tuple[ForeignInstall, ...] | None = None
+    automatic_updates: AutomaticUpdates | None = None
+    """None without a gap: no tool for it is installed."""
+    reboot_required: tuple[str, ...] | None = None
+    """Packages that wait for a reboot (Debian, Ubuntu); empty: none, or the distribution does not say."""
+
+    # Containers
+    docker: DockerDaemon | None = None
+    """None without a gap: Docker is not installed, or its daemon does not run."""
+    containers: ContainerSettings | None = None
+    cdi_specs: tuple[CdiSpec, ...] | None = None
+
+    # The PCI bus
+    pci_ports: tuple[PciPort, ...] | None = None
+    pci_acs: tuple[PciAcs, ...] | None = None
+    """Bridges that have ACS. A gap without root."""
+    iommu: Iommu | None = None
+
+    # The host
+    machine: Machine | None = None
+    cpu: Cpu | None = None
+    cpu_frequency: CpuFrequency | None = None
+    numa: tuple[NumaNode, ...] | None = None
+    memory: Memory | None = None
+    memory_controllers: tuple[MemoryController, ...] | None = None
+    """Empty where the kernel counts no errors (virtual machines, no EDAC driver)."""
+    transparent_hugepages: str | None = None
+    """``always``, ``madvise``, ``never``."""
+    disks: tuple[Disk, ...] | None = None
+    nvmes: tuple[Nvme, ...] | None = None
+    file_systems: tuple[FileSystem, ...] | None = None
+
+    # Network
+    nics: tuple[Nic, ...] | None = None
+    infiniband: tuple[IbDevice, ...] | None = None
+
+    # The system as it is set and as it runs
+    lockdown: str | None = None
+    """``none``, ``integrity``, ``confidentiality``; ``none`` where the kernel has no such thing."""
+    sysctl: dict[str, str] | None = None
+    """Kernel settings by name, as far as the kernel has them: ``{"vm.swappiness": "60"}``."""
+    limits: Limits | None = None
+    environment: tuple[EnvironmentSetting, ...] | None = None
+    """Variables of a fixed list (CUDA_LAUNCH_BLOCKING, NCCL_DEBUG …) that are set for the whole system."""
+    time_sync: TimeSync | None = None
+    uptime_s: float | None = None
+    load_1min: float | None = None
+    kernel_log: KernelLog | None = None
+    stuck_processes: tuple[Process, ...] | None = None
 
     @property
     def gpus_on_bus(self) -> tuple[PciDevice, ...] | None:

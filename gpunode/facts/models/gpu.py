@@ -1,0 +1,74 @@
+"""What the driver says of itself and of its GPUs."""
+
+from typing import Any
+
+from gpunode.facts.models.base import Fact
+
+
+class LoadedDriver(Fact):
+    """The NVIDIA kernel module in memory, from ``/proc/driver/nvidia/version`` or ``/sys/module/nvidia``."""
+
+    version: str
+    flavour: str | None
+
+
+# As /proc/PID/comm has them, 15 characters long.
+_DAEMONS = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter"})
+
+
+class GpuProcess(Fact):
+    """One process that holds a GPU."""
+
+    pid: int
+    name: str | None
+    type: str | None
+    """nvidia-smi's word: ``C``, ``G``, ``C+G``, ``M+C``; None where nvidia-smi does not list the process."""
+    user: str | None = None
+    gpu: str | None = None
+    """``gpu3``; None where it is not known which."""
+    devices: tuple[str, ...] = ()
+    """The device files that it holds, as far as they could be seen."""
+
+    @property
+    def computes(self) -> bool:
+        """True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
+        if self.type is not None:
+            return "C" in self.type
+        return self.name not in _DAEMONS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
+
+
+class Smi(Fact):
+    """An answer of nvidia-smi as parsed: exactly one of ``document`` and ``error_kind`` is set."""
+
+    document: dict[str, Any] | None = None
+    """The shape of ``gpunode parse KIND``: ``nvidia-smi-xml``, ``nvidia-smi-topo``, ``nvidia-smi-nvlink``."""
+    error_kind: str | None = None
+    error_message: str | None = None
+    error_nvml_version: str | None = None
+
+
+class DriverGpu(Fact):
+    """A GPU as the loaded module lists it in ``/proc/driver/nvidia/gpus``, without any of NVIDIA's tools."""
+
+    slot: str
+    model: str | None
+    uuid: str | None
+    minor: int | None
+    """Number of ``/dev/nvidiaN``."""
+    excluded: bool | None
+    """Kept from being used by NVreg_ExcludedGpus."""
+    firmware: str | None
+
+
+class DeviceNode(Fact):
+    """One of ``/dev/nvidia*``; ``/dev/nvidia-caps`` and its like are listed with what is in them."""
+
+    path: str
+    kind: str
+    """``character``, ``folder``, ``file``: a plain file in a device's place is a fault."""
+    mode: str
+    """Octal: ``0666``."""
+    user: str
+    group: str
+    major: int | None
+    minor: int | None

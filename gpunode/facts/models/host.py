@@ -1,0 +1,121 @@
+"""The host's hardware and how it is set: processors, memory, disks."""
+
+from gpunode.facts.models.base import Fact
+
+
+class Machine(Fact):
+    """What the firmware calls the machine (DMI). Serial numbers are not collected."""
+
+    vendor: str | None
+    product: str | None
+    board: str | None
+    bios_version: str | None
+    bios_date: str | None
+
+
+class CpuNode(Fact):
+    """The processors of one NUMA node, as lscpu lists them."""
+
+    node: int
+    cpus: str
+    """``0-31,64-95``; empty for a node of memory alone."""
+
+
+class Cpu(Fact):
+    """From ``lscpu``."""
+
+    architecture: str
+    model_name: str | None
+    cpus: int
+    """Logical processors that are online."""
+    sockets: int | None
+    cores_per_socket: int | None
+    threads_per_core: int | None
+    nodes: tuple[CpuNode, ...] = ()
+
+
+class CpuFrequency(Fact):
+    """How processors choose their clock. Empty dictionaries: the kernel does not (most virtual machines)."""
+
+    driver: str | None
+    """``intel_pstate``, ``acpi-cpufreq``, ``amd-pstate-epp`` …"""
+    governors: dict[str, int]
+    """``{"performance": 128}``: processors by governor."""
+    preferences: dict[str, int]
+    """``{"balance_performance": 128}``: processors by energy preference."""
+
+
+class NumaNode(Fact):
+    """One NUMA node, from sysfs."""
+
+    node: int
+    cpus: str
+    """``0-31,64-95``; empty for a node of memory alone."""
+    memory_total_mib: int | None
+    memory_free_mib: int | None
+    distances: tuple[int, ...]
+    """To each node, in ascending order of their numbers."""
+
+
+class Memory(Fact):
+    """From ``/proc/meminfo``."""
+
+    total_mib: int
+    available_mib: int | None
+    swap_total_mib: int | None
+    swap_free_mib: int | None
+    hugepages_total: int | None
+    hugepages_free: int | None
+    hugepage_size_kib: int | None
+    committed_mib: int | None = None
+
+
+class MemoryController(Fact):
+    """Error counts of one memory controller since boot (EDAC)."""
+
+    name: str
+    """``mc0``."""
+    model: str | None
+    corrected: int | None
+    uncorrected: int | None
+
+
+class Disk(Fact):
+    """One physical block device."""
+
+    name: str
+    """``nvme0n1``, ``sda``."""
+    model: str | None
+    size_bytes: int
+    rotational: bool | None
+    read_only: bool | None
+
+
+class Nvme(Fact):
+    """One NVMe controller. Health is None without root or without the program ``nvme``."""
+
+    name: str
+    """``nvme0``."""
+    model: str | None
+    firmware: str | None
+    state: str | None
+    """``live``."""
+    slot: str | None
+    numa_node: int | None
+    critical_warning: int | None = None
+    """A bit field; 0 is good."""
+    media_errors: int | None = None
+    percentage_used: int | None = None
+    available_spare_percent: int | None = None
+    temperature_c: int | None = None
+
+
+class FileSystem(Fact):
+    """One local file system, from ``df``."""
+
+    mount: str
+    type: str
+    size_mib: int
+    free_mib: int
+    inodes_free_percent: int | None
+    """None where it does not count them (btrfs, vfat)."""
