@@ -57,7 +57,7 @@ def assemble(case: Case, off: Collection[str] = ()) -> Stack:
         kernel=node.kernel,
         platform=case.question.platform.id if case.question.platform else None,
         gpus=tuple(_named(term.label, term.count) for term in case.question.gpus),
-        warnings=tuple(dict.fromkeys([*said, *_secure_boot(case), *seen])),
+        warnings=tuple(dict.fromkeys([*said, *_assumed(case), *_secure_boot(case), *seen])),
         reasons=reasons,
         **values,
     )
@@ -90,7 +90,7 @@ def _driver(case: Case, kernel: KernelFlavour | None) -> tuple[Driver, tuple[Pac
         type=candidate.branch.type,
         variant=row.variant if row else None,
     )
-    return driver, () if row is None else choices(case, row, kernel=kernel.suffix if kernel else "")
+    return driver, () if row is None else choices(case, row, kernel=kernel.id if kernel else "")
 
 
 def _unknown_release(case: Case) -> bool:
@@ -99,11 +99,11 @@ def _unknown_release(case: Case) -> bool:
     return candidate.decided_by == "repository" and (offer is None or candidate.branch.number not in offer.versions)
 
 
-def _kernel_flavour(case: Case) -> KernelFlavour | None:
-    """The row of precompiled modules; None where modules are built by DKMS."""
+def _kernel_flavours(case: Case) -> list[KernelFlavour]:
+    """The rows of precompiled modules that fit the kernel, the likeliest first; none where DKMS builds the modules."""
     candidate, kernel = case.candidate, case.question.node.kernel
     if package_set(case, "driver", ("precompiled",)) is None:
-        return None
+        return []
     rows = [
         row
         for row in case.question.catalog.kernel_flavours.values()
@@ -111,10 +111,23 @@ def _kernel_flavour(case: Case) -> KernelFlavour | None:
         and (not row.systems or candidate.system.id in row.systems)
         and candidate.flavour in row.modules
     ]
-    if kernel is None:
-        return rows[0] if rows else None
-    fitting = [row for row in rows if kernel.endswith(f"-{row.suffix}")]
-    return fitting[0] if fitting else None
+    return rows[:1] if kernel is None else [row for row in rows if kernel.endswith(f"-{row.suffix}")]
+
+
+def _kernel_flavour(case: Case) -> KernelFlavour | None:
+    return next(iter(_kernel_flavours(case)), None)
+
+
+def _assumed(case: Case) -> Iterator[Warn]:
+    """What was not said, and what was taken for it."""
+    if case.question.node.os is None:
+        text = f"no operating system was said: {case.candidate.system.name} is assumed"
+        yield Warn(rule="preference", text=text)
+    flavours = _kernel_flavours(case)
+    if len(flavours) > 1:
+        others = " or ".join(row.image for row in flavours[1:])
+        text = f"{case.question.node.kernel} may be the kernel of {others}: {flavours[0].image} is assumed"
+        yield Warn(rule="preference", text=text)
 
 
 def _module(case: Case, kernel: KernelFlavour | None) -> Module:
@@ -125,7 +138,7 @@ def _module(case: Case, kernel: KernelFlavour | None) -> Module:
     return Module(
         flavour=flavour,
         build="precompiled",
-        kernel_flavour=kernel.suffix,
+        kernel_flavour=kernel.id,
         kernel_packages=(kernel.image, kernel.headers, modules),
     )
 

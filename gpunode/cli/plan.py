@@ -1,0 +1,269 @@
+"""``gpunode plan``: which versions match, for machines or for a thought."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from gpunode.catalog import Catalog, load
+from gpunode.cli.nearest import unknown
+from gpunode.cli.plan_text import as_text
+from gpunode.cli.replay import read_bundles
+from gpunode.errors import Exit, UsageError
+from gpunode.facts import facts_from_bundle
+from gpunode.probe.bundle import Bundle
+from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, picture_from_facts, plan, undetermined
+from gpunode.stack.question import WORDS
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    more_bundles: tuple[str, ...]
+    inventories: tuple[str, ...]
+    limit: str | None
+    replay: tuple[str, ...]
+    gpus: tuple[str, ...]
+    count: int | None
+    platform: str | None
+    system: str | None
+    arch: Any
+    kernel: str | None
+    source: Any
+    driver: str | None
+    cuda: str | None
+    toolkit: str | None
+    kernel_module: Any
+    past_eol: Any
+    overlays: tuple[str, ...]
+    today: str | None
+    format: str
+    write: bool
+    parallel: int
+    timeout_s: float
+    ask_become_pass: bool
+    verbose: bool
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """Saved bundles and folders of them."""
+        return (*self.replay, *self.more_bundles)
+
+    @property
+    def thought(self) -> dict[str, object]:
+        """Options that describe a node that is only thought of, as far as they were given."""
+        given = {
+            "--gpu": self.gpus,
+            "--count": self.count,
+            "--platform": self.platform,
+            "--os": self.system,
+            "--arch": self.arch,
+            "--kernel": self.kernel,
+        }
+        return {option: value for option, value in given.items() if value}
+
+
+@click.command("plan")
+@click.argument("more_bundles", metavar="[BUNDLE]...", nargs=-1)
+@click.option("-i", "--inventory", "inventories", multiple=True, metavar="INVENTORY", help="Plan for its hosts.")
+@click.option("-l", "--limit", metavar="PATTERN", help="Host pattern within the inventory.")
+@click.option("--replay", multiple=True, metavar="BUNDLE|DIR", help="Plan for saved bundles.  [repeatable]")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME|PCI-ID", help="A GPU of a thought node.  [repeatable]")
+@click.option("--count", type=click.IntRange(1, 64), metavar="N", help="How many of each --gpu.")
+@click.option("--platform", metavar="NAME", help="A board, server or cloud shape: hgx-h100-8.")
+@click.option("--os", "system", metavar="SYSTEM", help="Operating system: ubuntu-24.04.")
+@click.option("--arch", type=click.Choice(["x86_64", "aarch64"]), help="CPU architecture.")
+@click.option("--kernel", metavar="RELEASE", help="Kernel release, as uname -r prints it.")
+@click.option("--source", type=click.Choice(["nvidia", "ubuntu", "debian"]), help="Where the driver comes from.")
+@click.option("--driver", metavar="WISH", help="A branch, a release, lts, production, newest or keep.")
+@click.option("--cuda", metavar="X.Y", help="What containers must be able to run.")
+@click.option("--toolkit", metavar="X.Y|none", help="CUDA toolkit on the host.  [default: none]")
+@click.option(
+    "--kernel-module",
+    type=click.Choice(["auto", "open", "proprietary"]),
+    default="auto",
+    show_default=True,
+    help="Flavour of the kernel module.",
+)
+@click.option(
+    "--past-eol",
+    type=click.Choice(["warn", "refuse"]),
+    default="warn",
+    show_default=True,
+    help="What a branch past its end of life is.",
+)
+@click.option("--catalog", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
+@click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")
+@click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@click.option("--write", is_flag=True, help="Lock: write gpunode_stack.yml beside the variables of host or group.")
+@click.option("--parallel", type=click.IntRange(1, 1000), default=32, show_default=True, help="Nodes at a time.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="Hard limit for each node.",
+)
+@click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what the stack goes without, and why.")
+def command(**values: Any) -> int:
+    """Decide a matched stack: driver, CUDA, fabric, DCGM, containers, package names, and the rule behind each.
+
+    For the hosts of an inventory (-i), for saved bundles (--replay), or for a node that is only thought of (--gpu or
+    --platform, --os ...). Nothing is changed on a node.
+
+    Exit codes: 0 decided, 1 no stack matches, 2 wrong usage, 3 a node could not be looked at.
+
+    \b
+    Examples:
+      gpunode plan --platform hgx-h100-8 --os ubuntu-24.04 --driver lts --cuda 13.0
+      gpunode plan --gpu V100 --os ubuntu-22.04 --cuda 13.0
+      gpunode plan -i inventory/hosts.yml --limit gpu --driver lts --write
+    """
+    options = Options(**values)
+    _must_fit_together(options)
+    catalog = load(options.overlays)
+    request = _request(options, catalog)
+    today = _date(options.today)
+    if options.inventories:
+        document = _of_inventory(options, request, catalog, today)
+    elif options.bundles:
+        document = plan(_replayed(options.bundles, catalog), request, catalog, today)
+    else:
+        document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
+    click.echo(rendered(document, options.format, verbose=options.verbose), nl=False)
+    return exit_code(document)
+
+
+def exit_code(document: Plan) -> int:
+    """1 where no stack matches for a node, else 3 where a node could not be looked at, else 0."""
+    if any(group.conflict is not None for group in document.groups):
+        return Exit.FAILED
+    if any(group.undetermined is not None for group in document.groups):
+        return Exit.UNDETERMINED
+    return Exit.GOOD
+
+
+def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A002
+    """The plan as text of one format."""
+    if format == "json":
+        return document.model_dump_json(by_alias=True, indent=1) + "\n"
+    if format == "yaml":
+        return yaml.safe_dump(json.loads(document.model_dump_json(by_alias=True)), sort_keys=False, width=110)
+    return as_text(document, verbose=verbose)
+
+
+def _must_fit_together(options: Options) -> None:
+    machines = [name for name, given in (("-i", options.inventories), ("--replay", options.replay)) if given]
+    if options.more_bundles and not options.replay:
+        raise UsageError(f"{options.more_bundles[0]}: say --replay before saved bundles")
+    if len(machines) == 2:
+        raise UsageError("-i and --replay cannot be combined: plan for an inventory or for saved bundles")
+    thought = options.thought
+    if machines and thought:
+        raise UsageError(f"{next(iter(thought))} describes a thought node and cannot be combined with {machines[0]}")
+    if not machines and not thought:
+        raise UsageError("say what to plan for: --platform or --gpu with --os, -i INVENTORY, or --replay BUNDLE")
+    if options.gpus and options.platform:
+        raise UsageError("--platform names the GPUs already: leave --gpu out")
+    if options.count and not options.gpus:
+        raise UsageError("--count needs a --gpu")
+    if options.limit is not None and not options.inventories:
+        raise UsageError("--limit needs an inventory: -i INVENTORY")
+    if options.write and not options.inventories:
+        raise UsageError("--write needs an inventory: -i INVENTORY; a lock stands beside its variables")
+
+
+def _date(text: str | None) -> date:
+    if text is None:
+        return date.today()
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--today {text}: a date is wanted, as 2026-11-20") from None
+
+
+def _request(options: Options, catalog: Catalog) -> Request:
+    toolkit = None if options.toolkit in (None, "none") else _cuda("--toolkit", options.toolkit, catalog)
+    return Request(
+        source=options.source,
+        driver=_driver(options.driver, catalog),
+        cuda=_cuda("--cuda", options.cuda, catalog),
+        toolkit=toolkit,
+        kernel_module=None if options.kernel_module == "auto" else options.kernel_module,
+        past_eol=options.past_eol,
+    )
+
+
+def _driver(wish: str | None, catalog: Catalog) -> str | None:
+    if wish is None or wish in WORDS:
+        return wish
+    text = wish.upper().removeprefix("R")
+    if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
+        known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
+        raise UsageError(f"--driver: {unknown('driver', wish, known)}")
+    return text
+
+
+def _cuda(option: str, text: str | None, catalog: Catalog) -> str | None:
+    if text is not None:
+        try:
+            catalog.toolkit(text)
+        except UsageError as err:
+            raise UsageError(f"{option}: {err}") from None
+    return text
+
+
+def _picture(options: Options, catalog: Catalog) -> NodePicture:
+    """The node that is thought of. A GPU named twice is there twice."""
+    named = Counter(options.gpus)
+    groups = []
+    for label, times in named.items():
+        match = catalog.find_gpu(label)
+        count = options.count * times if options.count else times if times > 1 else None
+        groups.append(GpuGroup(label=label, models=tuple(gpu.id for gpu in match.gpus), count=count))
+    return NodePicture(
+        os=catalog.os(options.system).id if options.system else None,
+        arch=options.arch,
+        kernel=options.kernel,
+        gpus=tuple(groups),
+        platform=catalog.platform(options.platform).id if options.platform else None,
+    )
+
+
+def host_of(name: str, bundle: Bundle, catalog: Catalog, lock: Any = None) -> PlanHost:
+    """One node by its bundle."""
+    facts = facts_from_bundle(bundle)
+    picture = picture_from_facts(facts, catalog)
+    reason = undetermined(facts, picture)
+    return PlanHost(name, None if reason else picture, reason, lock)
+
+
+def _replayed(places: tuple[str, ...], catalog: Catalog) -> Iterator[PlanHost]:
+    """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
+    for place in places:
+        path = Path(place)
+        files = sorted(path.glob("*.json")) if path.is_dir() else []
+        for file in files or [path]:
+            for bundle in read_bundles([str(file)]):
+                yield host_of(bundle.host, bundle, catalog)
+
+
+def _of_inventory(options: Options, request: Request, catalog: Catalog, today: date) -> Plan:
+    from gpunode.cli import plan_fleet  # noqa: PLC0415 (nobody who only thinks waits for SSH)
+
+    answer = plan_fleet.of_inventory(options, catalog)
+    document = plan(answer.hosts, request, catalog, today)
+    if options.write:
+        for path in plan_fleet.write_locks(document, answer.inventory, options.limit):
+            click.echo(f"gpunode: locked in {path}", err=True)
+    return document

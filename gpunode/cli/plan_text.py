@@ -1,0 +1,145 @@
+"""A plan as text for people."""
+
+import os
+import sys
+from collections.abc import Iterator
+from io import StringIO
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from gpunode.stack import Conflict, Drift, Plan, PlanGroup, Stack
+from gpunode.stack.model import Library, Service
+
+PIPE_WIDTH = 160
+"""Columns where the output is no terminal: lines stay whole for grep."""
+NAMES = {
+    "cuda_compat": "forward compatibility",
+    "toolkit": "host toolkit",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
+    "dcgm": "DCGM",
+    "container_toolkit": "container toolkit",
+    "fabric_manager": "fabric manager",
+    "nscq": "NSCQ",
+    "nvsdm": "NVSDM",
+    "nvlsm": "NVLSM",
+    "imex": "IMEX",
+}
+"""Components that a stack may go without."""
+MOST_HOSTS = 12
+
+
+def as_text(document: Plan, *, verbose: bool) -> str:
+    """The plan: one block for each group of nodes."""
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    out = StringIO()
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    console = Console(file=out, force_terminal=colour, no_color=not colour, width=width, highlight=False)
+    for number, group in enumerate(document.groups):
+        if number:
+            console.print()
+        console.print(_group(group, verbose=verbose))
+    console.print()
+    console.print(_last_line(document))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _group(group: PlanGroup, *, verbose: bool) -> RenderableType:
+    parts: list[RenderableType] = []
+    if group.hosts:
+        shown = ", ".join(group.hosts[:MOST_HOSTS])
+        more = f" and {len(group.hosts) - MOST_HOSTS} more" if len(group.hosts) > MOST_HOSTS else ""
+        parts.append(Text(f"{len(group.hosts)} node(s): {shown}{more}", style="bold"))
+    if group.stack is not None:
+        parts.append(_stack(group.stack, verbose=verbose))
+    if group.conflict is not None:
+        parts.append(_conflict(group.conflict))
+    if group.undetermined is not None:
+        parts.append(Text(f"could not be determined: {group.undetermined}", style="yellow"))
+    parts += [_drift(drift) for drift in group.drift]
+    return Group(*parts)
+
+
+def _stack(stack: Stack, *, verbose: bool) -> RenderableType:
+    gpus = stack.platform or ", ".join(stack.gpus) or "no GPU named"
+    head = Text(f"{gpus} on {stack.os}, {stack.arch}" + (f", kernel {stack.kernel}" if stack.kernel else ""))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(style="dim")
+    for name, value, field in _lines(stack):
+        reason = stack.reasons[field]
+        table.add_row(name, value, f"{reason.rule}: {reason.text}")
+    for field, name in NAMES.items():
+        if getattr(stack, field) is None and verbose:
+            table.add_row(name, "-", f"{stack.reasons[field].rule}: {stack.reasons[field].text}")
+    packages = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for package in stack.packages:
+        tie = "exactly the driver's version" if package.with_driver else ""
+        packages.add_row(package.name, package.version or "the repository decides", tie)
+    warnings = [Text(f"warning: {warning.text} [{warning.rule}]", style="yellow") for warning in stack.warnings]
+    return Group(
+        head,
+        Padding(table, (0, 0, 0, 2)),
+        Text("  packages"),
+        Padding(packages, (0, 0, 0, 4)),
+        *warnings,
+    )
+
+
+def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
+    driver, module, cuda = stack.driver, stack.module, stack.cuda
+    yield "source", stack.source, "source"
+    kind = f" ({driver.type})" if driver.type else ""
+    yield "driver", f"{driver.version or driver.constraint}, branch {driver.branch}{kind}", "driver"
+    kernel = f" for {module.kernel_flavour}: {', '.join(module.kernel_packages)}" if module.kernel_flavour else ""
+    yield "kernel module", f"{module.flavour}, {module.build}{kernel}", "module"
+    reach = f", up to {cuda.newest} by minor-version compatibility" if cuda.newest != cuda.native else ""
+    wished = f"{cuda.wished} ({cuda.support}); " if cuda.wished else ""
+    yield "CUDA in containers", f"{wished}{cuda.native or 'unknown'}{reach}", "cuda"
+    for field, name in NAMES.items():
+        part: Library | Service | None = getattr(stack, field)
+        if part is not None:
+            own = part.version or "the repository decides"
+            yield name, f"{own} ({', '.join(part.packages)})", field
+    if stack.frameworks is not None:
+        made = [(stack.frameworks.pytorch, stack.frameworks.pytorch_cuda, "PyTorch")]
+        made.append((stack.frameworks.tensorflow, stack.frameworks.tensorflow_cuda, "TensorFlow"))
+        yield "frameworks", ", ".join(f"{n} {v} (CUDA {c})" for v, c, n in made if v), "frameworks"
+    rdma = {True: "yes", False: "no", None: "depends on the kernel"}[stack.gpudirect_rdma]
+    yield "GPUDirect RDMA", rdma, "gpudirect_rdma"
+    if stack.pin is not None:
+        held = ", ".join(stack.pin.packages) or stack.pin.pattern or ", ".join(one.pin for one in stack.pin.preferences)
+        yield "held by", f"{stack.pin.mechanism}: {held}", "pin"
+    if stack.remove:
+        yield "to be removed", ", ".join(stack.remove), "remove"
+    yield "restart", stack.restart.kind, "restart"
+    yield "end of life", str(stack.eol or "unknown"), "eol"
+
+
+def _conflict(conflict: Conflict) -> RenderableType:
+    asked = " + ".join(str(term) for term in conflict.terms)
+    parts: list[RenderableType] = [Text(f"no stack: {asked} cannot hold together", style="bold red")]
+    parts += [Text(f"  {clash.text} [{clash.rule}]") for clash in conflict.clashes]
+    if conflict.offers:
+        parts.append(Text("nearest that can:"))
+        parts += [Text(f"  {', '.join(offer.change)}: {offer.summary}") for offer in conflict.offers]
+    return Group(*parts)
+
+
+def _drift(drift: Drift) -> RenderableType:
+    style = "yellow" if drift.state != "in-step" or drift.past_eol else ""
+    return Text(f"drift: {drift.state}: {drift.text}", style=style)
+
+
+def _last_line(document: Plan) -> Text:
+    counts = {
+        "decided": sum(max(1, len(group.hosts)) for group in document.groups if group.stack),
+        "without a stack": sum(max(1, len(group.hosts)) for group in document.groups if group.conflict),
+        "not determined": sum(len(group.hosts) for group in document.groups if group.undetermined),
+    }
+    said = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    return Text(f"{said}; lifetimes as of {document.today}")
