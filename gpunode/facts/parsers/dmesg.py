@@ -1,0 +1,152 @@
+"""The kernel's log about NVIDIA's driver: dmesg (any time format), /dev/kmsg, syslog, journalctl."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers.values import bus_id, found, lines_of
+
+_LINE_LIMIT = 4096
+_XID = re.compile(r"NVRM: Xid \((?P<where>[^)]{1,120})\): (?P<xid>\d{1,6})(?:,\s*(?P<rest>.*))?$")
+_SXID = re.compile(r"nvidia-nvswitch\d{1,3}: SXid \((?P<where>[^)]{1,120})\): (?P<xid>\d{1,6}),\s*(?P<rest>.*)$")
+_NVRM = re.compile(r"NVRM: (?P<rest>\S.*)$")
+_NOUVEAU = re.compile(r"(?:^|[\s\]>;])(?P<rest>nouveau(?: [0-9a-f:.]{7,16})?: \S.*|\[drm\] nouveau\b.*)$")
+_PROCESS = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?,\s*(?:name=(?P<name>[^,]{0,200}),?\s*)?")
+_ADDRESS = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)\b")
+_SEVERITY = re.compile(r"(Fatal|Non-fatal)\b", re.I)
+_TROUBLE = re.compile(
+    r"fail|error|fallen off|\blost\b|mismatch|tim(?:ed|e)\s?out|unable|cannot|can't|could not|not supported|unsupported"
+    r"|invalid|not called|no nvidia|crash|assert|refus|exception|\bhung\b|halt|denied|conflict|unexpected",
+    re.I,
+)
+_TIMES = (
+    re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)(?=\s)"),
+    re.compile(r"\[([A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4})\]"),
+    re.compile(r"^(\S{1,12}(?: +\S{1,4}){0,2} +\d\d:\d\d:\d\d)(?= \S)"),
+    re.compile(r"\[ *(\d{1,12}\.\d{1,9})\]"),
+    re.compile(r"^\d{1,4},\d{1,20},(\d{1,20}),"),
+)
+_LOG_LINE = re.compile(
+    r"\s*(?:<\d{1,3}>)?(?:\w{2,8} *: *\w{2,7} *: *)?"
+    r"(?:\[ *\d{1,12}\.\d{1,9}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d \d{4}\]"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*\s|\d{1,4},\d{1,20},\d{1,20},[^;]{0,40};"
+    r"|\S{1,12}(?: +\S{1,4}){0,2} +\d\d:\d\d:\d\d \S{1,255} \S{1,64}: )"
+)
+_FAILURE = re.compile(r"\s*dmesg: (?P<message>.*(?:failed|not permitted|denied).*)$")
+
+
+class XidMeaning(Protocol):
+    """What is known of an Xid: the catalog's entries have it."""
+
+    @property
+    def meaning(self) -> str: ...
+    @property
+    def severity(self) -> str: ...
+    @property
+    def action(self) -> str: ...
+
+
+def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> dict[str, Any]:
+    """``{events: [{kind, xid, pci_bus_id, time, process, message, meaning, severity, action}]}``, one per line.
+
+    ``kind`` is xid, sxid, nvrm (lines of the driver that tell of an error) or nouveau. ``time`` is the text as printed,
+    ``process`` is ``{pid, name}`` or None. ``meaning``, ``severity`` and ``action`` of an Xid are those of ``xids``; an
+    SXid's severity is the one it prints (``fatal``, ``non-fatal``). A log without such lines has no events. Where dmesg
+    may not read: ``{"error": {kind: permission, message, nvml_version}}``. Raises ParseError where no line is a log's.
+    """
+    events = []
+    is_log = False
+    lines = lines_of(text)
+    for raw in lines:
+        line = raw[:_LINE_LIMIT].rstrip()
+        event = _event(line, xids or {})
+        if event:
+            events.append(event)
+        is_log = is_log or event is not None or _LOG_LINE.match(line) is not None
+    if is_log:
+        return {"events": events}
+    failure = next((match for line in lines if (match := _FAILURE.match(line[:_LINE_LIMIT]))), None)
+    if failure is None:
+        raise ParseError(f"expected lines of the kernel's log, {found(text)}")
+    message = failure[0].strip()
+    kind = "permission" if re.search(r"permitted|denied", message) else "other"
+    return {"error": {"kind": kind, "message": message, "nvml_version": None}}
+
+
+def _event(line: str, xids: Mapping[int, XidMeaning]) -> dict[str, Any] | None:
+    """None for a line that tells of no error of a GPU's driver."""
+    if "NVRM: " in line:
+        match = _XID.search(line)
+        if match:
+            return _xid(line, match, xids)
+        match = _NVRM.search(line)
+        if match and _TROUBLE.search(match["rest"]):
+            return _plain("nvrm", line, match)
+    elif "SXid" in line:
+        match = _SXID.search(line)
+        if match:
+            severity = _SEVERITY.match(match["rest"])
+            event = _plain("sxid", line, match)
+            return event | {
+                "xid": int(match["xid"]),
+                "pci_bus_id": _address(match["where"]),
+                "severity": severity[1].lower() if severity else None,
+            }
+    elif "nouveau" in line:
+        match = _NOUVEAU.search(line)
+        if match:
+            return _plain("nouveau", line, match)
+    return None
+
+
+def _plain(kind: str, line: str, match: re.Match[str]) -> dict[str, Any]:
+    message = match["rest"].strip()
+    return {
+        "kind": kind,
+        "xid": None,
+        "pci_bus_id": _address(message),
+        "time": _time(line[: match.start()]),
+        "process": None,
+        "message": message,
+        "meaning": None,
+        "severity": None,
+        "action": None,
+    }
+
+
+def _xid(line: str, match: re.Match[str], xids: Mapping[int, XidMeaning]) -> dict[str, Any]:
+    number = int(match["xid"])
+    known = xids.get(number)
+    rest = (match["rest"] or "").strip()
+    process = _PROCESS.match(rest)
+    return {
+        "kind": "xid",
+        "xid": number,
+        "pci_bus_id": _address(match["where"]),
+        "time": _time(line[: match.start()]),
+        "process": _known_process(process),
+        "message": rest[process.end() :].strip() if process else rest,
+        "meaning": known.meaning if known else None,
+        "severity": known.severity if known else None,
+        "action": known.action if known else None,
+    }
+
+
+def _known_process(match: re.Match[str] | None) -> dict[str, Any] | None:
+    if match is None:
+        return None
+    pid = int(match["pid"]) if match["pid"].isdigit() else None
+    name = (match["name"] or "").strip("' ")
+    name_or_none = name if name and name != "<unknown>" else None
+    return None if pid is None and name_or_none is None else {"pid": pid, "name": name_or_none}
+
+
+def _address(text: str) -> str | None:
+    match = _ADDRESS.search(text)
+    return bus_id(match[1]) if match else None
+
+
+def _time(prefix: str) -> str | None:
+    """The wall clock's time where the line has one, else the seconds since the start."""
+    return next((match[1] for pattern in _TIMES if (match := pattern.search(prefix))), None)

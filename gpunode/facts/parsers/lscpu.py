@@ -1,0 +1,92 @@
+"""``lscpu``, as text in the C locale or as JSON (``-J``)."""
+
+import json
+import re
+from typing import Any
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers.values import found, integer, lines_of, shorten, text_or_none
+
+_NODE = re.compile(r"NUMA node(\d{1,6}) CPU\(s\)")
+_FIELD = re.compile(r"\s*([^:]{1,80}):\s*(.*?)\s*")
+_CPU_LIST = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
+_LINE_LIMIT = 60_000
+_LARGEST_LIST = 1_000_000
+
+
+def parse(text: str) -> dict[str, Any]:
+    """``{architecture, model_name, cpus, sockets, cores_per_socket, threads_per_core, nodes: [{node, cpus}]}``.
+
+    ``cpus`` of a node is the list as printed (``0-31,64-95``), None for a node that has memory alone; ``sockets`` is
+    None where lscpu prints ``-``. Raises ParseError for another text (lscpu translates its labels: run it with
+    LC_ALL=C) and for one that is cut.
+    """
+    fields = _from_json(text) if text.lstrip()[:1] == "{" else _from_lines(text)
+    names = [name for name, _ in fields]
+    if "Architecture" not in names or "CPU(s)" not in names:
+        raise ParseError(f"expected lscpu in the C locale with 'Architecture:' and 'CPU(s):', {found(text)}")
+    if names.count("Architecture") > 1:
+        raise ParseError("expected the output of one lscpu, found two in one text")
+    first = {name: value for name, value in reversed(fields)}
+    nodes = [
+        {"node": int(match[1]), "cpus": text_or_none(value)}
+        for name, value in fields
+        if (match := _NODE.fullmatch(name))
+    ]
+    _refuse_cut(first, nodes)
+    return {
+        "architecture": text_or_none(first.get("Architecture")),
+        "model_name": text_or_none(first.get("Model name")),
+        "cpus": integer(first.get("CPU(s)")),
+        "sockets": integer(first.get("Socket(s)")),
+        "cores_per_socket": integer(first.get("Core(s) per socket")),
+        "threads_per_core": integer(first.get("Thread(s) per core")),
+        "nodes": nodes,
+    }
+
+
+def _from_lines(text: str) -> list[tuple[str, str]]:
+    lines = lines_of(text)
+    ended = lines[-1] == ""
+    fields = [(match[1], match[2]) for line in lines if (match := _FIELD.fullmatch(line[:_LINE_LIMIT]))]
+    if not ended and fields and not _NODE.fullmatch(fields[-1][0]):
+        fields.pop()
+    return fields
+
+
+def _from_json(text: str) -> list[tuple[str, str]]:
+    try:
+        entries = json.loads(text)["lscpu"]
+        pending = list(reversed(entries))
+        fields: list[tuple[str, str]] = []
+        while pending:
+            entry = pending.pop()
+            fields.append((str(entry["field"]).rstrip(": "), str(entry.get("data") or "")))
+            pending.extend(reversed(entry.get("children") or []))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ParseError(
+            f"expected the whole JSON of lscpu -J, found it cut or of another shape: '{shorten(text)}'"
+        ) from None
+    return fields
+
+
+def _refuse_cut(first: dict[str, str], nodes: list[dict[str, Any]]) -> None:
+    count = integer(first.get("NUMA node(s)"))
+    if count is not None and count != len(nodes):
+        raise ParseError(f"expected {count} lines 'NUMA node... CPU(s):' in lscpu, found {len(nodes)}: the text is cut")
+    online = _size(first.get("On-line CPU(s) list", ""))
+    of_nodes = [_size(node["cpus"] or "") for node in nodes]
+    known = [size for size in of_nodes if size is not None]
+    if nodes and online and (len(known) < len(of_nodes) or sum(known) < online):
+        raise ParseError(f"expected {online} CPUs in the NUMA nodes of lscpu, found {sum(known)}: the text is cut")
+
+
+def _size(text: str) -> int | None:
+    """How many CPUs a list names, None where it is none."""
+    if not text:
+        return 0
+    if not _CPU_LIST.fullmatch(text):
+        return None
+    ends = [part.partition("-") for part in text.split(",")]
+    size = sum(int(last or first) - int(first) + 1 for first, _, last in ends)
+    return size if 0 < size <= _LARGEST_LIST else None
