@@ -57,7 +57,8 @@ def up(count: int, system: str, mirror: str | None, name: str) -> int:
     started = time.monotonic()
     lab = Lab(name, say=_say)
     nodes = lab.up(count, system, mirror=mirror)
-    _say(f"{len(nodes)} nodes up in {time.monotonic() - started:.0f} s; inventory {lab.inventory_path}")
+    spent = time.monotonic() - started
+    _say(f"lab {name} is up after {spent:.0f} s, {len(nodes)} in all; inventory {lab.inventory_path}")
     return Exit.GOOD
 
 
@@ -91,7 +92,7 @@ def status(name: str) -> int:
     return Exit.GOOD if all(node.running for node in nodes) else Exit.FAILED
 
 
-@command.command(context_settings={"ignore_unknown_options": True})
+@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_name
 @click.argument("node")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[CMD]...")

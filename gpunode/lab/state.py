@@ -16,6 +16,7 @@ from gpunode.lab.recipe import ADMIN
 
 HOME_VARIABLE = "GPUNODE_LAB_HOME"
 GROUP = "gpu_nodes"
+_FILES = ("id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config", "inventory.yml", "operator-password")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -89,8 +90,9 @@ class State:
 
     def prepare(self) -> None:
         """Make the folder, the key pair and the password where they do not exist."""
-        if self.folder.is_dir() and not self.key.exists() and any(self.folder.iterdir()):
-            raise UsageError(f"{self.folder} exists and holds no lab: choose another --name or {HOME_VARIABLE}")
+        if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - set(_FILES)):
+            what = f"{self.folder} holds {min(foreign)}, which is no lab's"
+            raise UsageError(f"{what}: choose another --name or {HOME_VARIABLE}")
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             self.folder.chmod(0o700)
@@ -111,15 +113,7 @@ class State:
 
     def remove(self) -> bool:
         """Remove what a lab writes, and its folder when nothing else is in it; True where there was a lab."""
-        ours = (
-            self.key,
-            self.key.with_suffix(".pub"),
-            self.known_hosts,
-            self.ssh_config,
-            self.inventory,
-            self.password,
-        )
-        found = [path for path in ours if path.exists()]
+        found = [path for name in _FILES if (path := self.folder / name).exists()]
         for path in found:
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
