@@ -196,7 +196,7 @@ def test_a_command_that_hangs_ends_at_the_limit(start_sshd: Start) -> None:
 
 def test_a_probe_that_hangs_is_stopped_on_the_node_itself(start_sshd: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = "gpunode-test-hanging-probe"
-    script = f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 300 # {mark}'])\n"
+    script = f"import subprocess\nsubprocess.run(['/bin/sh', '-c', 'sleep 300; true # {mark}'])\n"
     monkeypatch.setattr("gpunode.fleet.collector.script_text", lambda: script)
     collected = one(start_sshd().target(), timeout_s=2.0)
     assert "within" in str(collected.reason)

@@ -1,0 +1,189 @@
+"""``gpunode provision``: what it hands to ansible-playbook, what it refuses before, and how it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli import run
+from gpunode.cli.provision import run as run_program
+from gpunode.cli.provision import verdict
+
+SITE = """
+- name: Site
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Say what was asked for
+      ansible.builtin.debug:
+        msg: "source is {{ nvidia_driver_source | default('unset') }}, check mode {{ ansible_check_mode }}"
+      tags: [say]
+    - name: Fail where asked
+      ansible.builtin.fail:
+        msg: asked to
+      when: fail_here | default(false) | bool
+      tags: [fail]
+"""
+SPECS = "argument_specs:\n  main:\n    options:\n      nvidia_driver_source: {type: str}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A collection with one role and a small site playbook in place of ours, and an inventory of this machine."""
+    for name in ("ANSIBLE_CONFIG", "ANSIBLE_INVENTORY"):
+        monkeypatch.delenv(name, raising=False)
+    root = tmp_path / "root"
+    (root / "playbooks").mkdir(parents=True)
+    (root / "playbooks" / "site.yml").write_text(SITE)
+    (root / "roles" / "nvidia_driver" / "meta").mkdir(parents=True)
+    (root / "roles" / "nvidia_driver" / "meta" / "argument_specs.yml").write_text(SPECS)
+    monkeypatch.setattr("gpunode.cli.provision.collection_root", lambda: root)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.yml").write_text(
+        f"all:\n  vars: {{ansible_connection: local, ansible_python_interpreter: {sys.executable}}}\n"
+        "  hosts:\n    gpu1: {}\n    gpu2: {fail_here: true}\n"
+    )
+    return tmp_path
+
+
+Out = pytest.CaptureFixture[str]
+
+
+def provision(*words: str) -> int:
+    """The verb on the inventory of the test."""
+    return run(["provision", "-i", "hosts.yml", *words])
+
+
+def test_a_good_run_passes_options_and_output_through(folder: Path, capfd: Out) -> None:
+    code = provision(
+        "--limit", "gpu1", "--check", "--diff", "-e", "nvidia_driver_source=debian", "--tags", "say", "-f", "1"
+    )
+    out = capfd.readouterr().out
+    assert "source is debian, check mode True" in out
+    assert "Fail where asked" not in out
+    assert code == 0
+
+
+def test_a_task_that_fails_is_exit_code_1(folder: Path) -> None:
+    assert provision() == 1
+
+
+def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
+    (folder / "hosts.yml").write_text(
+        "all:\n  hosts:\n    gpu1: {ansible_host: 127.0.0.1, ansible_port: 1, ansible_ssh_args: -F none}\n"
+    )
+    site = folder / "root" / "playbooks" / "site.yml"
+    site.write_text("- hosts: all\n  gather_facts: false\n  tasks:\n    - ansible.builtin.ping:\n")
+    assert provision() == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--limit", "gpu9"], "--limit gpu9: gpu9 is no host or group of inventory hosts.yml; near it: gpu"),
+        (["--tags", "sya"], "the site playbook has no tag sya; did you mean say?"),
+        (["--skip-tags", "say,zzzz"], "the site playbook has no tag zzzz; it has fail, say"),
+        (["-e", "nvidia_driver_sorce=debian"], "nvidia_driver_sorce is no variable of any role; did you mean"),
+        (["-e", '{"nvidia_driver_sorce": 1}'], "did you mean nvidia_driver_source?"),
+        (["-e", "@absent.yml"], "-e @absent.yml: No such file or directory"),
+        (["-e", "{broken"], "neither JSON nor YAML"),
+        (["-e", "[1, 2]"], "variables must be a mapping"),
+        (["-e", "justaword"], "-e: write KEY=VALUE"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(folder: Path, capfd: Out, words: list[str], says: str) -> None:
+    assert provision(*words) == 2
+    captured = capfd.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert "PLAY" not in captured.out
+
+
+def test_a_typo_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> None:
+    (folder / "group_vars").mkdir()
+    (folder / "group_vars" / "all.yml").write_text("---\nnvidia_driver_sorce: debian\n")
+    assert provision() == 2
+    assert "group_vars/all.yml:2: nvidia_driver_sorce is no variable" in capfd.readouterr().err
+    (folder / "group_vars" / "all.yml").unlink()
+    (folder / "more.yml").write_text("nvidia_driver_sorce: debian\n")
+    assert provision("-e", "@more.yml") == 2
+    assert "more.yml:1: nvidia_driver_sorce is no variable" in capfd.readouterr().err
+
+
+def test_without_an_inventory_it_is_wrong_usage(capfd: Out) -> None:
+    assert run(["provision"]) == 2
+    assert "--inventory" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rc", "code"), [(0, 0), (1, 2), (2, 1), (4, 3), (5, 2), (99, 130), (250, 3), (-2, 130), (-15, 143), (-9, 137)]
+)
+def test_the_exit_codes_of_ansible(rc: int, code: int) -> None:
+    assert verdict(rc) == code
+
+
+def test_the_password_goes_to_stdin_and_not_to_the_command_line(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    program = [sys.executable, "-c", f"import sys; open({str(seen)!r}, 'w').write(sys.stdin.read())"]
+    assert run_program(program, dict(os.environ), "horse") == 0
+    assert seen.read_text() == "horse\n"
+
+
+def test_the_sudo_password_is_asked_once_and_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[list[str], str | None]] = []
+
+    def fake(argv: list[str], env: dict[str, str], password: str | None) -> int:
+        given.append((argv, password))
+        return 0
+
+    monkeypatch.setattr("gpunode.cli.provision.run", fake)
+    monkeypatch.setattr("click.prompt", lambda *_, **__: "horse")
+    assert provision("-K", "-v", "-v") == 0
+    ((argv, password),) = given
+    assert password == "horse"  # noqa: S105
+    assert argv[-2:] == ["--become-password-file", "-"]
+    assert "-vv" in argv
+    assert "horse" not in argv
+
+
+TRAP = "trap '' INT TERM HUP; "
+
+
+@pytest.mark.parametrize(("obeys", "number"), [(True, signal.SIGINT), (True, signal.SIGTERM), (False, signal.SIGINT)])
+def test_signals_are_passed_on_and_nothing_is_left(tmp_path: Path, obeys: bool, number: int) -> None:
+    start = f"touch {tmp_path}/up; setsid sleep 301.{number}{int(obeys)} & sleep 302; sleep 303; wait"
+    script = start if obeys else TRAP + start
+    program = (
+        "import os, sys\n"
+        "from gpunode.cli.provision import run, verdict\n"
+        f"sys.exit(verdict(run(['/bin/sh', '-c', {script!r}], dict(os.environ), None, wait_s=0.5)))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        end = time.monotonic() + 20
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(0.2)
+        process.send_signal(number)
+        assert process.wait(10) == 128 + number
+    finally:
+        process.kill()
+    listing = subprocess.run(["ps", "-eo", "args"], check=True, timeout=30, capture_output=True, text=True).stdout
+    assert "sleep 302" not in listing
+    if not obeys:
+        assert f"sleep 301.{number}0" not in listing
+    _end(f"sleep 301.{number}{int(obeys)}")
+
+
+def _end(args: str) -> None:
+    """End what the test itself set free: the process with exactly these arguments."""
+    listing = subprocess.run(["ps", "-eo", "pid,args"], check=True, timeout=30, capture_output=True, text=True).stdout
+    for line in listing.splitlines():
+        pid, _, found = line.strip().partition(" ")
+        if found == args:
+            os.kill(int(pid), signal.SIGKILL)
