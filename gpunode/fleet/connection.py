@@ -23,8 +23,8 @@ from gpunode.fleet.process import kill_group
 from gpunode.fleet.session import NodeFailure
 from gpunode.fleet.ssh_config import SshSettings
 
-# Paramiko tells its log what it also raises; without a handler Python would print that to stderr.
-logging.getLogger("paramiko").addHandler(logging.NullHandler())
+# Paramiko logs as an error what it also raises, and every connection that is cut on purpose.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 CONNECT_TIMEOUT_S = 15.0
 """For TCP, the server's banner, and key exchange, each, where ssh's ConnectTimeout says nothing."""

@@ -159,7 +159,7 @@ def _why_not_started(status: int | None, err: str, last: str, program: Program) 
             return "sudo asks for a password: give it with -K, or set ansible_become_password"
         if "incorrect password" in text or "authentication failed" in text or "no password was provided" in text:
             return "sudo does not accept the password"
-        if "not in the sudoers" in text or "not allowed to" in text or "may not run" in text:
+        if "not in the sudoers" in text or "not allowed to" in text or "may not run" in text or "can't do that" in text:
             return f"sudo does not let this user become root: {last}"
         if "must have a tty" in text:
             return "sudo wants a terminal: remove requiretty from sudoers"

@@ -20,6 +20,7 @@ mode=$(cat "$(dirname "$0")/mode")
 case "$mode" in
   nopasswd) exec "$@";;
   forbidden) echo "alice is not in the sudoers file." >&2; exit 1;;
+  rs-forbidden) echo "sudo-rs: I'm sorry alice. I'm afraid I can't do that" >&2; exit 1;;
   tty) echo "sudo: sorry, you must have a tty to run sudo" >&2; exit 1;;
   rs) prompt="[sudo: $prompt] Password: ";;
 esac
@@ -106,6 +107,8 @@ def test_sudo_that_asks_when_nobody_gave_a_password(talk: Talk, mode: str) -> No
 def test_sudo_that_refuses_the_user(talk: Talk) -> None:
     with pytest.raises(NodeFailure, match="does not let this user become root: alice is not in the sudoers file"):
         talk(mode="forbidden")
+    with pytest.raises(NodeFailure, match="does not let this user become root"):
+        talk(mode="rs-forbidden")
 
 
 def test_sudo_that_wants_a_terminal(talk: Talk) -> None:
