@@ -41,9 +41,22 @@ find etc -xdev -type l -printf '%p -> %l\n' | sort
 echo ---
 dpkg-query -W -f '${Package}:${Architecture} ${Version} ${Status}\n' | sort
 echo ---
-systemctl list-unit-files --no-legend --no-pager | sort
-systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}' \
-  | grep -v -e '^session-' -e '^user' -e '\.slice ' -e '\.device ' -e '\.scope ' | sort
+{ systemctl list-unit-files --no-legend --no-pager
+  systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
+} | grep -v -e '^session-' -e '^user' -e '\.slice ' -e '\.device ' -e '\.scope ' | sort
+"""
+
+FOREIGN_PACKAGE = """
+mkdir -p /tmp/foreign/DEBIAN
+cat > /tmp/foreign/DEBIAN/control <<END
+Package: nvidia-fabricmanager
+Version: 580.95.05-1
+Architecture: all
+Maintainer: NVIDIA CORPORATION <cudatools@nvidia.com>
+Description: made by a test
+END
+dpkg-deb --build /tmp/foreign /tmp/foreign.deb
+dpkg --install /tmp/foreign.deb
 """
 
 
@@ -241,15 +254,7 @@ def test_a_package_that_is_gone_comes_back_in_the_same_version(site: Site, provi
 
 
 def test_mixed_origins_are_refused_before_anything_changes(site: Site, provisioned: Run) -> None:
-    site.sh(
-        """
-        mkdir -p /tmp/foreign/DEBIAN
-        printf '%s\n' 'Package: nvidia-fabricmanager' 'Version: 580.95.05-1' 'Architecture: all' \
-          'Maintainer: NVIDIA CORPORATION <cudatools@nvidia.com>' 'Description: made by a test' > /tmp/foreign/DEBIAN/control
-        dpkg-deb --build /tmp/foreign /tmp/foreign.deb
-        dpkg --install /tmp/foreign.deb
-        """
-    )
+    site.sh(FOREIGN_PACKAGE)
     before = site.snapshot()
     run = site.play()
     after = site.snapshot()

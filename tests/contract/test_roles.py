@@ -1,0 +1,131 @@
+"""What every role of the collection has: specification, defaults, README, tags, tests."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
+OUR_MODULES = re.compile(r"ansible\.builtin\.\w+|gpunode\.node\.\w+")
+TASK_KEYWORDS = {
+    "name",
+    "when",
+    "register",
+    "become",
+    "block",
+    "rescue",
+    "tags",
+    "loop",
+    "loop_control",
+    "notify",
+    "vars",
+    "until",
+    "retries",
+    "delay",
+    "diff",
+    "changed_when",
+    "failed_when",
+    "check_mode",
+}
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def options(role: Path) -> dict[str, dict[str, Any]]:
+    spec: dict[str, dict[str, Any]] = load(role / "meta" / "argument_specs.yml")["argument_specs"]["main"]["options"]
+    return spec
+
+
+def tasks(role: Path) -> list[dict[str, Any]]:
+    """All tasks and handlers of a role, those in blocks too."""
+    found: list[dict[str, Any]] = []
+    pending = [
+        task for folder in ("tasks", "handlers") for file in (role / folder).glob("*.yml") for task in load(file)
+    ]
+    while pending:
+        task = pending.pop()
+        pending += task.get("block", []) + task.get("rescue", [])
+        found.append(task)
+    return found
+
+
+@pytest.fixture(params=ROLES, ids=lambda path: path.name)
+def role(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def test_there_are_roles() -> None:
+    assert {path.name for path in ROLES} >= {"preflight", "nvidia_driver"}
+
+
+def test_defaults_and_specification_say_the_same(role: Path) -> None:
+    defaults = load(role / "defaults" / "main.yml")
+    assert defaults.keys() == options(role).keys()
+    for name, option in options(role).items():
+        assert option["default"] == defaults[name], name
+        assert option["description"], name
+
+
+def test_every_default_is_explained_in_the_line_above(role: Path) -> None:
+    blocks = re.split(r"\n\s*\n", (role / "defaults" / "main.yml").read_text(encoding="utf-8"))
+    for name in options(role):
+        block = next(block for block in blocks if re.search(rf"(?m)^{name}:", block))
+        assert re.search(rf"(?m)^# .+\n{name}:", block), name
+
+
+def test_variables_carry_the_roles_name(role: Path) -> None:
+    assert all(name.startswith((f"{role.name}_", "gpunode_")) for name in options(role))
+    private = load(role / "vars" / "main.yml") or {}
+    assert all(name.startswith(f"__{role.name}_") for name in private)
+
+
+def test_readme_names_every_variable_and_tag(role: Path) -> None:
+    readme = (role / "README.md").read_text(encoding="utf-8")
+    missing = [name for name in options(role) if f"`{name}`" not in readme]
+    assert not missing
+    tags = {tag for task in tasks(role) for tag in _listed(task.get("tags"))} - {"always"}
+    assert all(tag.startswith(f"{role.name}_") and f"`{tag}`" in readme for tag in tags)
+
+
+def test_roles_that_change_a_node_have_the_three_tags() -> None:
+    found = {tag for task in tasks(ROOT / "roles" / "nvidia_driver") for tag in _listed(task.get("tags"))}
+    assert {f"nvidia_driver_{part}" for part in ("install", "configure", "service")} <= found
+
+
+def test_only_builtin_modules_are_used(role: Path) -> None:
+    for task in tasks(role):
+        modules = task.keys() - TASK_KEYWORDS
+        assert "block" in task or len(modules) == 1, task["name"]
+        assert all(OUR_MODULES.fullmatch(module) for module in modules), task["name"]
+
+
+def test_commands_say_when_they_change_something(role: Path) -> None:
+    for task in tasks(role):
+        if {"ansible.builtin.command", "ansible.builtin.shell"} & task.keys():
+            assert "changed_when" in task, task["name"]
+
+
+def test_every_role_is_in_the_site_playbook_and_so_in_molecule(role: Path) -> None:
+    plays = load(ROOT / "playbooks" / "site.yml")
+    used = {entry["role"] for play in plays for entry in play.get("roles", [])}
+    assert f"gpunode.node.{role.name}" in used
+    assert "../../playbooks/site.yml" in (ROOT / "molecule" / "default" / "converge.yml").read_text(encoding="utf-8")
+
+
+def test_no_mirror_is_named() -> None:
+    folders = [*(role / part for role in ROLES for part in ("defaults", "vars", "tasks", "templates", "files"))]
+    folders += [ROOT / "playbooks", ROOT / "molecule"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    named = [str(path) for path in files if re.search(rb"(https?|ftp)://", path.read_bytes())]
+    assert files
+    assert not named
+
+
+def _listed(tags: str | list[str] | None) -> list[str]:
+    return [tags] if isinstance(tags, str) else tags or []

@@ -1,0 +1,163 @@
+"""The filters on the node's facts: what is read, what is refused, and in which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from plugin_loader import load
+
+node = load("node")
+variables = load("variables")
+
+ROOT = Path(__file__).parents[3]
+BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
+SETTINGS = {"min_free_mib": {"/": 1}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
+APT: dict[str, Any] = {"lock_holder": None, "unfinished": [], "runfile": False, "lists": True, "headers": []}
+
+
+@pytest.fixture
+def facts() -> dict[str, Any]:
+    document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    return document
+
+
+def problems(facts: dict[str, Any], apt: dict[str, Any] | None = None, **settings: Any) -> list[str]:
+    lines: list[str] = node.preflight_problems(facts, {**APT, **(apt or {})}, {**SETTINGS, **settings})
+    return lines
+
+
+def test_a_good_node_is_not_refused(facts: dict[str, Any]) -> None:
+    assert problems(facts) == []
+
+
+def test_an_answer_that_is_no_bundle_names_the_node() -> None:
+    with pytest.raises(AnsibleFilterError, match="the probe's answer from gpu-01"):
+        node.node_facts("bash: python3: command not found", "gpu-01")
+
+
+def test_findings_are_those_of_the_checks(facts: dict[str, Any]) -> None:
+    found = node.findings(facts, ["driver.held", "driver.closure"])
+    assert {finding["check"]: finding["status"] for finding in found} == {
+        "driver.held": "pass",
+        "driver.closure": "pass",
+    }
+    assert node.finding_line(found[0]).startswith(f"pass {found[0]['check']}: ")
+
+
+def test_a_check_that_does_not_exist_is_refused(facts: dict[str, Any]) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"no such check: driver\.helt"):
+        node.findings(facts, ["driver.helt"])
+
+
+def test_facts_that_are_none_are_refused() -> None:
+    with pytest.raises(AnsibleFilterError, match="not a NodeFacts document"):
+        node.findings({"host": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"os": {"id": "ubuntu", "version_id": "24.04", "codename": "noble", "pretty_name": "Ubuntu 24.04"}},
+            "Ubuntu 24.04",
+        ),
+        ({"os": {"id": "debian", "version_id": None, "codename": "sid", "pretty_name": None}}, "debian None"),
+        ({"architecture": "riscv64"}, "architecture riscv64 is not supported"),
+        ({"disk_free_mib": {"/": 0}}, "/ has 0 MiB free, 1 MiB are needed"),
+        ({"secure_boot": True}, "secure boot is on"),
+        (
+            {"packages": None, "gaps": {"packages": "dpkg-query: killed"}},
+            "packages could not be seen: dpkg-query: killed",
+        ),
+    ],
+    ids=["system", "release without number", "architecture", "space", "secure boot", "gap"],
+)
+def test_each_reason_is_one_line(facts: dict[str, Any], change: dict[str, Any], words: str) -> None:
+    facts.update(change)
+    assert [words in line for line in problems(facts)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("apt", "words"),
+    [
+        ({"lock_holder": "apt-get (pid 7)"}, "apt-get (pid 7) still holds the package lock"),
+        ({"unfinished": ["libc6", "nvidia-smi"]}, "dpkg has not finished libc6:"),
+        ({"runfile": True}, "nvidia-uninstall"),
+    ],
+)
+def test_the_package_manager_has_to_be_ready(facts: dict[str, Any], apt: dict[str, Any], words: str) -> None:
+    assert [words in line for line in problems(facts, apt)] == [True]
+
+
+def test_a_process_that_computes_refuses_the_node_unless_allowed(facts: dict[str, Any]) -> None:
+    facts["gpu_processes"] = [
+        {"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"},
+        {"pid": 42, "name": "Xorg", "type": "G", "user": "root", "gpu": "gpu0"},
+    ]
+    assert problems(facts) == ["GPUs are in use by train (pid 41, ada): end them, or set gpunode_allow_busy: true"]
+    assert problems(facts, allow_busy=True) == []
+
+
+def test_headers_must_be_had_for_the_newest_kernel(facts: dict[str, Any]) -> None:
+    kernel = next(kernel for kernel in facts["kernels"] if kernel["newest"])
+    kernel["headers"] = False
+    wanted = f"linux-headers-{kernel['release']}"
+    assert [wanted in line for line in problems(facts)] == [True]
+    assert problems(facts, {"headers": [wanted]}) == []
+    assert problems(facts, {"lists": False}) == []
+
+
+def test_what_only_matters_for_an_installation_does_not_stop_a_removal(facts: dict[str, Any]) -> None:
+    facts.update({"disk_free_mib": {"/": 0}, "secure_boot": True})
+    assert problems(facts, removing=True) == []
+
+
+def test_mixed_origins_are_told_by_the_check(facts: dict[str, Any]) -> None:
+    foreign = {**facts["packages"][0], "name": "nvidia-fabricmanager", "source": "fabricmanager"}
+    foreign.update(maintainer="NVIDIA CORPORATION <cudatools@nvidia.com>", version="580.95.05-1", installed=True)
+    facts["packages"].append(foreign)
+    lines = problems(facts)
+    assert len(lines) == 1
+    assert lines[0].startswith("the driver's packages are mixed: ")
+
+
+def test_several_reasons_are_told_at_once(facts: dict[str, Any]) -> None:
+    facts.update({"disk_free_mib": {"/": 0}, "secure_boot": True})
+    assert len(problems(facts, {"runfile": True})) == 3
+
+
+def test_the_probe_is_handed_over_whole() -> None:
+    command = node.probe_script("/usr/bin/python3")
+    assert command["argv"] == ["/usr/bin/python3", "-"]
+    compile(command["stdin"], "probe", "exec")
+
+
+def test_a_typing_error_is_told_with_its_place(tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text("all:\n  vars:\n    nvidia_driver_flavor: open\n", encoding="utf-8")
+    names = ["nvidia_driver_flavor", "nvidia_driver_state", "gpunode_node", "ansible_user", "docker_users"]
+    lines = variables.unknown_variables(names, str(ROOT), [str(inventory)])
+    assert lines == [
+        f"{inventory}:3: nvidia_driver_flavor is no variable of any role, did you mean nvidia_driver_flavour?"
+    ]
+
+
+@pytest.mark.parametrize(("name", "argument"), [("probe_script", "python3"), ("node_facts", "{}"), ("findings", {})])
+def test_without_the_package_the_filters_say_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, argument: Any
+) -> None:
+    monkeypatch.setattr(node, "MISSING", "No module named 'gpunode'")
+    with pytest.raises(AnsibleFilterError, match="pip install gpunode"):
+        getattr(node, name)(argument)
+
+
+def test_every_filter_is_documented() -> None:
+    for name in ("node", "variables", "apt"):
+        for filter_name in load(name).FilterModule().filters():
+            assert (ROOT / "plugins" / "filter" / f"{filter_name}.yml").exists()
+
+
+def test_the_fixture_is_a_bundle_of_this_project() -> None:
+    assert json.loads(BUNDLE.read_text(encoding="utf-8"))["schema"] == "gpunode.bundle/1"
