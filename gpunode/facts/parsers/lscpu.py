@@ -27,7 +27,7 @@ def parse(text: str) -> dict[str, Any]:
         raise ParseError(f"expected lscpu in the C locale with 'Architecture:' and 'CPU(s):', {found(text)}")
     if names.count("Architecture") > 1:
         raise ParseError("expected the output of one lscpu, found two in one text")
-    first = {name: value for name, value in reversed(fields)}
+    first = dict(reversed(fields))
     nodes = [
         {"node": int(match[1]), "cpus": text_or_none(value)}
         for name, value in fields

@@ -14,6 +14,9 @@ _DISTANCE_HEAD = re.compile(r"\s*node((?:\s+\d{1,6})+)\s*")
 _DISTANCE_ROW = re.compile(r"\s*(\d{1,6}):((?:\s+\d{1,6})+)\s*")
 _NO_DISTANCES = re.compile(r"\s*No distance information available\.?\s*")
 _NO_NUMA = re.compile(r"\s*(?:.*: )?(No NUMA (?:available|support).*)")
+_LOCAL = 10
+"""The distance of a node to itself, in every firmware's table."""
+
 _LINE_LIMIT = 60_000
 
 
@@ -24,7 +27,7 @@ def parse(text: str) -> dict[str, Any]:
     (numactl's MB are 2^20). Without NUMA: ``{"error": {kind, message, nvml_version}}``. Raises ParseError for another
     text and for one that is cut.
     """
-    reading = _Reading()
+    reading = _Reading(last_is_open=not text.endswith(("\n", "\r")))
     for raw in lines_of(text):
         reading.take(raw[:_LINE_LIMIT])
     if reading.expected is None:
@@ -36,7 +39,8 @@ def parse(text: str) -> dict[str, Any]:
 
 
 class _Reading:
-    def __init__(self) -> None:
+    def __init__(self, *, last_is_open: bool) -> None:
+        self._last_is_open = last_is_open
         self.expected: int | None = None
         self._nodes: dict[int, dict[str, Any]] = {}
         self._columns: list[int] | None = None
@@ -89,5 +93,7 @@ class _Reading:
             raise ParseError("expected the distances of all nodes in numactl --hardware, found them cut")
         if sorted(self._columns) != nodes:
             raise ParseError("expected the distances of the listed nodes in numactl --hardware, found those of others")
+        if self._last_is_open and self._rows[nodes[-1]][self._columns.index(nodes[-1])] != _LOCAL:
+            raise ParseError("expected a whole last line of numactl --hardware, found it cut")
         places = [self._columns.index(node) for node in nodes]
         return [[self._rows[node][place] for place in places] for node in nodes]

@@ -1,0 +1,67 @@
+"""``gpunode parse``: one raw tool output to JSON."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import click
+
+from gpunode.catalog import load
+from gpunode.cli.nearest import unknown
+from gpunode.errors import UsageError
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers import dmesg
+from gpunode.facts.parsers.kinds import KINDS, Parser, decoded
+
+
+@click.command("parse")
+@click.argument("kind", metavar="KIND")
+@click.argument("file", metavar="FILE|-")
+@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read.")
+def command(*, kind: str, file: str, verbose: bool) -> int:
+    """Read one tool's raw output (FILE, or - for stdin) and print it as one JSON document.
+
+    Unknown values are null, units stand in the keys. What the tool says of its own failure is an answer
+    ({"error": ...}, exit 0); text that is not of the kind or is cut is refused (exit 2).
+
+    \b
+    Kinds:
+      nvidia-smi-xml nvidia-smi-q nvidia-smi-table nvidia-smi-query nvidia-smi-topo
+      nvidia-smi-nvlink nvidia-smi-list nccl-tests nvbandwidth bandwidth-test
+      p2p-bandwidth dcgm-diag dmesg lspci ibstat numactl lscpu driver-version
+
+    \b
+    Examples:
+      nvidia-smi -q -x | gpunode parse nvidia-smi-xml - | jq '.gpus[].temperature_c'
+      gpunode parse nccl-tests all_reduce.log
+    """
+    if kind not in KINDS:
+        raise UsageError(unknown("kind", kind, KINDS))
+    name = "standard input" if file == "-" else file
+    data = _read(file)
+    if verbose:
+        click.echo(f"gpunode: {name}: {len(data)} bytes read as {kind}", err=True)
+    try:
+        answer = _parser(kind)(decoded(data))
+    except ParseError as err:
+        raise UsageError(f"{name}: not read as {kind}: {err}") from None
+    click.echo(json.dumps(answer, indent=1, allow_nan=False))
+    return 0
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as err:
+        raise UsageError(f"{file}: cannot be read: {err.strerror}") from None
+
+
+def _parser(kind: str) -> Parser:
+    """The kind's parser; the one of the kernel's log with the catalog's meanings of Xids."""
+    if kind != "dmesg":
+        return KINDS[kind]
+    xids = {xid.number: xid for xid in load().xids.values() if xid.severity != "unused"}
+    return partial(dmesg.parse, xids=xids)
