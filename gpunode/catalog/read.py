@@ -20,6 +20,8 @@ except ImportError:  # PyYAML without libyaml: the same, slower
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 Key = tuple[str | int, ...]
+MOST_LEVELS = 20
+MOST_NODES = 500_000
 
 
 @dataclass(frozen=True, order=True)
@@ -137,6 +139,9 @@ def read(path: Path, name: str | None = None) -> Document:
         raise BadFileError(Problem(name, 0, "", "is not UTF-8 text", "yaml")) from None
     try:
         root = yaml.compose(text, Loader=_Loader)
+        _size(root, 0)
+    except (RecursionError, OverflowError):
+        raise BadFileError(Problem(name, 0, "", "is nested too deep, too large, or refers to itself", "yaml")) from None
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         line = mark.line + 1 if mark else 0
@@ -147,6 +152,20 @@ def read(path: Path, name: str | None = None) -> Document:
         line = root.start_mark.line + 1 if root else 1
         raise BadFileError(Problem(name, line, "", "a mapping of sections (gpus, branches …) is wanted", "yaml"))
     return Document(name, root)
+
+
+def _size(node: yaml.Node | None, depth: int) -> int:
+    """Nodes with all anchors followed; OverflowError past what a catalog can be, so that anchors cannot blow it up."""
+    if depth > MOST_LEVELS:
+        raise OverflowError
+    parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+    inner = (part for item in parts for part in (item if isinstance(item, tuple) else (item,)))
+    size = 1
+    for part in inner:
+        size += _size(part, depth + 1)
+        if size > MOST_NODES:
+            raise OverflowError
+    return size
 
 
 def merge(old: Any, new: Any) -> Any:

@@ -1,0 +1,195 @@
+"""Nothing of the reference that the catalog was made from is missing, and nothing says something else."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpunode.catalog import load
+
+SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
+FILE = SHARED / "reference" / "compat.yml"
+pytestmark = [
+    pytest.mark.captures,
+    pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE} is not there (set GPUNODE_SHARED)"),
+]
+CATALOG = load()
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content: dict[str, Any] = yaml.load(FILE.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
+    return content
+
+
+def test_every_gpu_is_there_with_its_figures(reference: dict[str, Any]) -> None:
+    assert len(reference["gpus"]) > 40
+    for row in reference["gpus"]:
+        for pci in row["pci_device_ids"]:
+            match = CATALOG.gpu_by_pci(pci, row.get("pci_subsystem"))
+            assert match is not None, pci
+            gpu = match.gpu
+            assert gpu is not None, pci
+            where = f"{row['name']} ({pci})"
+            assert gpu.architecture == row["arch"].lower(), where
+            assert gpu.compute_capability == row["compute_capability"], where
+            assert gpu.memory_gb == row["memory_gb"], where
+            assert gpu.memory_bandwidth_gb_per_s == row["mem_bw_gbs"], where
+            assert gpu.power_w == row["tdp_w"], where
+            assert gpu.sm_clock_mhz == row["max_sm_clock_mhz"], where
+            assert gpu.memory_clock_mhz == row["mem_clock_nvsmi_mhz"], where
+            assert gpu.last_branch == row["last_driver_branch"], where
+            assert (gpu.nvlink.gb_per_s if gpu.nvlink else 0) == row["nvlink"]["gbs"], where
+            assert gpu.pcie is not None, where
+            assert (gpu.pcie.gen, gpu.pcie.width) == (row["pcie"]["gen"], row["pcie"]["width"]), where
+            assert gpu.mig_instances == row.get("mig_max", 0), where
+            assert gpu.memory_mib == row.get("nvsmi_mem_mib"), where
+            assert set(gpu.product_names) >= set(row.get("nvsmi_names", [])), where
+            assert set(gpu.source) >= set(row["src"]), where
+            assert (gpu.modules == "open") == (row["open_modules"] == "required"), where
+            assert (gpu.modules == "either") == (row["open_modules"] == "capable"), where
+            rates = gpu.tflops
+            assert (rates.fp32 if rates else None) == row["fp32_tflops"], where
+            assert (rates.bf16 if rates else None) == row["bf16_dense_tflops"], where
+            if row.get("unsure"):
+                assert gpu.unsure or gpu.confidence == "unsure", where
+
+
+def test_first_listed_says_the_same(reference: dict[str, Any]) -> None:
+    first = {branch: points[0].split()[0] for branch, points in reference["driver_points"].items()}
+    for row in reference["gpus"]:
+        tags = row.get("first_open_tag_per_branch") or {}
+        match = CATALOG.gpu_by_pci(row["pci_device_ids"][0], row.get("pci_subsystem"))
+        assert match is not None
+        assert match.gpu is not None
+        if not row.get("first_open_tag_reliable", True) or not tags:
+            assert match.gpu.first_listed == {}
+            continue
+        for branch in (branch for branch in first if branch <= 595):
+            told = match.gpu.first_listed_on(branch)
+            told = first[branch] if told == "from the start" else told
+            assert told == tags.get(branch, "never"), (row["name"], branch)
+
+
+def test_every_other_pci_id_is_there(reference: dict[str, Any]) -> None:
+    for row in reference["other_pci_ids"]:
+        assert CATALOG.gpu_by_pci(row["id"]) is not None or row["id"] in CATALOG.pci_parts, row
+
+
+def test_every_branch_and_point_is_there(reference: dict[str, Any]) -> None:
+    for row in reference["driver_branches"]:
+        branch = CATALOG.branch(row["branch"])
+        assert row["type"].startswith(branch.type or "unsure"), row
+        assert branch.released is not None
+        assert row["released"].startswith(branch.released), row
+        assert branch.eol_computed == row["eol"], row
+        assert branch.eol_vendor == row.get("eol_nvidia"), row
+        assert row["latest_known"] in branch.points, row
+        assert branch.native_cuda == row.get("max_cuda_native"), row
+        assert branch.oldest_architecture == row["gpu_archs"].removesuffix("+").lower(), row
+    for number, points in reference["driver_points"].items():
+        known = CATALOG.branch(number).points
+        for point in points:
+            version, _, when = point.partition(" ")
+            assert version in known, point
+            assert known[version] == (when.strip("()") or None), point
+    for number, cuda in reference["branch_native_cuda"].items():
+        assert CATALOG.branch(number).native_cuda == cuda
+
+
+def test_every_toolkit_is_there(reference: dict[str, Any]) -> None:
+    assert {row["version"] for row in reference["cuda_toolkits"]} == set(CATALOG.toolkits)
+    for row in reference["cuda_toolkits"]:
+        toolkit = CATALOG.toolkits[row["version"]]
+        assert toolkit.label == row["label"]
+        assert toolkit.branch == row["toolkit_driver_branch"]
+        assert toolkit.driver == row["toolkit_driver_linux_x86_64"]
+        assert (toolkit.runfile_driver or toolkit.driver) == (row["runfile_driver_linux_x86_64"] or toolkit.driver)
+        assert CATALOG.cuda_majors[str(toolkit.major)].floor == row["minor_compat_min_driver_linux"]
+        assert row["runfile_driver_linux_sbsa"] in (None, row["runfile_driver_linux_x86_64"])
+    for row in reference["cuda_majors"]:
+        major = CATALOG.cuda_majors[row["cuda"].removesuffix(".x")]
+        assert (major.floor, major.branch) == (row["min_driver_linux"], row["min_branch"])
+
+
+def test_forward_compatibility_is_the_same_matrix(reference: dict[str, Any]) -> None:
+    for row in reference["forward_compat"]["matrix"]:
+        ours = CATALOG.forward_compat[row["package"].removeprefix("cuda-compat-").replace("-", ".")]
+        told = {
+            **dict.fromkeys(ours.works_on, "compatible"),
+            **dict.fromkeys(ours.needless_on, "not-needed (same CUDA)"),
+            **dict.fromkeys(ours.refused_on, "not-compatible"),
+        }
+        assert told == row["matrix"], row["package"]
+    assert len(CATALOG.forward_compat) == len(reference["forward_compat"]["matrix"])
+
+
+def test_architectures_are_the_same(reference: dict[str, Any]) -> None:
+    modules = {"no": "proprietary", "yes": "either", "yes (GH200: required)": "either", "required": "open"}
+    for row in reference["architectures"]:
+        ours = CATALOG.architectures[row["arch"].lower()]
+        assert list(ours.compute_capabilities) == row["cc"]
+        assert ours.last_branch == row["last_driver_branch"]
+        assert ours.modules == modules[row["open_modules"]]
+        last = row["last_cuda"]
+        assert ours.last_cuda == (int(last.split(".")[0]) if last else None)
+
+
+def test_every_xid_is_there_with_its_weight(reference: dict[str, Any]) -> None:
+    weight = {"app": "application", "follow": "high"}
+    for row in reference["xid"]:
+        xid = CATALOG.xid(row["code"])
+        assert xid is not None
+        assert row["mnemonic"].startswith(xid.name)
+        assert xid.severity == weight.get(row["severity_derived"], row["severity_derived"])
+        since = re.search(r"R(\d+)", row.get("xid154_since") or "")
+        assert xid.recovery_reported_since == (int(since[1]) if since else None)
+    assert len(CATALOG.xids) == len(reference["xid"])
+
+
+def test_every_system_and_package_name_is_there(reference: dict[str, Any]) -> None:
+    known = {offer.repository for row in CATALOG.systems.values() for offer in row.origins.values()}
+    assert set(reference["repo_layout"]["distro"].values()) <= known
+    components = {row["component"].replace(" 9", "") for row in reference["packages_aux"]}
+    other = {"fabricmanager": "fabric-manager", "toolkit": "cuda-toolkit", "compat": "cuda-compat"}
+    ours = {row.component for row in CATALOG.packages.values()}
+    assert {other.get(name, name.replace(" ", "-")) for name in components} <= ours
+    archive = {row["package"]: row for row in reference["debian_archive"]["packages"]}
+    assert archive["nvidia-driver"]["bookworm"] == CATALOG.os("debian-12").origins["debian"].versions[535]
+    assert archive["nvidia-driver"]["trixie"] == CATALOG.os("debian-13").origins["debian"].versions[550]
+    assert archive["nvidia-tesla-535-driver"]["trixie"] == CATALOG.os("debian-13").origins["debian"].versions[535]
+
+
+def test_every_framework_and_library_is_there(reference: dict[str, Any]) -> None:
+    for row in reference["pytorch"]:
+        ours = CATALOG.frameworks[f"pytorch-{row['torch']}"]
+        assert set(ours.builds) == set(row["cuda"] or {})
+        assert (ours.default_wheel or {}).get("cuda") == (row["pypi_default"] or {}).get("cuda")
+    for row in reference["tensorflow"]:
+        assert CATALOG.frameworks[f"tensorflow-{row['tf']}"].floor == row["driver_min"]
+    for row in reference["nccl"]:
+        assert row["nccl"].removeprefix(">=") in CATALOG.nccl
+
+
+def test_every_source_is_there(reference: dict[str, Any]) -> None:
+    assert set(reference["sources"]) <= set(CATALOG.sources)
+
+
+def test_every_expected_figure_is_there(reference: dict[str, Any]) -> None:
+    perf = reference["perf"]
+    figures = list(CATALOG.expectations.values())
+
+    def values(metric: str) -> list[float]:
+        return sorted(row.value for row in figures if row.metric == metric)
+
+    assert values("all_reduce_busbw") == sorted(float(row["busbw"]) for row in perf["all_reduce_busbw_gbs"])
+    assert values("gemm_bf16") == sorted(float(row["bf16"]) for row in perf["gemm_mamf_tflops"] if row["bf16"])
+    assert values("gemm_fp8") == sorted(float(row["fp8"]) for row in perf["gemm_mamf_tflops"] if row["fp8"])
+    assert {row["p2p"] for row in perf["host_p2p_bw_gbs"] if row["p2p"]} == set(values("peer_to_peer"))
+    assert {row["h2d_d2h"] for row in perf["host_p2p_bw_gbs"]} == set(values("host_to_device"))
+    stress = [row["targeted_stress_gflops"] for row in perf["dcgm_thresholds"] if row["id"] != "20b2147f"]
+    assert values("targeted_stress") == sorted(float(value) for value in stress)
