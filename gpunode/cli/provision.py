@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -16,13 +16,12 @@ import click
 import yaml
 
 from gpunode.content import ansible_environment, ansible_program, collection_root
-from gpunode.errors import Exit, UndeterminedError, UsageError
+from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
 from gpunode.fleet.variables import refuse_unknown
 
 INTERRUPT_WAIT_S = 20.0
 """How long Ansible may take to end by itself after Ctrl-C before its process group is killed."""
-_LIST_TIMEOUT_S = 60.0
 _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 
 
@@ -56,10 +55,9 @@ def command(**options: Any) -> int:
     names = {name for variables in read.hosts.values() for name in variables}
     refuse_unknown(names, root, sources)
     for extra in options["extra_vars"]:
-        refuse_unknown(_extra_names(extra), root, [extra] if extra.startswith("@") else [])
+        refuse_unknown(_extra_names(extra), root, [extra] if extra.startswith("@") else [], "-e")
     argv = [ansible_program("ansible-playbook"), str(playbook), *_words(options), *vault]
-    if options["tags"] or options["skip_tags"]:
-        _refuse_unknown_tags(playbook, options, sources, vault)
+    _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
     password = None
     if options["ask_become_pass"]:
         password = click.prompt("sudo password", hide_input=True, err=True)
@@ -144,22 +142,39 @@ def _words(options: dict[str, Any]) -> list[str]:
     return words
 
 
-def _refuse_unknown_tags(playbook: Path, options: dict[str, Any], sources: Sequence[str], vault: Sequence[str]) -> None:
+def _refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
     """Ansible runs nothing for a tag that does not exist, and calls that a success."""
-    argv = [ansible_program("ansible-playbook"), str(playbook), "--list-tags", *vault]
-    argv += [word for source in sources for word in ("-i", source)]
-    done = process.run(argv, timeout_s=_LIST_TIMEOUT_S, env=ansible_environment())
-    if done.rc != 0:
-        raise UndeterminedError(f"ansible-playbook cannot list the tags of {playbook}: {done.stderr.strip()[-300:]}")
-    known = set(_SPECIAL_TAGS)
-    for found in re.findall(r"TAGS: \[([^\]]*)\]", done.stdout):
-        known.update(tag.strip() for tag in found.split(",") if tag.strip())
-    for value in (*options["tags"], *options["skip_tags"]):
-        for tag in filter(None, (word.strip() for word in value.split(","))):
-            if tag not in known:
-                near = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known - _SPECIAL_TAGS))}"
-                raise UsageError(f"the site playbook has no tag {tag}; {hint}")
+    known = _SPECIAL_TAGS.union(
+        *(_tags(file) for file in (*root.glob("playbooks/*.yml"), *root.glob("roles/*/*/*.yml")))
+    )
+    for tag in (word.strip() for value in given for word in value.split(",") if word.strip()):
+        if tag not in known:
+            near = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known - _SPECIAL_TAGS))}"
+            raise UsageError(f"no task has the tag {tag}; {hint}")
+
+
+def _tags(file: Path) -> set[str]:
+    """All tags of a playbook or a file of tasks, wherever they stand; ``--list-tags`` knows none of included files."""
+
+    def walk(node: yaml.Node | None) -> Iterator[str]:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                yield from _tag_names(value) if key.value == "tags" else walk(value)
+        elif isinstance(node, yaml.SequenceNode):
+            for item in node.value:
+                yield from walk(item)
+
+    try:
+        return set(walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)))
+    except yaml.YAMLError as err:
+        raise UsageError(f"{file} is no YAML; reinstall gpunode: {str(err).splitlines()[0]}") from None
+
+
+def _tag_names(node: yaml.Node) -> Iterator[str]:
+    scalars = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    for scalar in scalars:
+        yield from (name.strip() for name in str(scalar.value).split(",") if name.strip())
 
 
 def _extra_names(extra: str) -> list[str]:

@@ -19,8 +19,10 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def known_variables(root: Path) -> tuple[str, ...]:
-    """Variables of all roles below ``root``/roles, from their ``meta/argument_specs.yml``."""
+    """Variables of all roles below ``root``/roles, from their ``meta/argument_specs.yml``, and those of the playbooks."""
     found: set[str] = set()
+    for file in root.glob("playbooks/*.yml"):
+        found.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))
     for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
         document: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         for entry in document.get("argument_specs", {}).values():
@@ -66,8 +68,11 @@ def _nearest(name: str, prefix: str, ours: Sequence[str]) -> str | None:
     return prefix + near[0] if near else None
 
 
-def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str]) -> None:
-    """Raise UsageError for the first name that is a typo, with the file and line among ``sources`` that has it."""
+def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str], where: str = "the inventory") -> None:
+    """Raise UsageError for the first name that is a typo, with the file and line among ``sources`` that has it.
+
+    ``where`` is told for a name that none of the files has.
+    """
     unknown = unknown_variables(names, known_variables(root), role_prefixes(root))
     if not unknown:
         return
@@ -75,7 +80,7 @@ def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str]) -> 
     place = locate(name, sources)
     more = f" ({len(unknown) - 1} more like it)" if len(unknown) > 1 else ""
     hint = f"did you mean {near}?" if near else "no role has a variable like it"
-    raise UsageError(f"{place or 'the inventory'}: {name} is no variable of any role; {hint}{more}")
+    raise UsageError(f"{place or where}: {name} is no variable of any role; {hint}{more}")
 
 
 def locate(name: str, sources: Sequence[str]) -> str | None:

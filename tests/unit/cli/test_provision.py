@@ -28,6 +28,15 @@ SITE = """
       when: fail_here | default(false) | bool
       tags: [fail]
 """
+TASKS = """
+- name: A block
+  tags: nvidia_driver_install
+  block:
+    - name: Inside
+      ansible.builtin.debug:
+        msg: !unsafe "{{ x }}"
+      tags: ["inner"]
+"""
 SPECS = "argument_specs:\n  main:\n    options:\n      nvidia_driver_source: {type: str}\n"
 
 
@@ -41,6 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "playbooks" / "site.yml").write_text(SITE)
     (root / "roles" / "nvidia_driver" / "meta").mkdir(parents=True)
     (root / "roles" / "nvidia_driver" / "meta" / "argument_specs.yml").write_text(SPECS)
+    (root / "roles" / "nvidia_driver" / "tasks").mkdir()
+    (root / "roles" / "nvidia_driver" / "tasks" / "install.yml").write_text(TASKS)
     monkeypatch.setattr("gpunode.cli.provision.collection_root", lambda: root)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.yml").write_text(
@@ -68,6 +79,10 @@ def test_a_good_run_passes_options_and_output_through(folder: Path, capfd: Out) 
     assert code == 0
 
 
+def test_tags_of_included_files_are_known(folder: Path) -> None:
+    assert provision("--limit", "gpu1", "--tags", "inner,nvidia_driver_install", "--skip-tags", "always") == 0
+
+
 def test_a_task_that_fails_is_exit_code_1(folder: Path) -> None:
     assert provision() == 1
 
@@ -85,9 +100,9 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
     ("words", "says"),
     [
         (["--limit", "gpu9"], "--limit gpu9: gpu9 is no host or group of inventory hosts.yml; near it: gpu"),
-        (["--tags", "sya"], "the site playbook has no tag sya; did you mean say?"),
-        (["--skip-tags", "say,zzzz"], "the site playbook has no tag zzzz; it has fail, say"),
-        (["-e", "nvidia_driver_sorce=debian"], "nvidia_driver_sorce is no variable of any role; did you mean"),
+        (["--tags", "sya"], "no task has the tag sya; did you mean say?"),
+        (["--skip-tags", "say,zzzz"], "no task has the tag zzzz; there are fail, inner, nvidia_driver_install, say"),
+        (["-e", "nvidia_driver_sorce=debian"], "-e: nvidia_driver_sorce is no variable of any role; did you mean"),
         (["-e", '{"nvidia_driver_sorce": 1}'], "did you mean nvidia_driver_source?"),
         (["-e", "@absent.yml"], "-e @absent.yml: No such file or directory"),
         (["-e", "{broken"], "neither JSON nor YAML"),

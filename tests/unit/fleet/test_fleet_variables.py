@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.content import collection_root
 from gpunode.errors import UsageError
 from gpunode.fleet.variables import known_variables, locate, refuse_unknown, role_prefixes, unknown_variables
 
@@ -53,11 +54,13 @@ def root(tmp_path: Path) -> Path:
         "argument_specs:\n  main:\n    options:\n      nvidia_driver_source: {type: str}\n"
         "  other:\n    options:\n      nvidia_driver_state: {type: str}\n"
     )
+    (tmp_path / "root" / "playbooks").mkdir()
+    (tmp_path / "root" / "playbooks" / "site.yml").write_text("when: gpunode_reboot | default('never') == 'x'\n")
     return tmp_path / "root"
 
 
 def test_the_roles_say_what_is_known(root: Path) -> None:
-    assert known_variables(root) == ("nvidia_driver_source", "nvidia_driver_state")
+    assert known_variables(root) == ("gpunode_reboot", "nvidia_driver_source", "nvidia_driver_state")
     assert role_prefixes(root) == ("nvidia_driver_", "gpunode_")
 
 
@@ -89,10 +92,17 @@ def test_a_name_that_no_file_has_is_told_without_place(root: Path) -> None:
 
 
 def test_good_names_pass(root: Path) -> None:
-    refuse_unknown(["nvidia_driver_source", "site"], root, [])
+    refuse_unknown(["nvidia_driver_source", "gpunode_reboot", "site"], root, [])
 
 
 def test_parts_of_longer_names_are_not_found(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yml"
     file.write_text("my_gpunode_x: 1\nuse: '{{ gpunode_x }}'\n")
     assert locate("gpunode_x", [str(file)]) is None
+
+
+def test_our_own_roles_and_playbooks_are_read() -> None:
+    known = known_variables(collection_root())
+    assert "nvidia_driver_source" in known
+    assert "gpunode_reboot" in known
+    assert unknown_variables(known, known, role_prefixes(collection_root())) == []
