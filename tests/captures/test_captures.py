@@ -1,0 +1,139 @@
+"""Recorded outputs of real machines, in ../shared/captures: parsed, and every key fact of the index found.
+
+The folder is no part of the project; without it the tests are skipped. GPUNODE_SHARED names another ``shared``.
+"""
+
+import copy
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpunode.cli.parse import command
+from gpunode.errors import UsageError
+
+HERE = Path(__file__).resolve().parent
+SHARED = Path(os.environ.get("GPUNODE_SHARED", HERE.parents[1].parent / "shared"))
+FOLDER = SHARED / "captures"
+CAPTURES: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "facts.yml").read_text(encoding="utf-8"))["captures"]
+PARSED = {name: entry for name, entry in CAPTURES.items() if "facts" in entry}
+REFUSED = {name: entry for name, entry in CAPTURES.items() if "refused" in entry}
+NO_KIND = {name: entry for name, entry in CAPTURES.items() if "no_kind" in entry}
+
+pytestmark = [
+    pytest.mark.captures,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
+]
+
+_FILTER = re.compile(r"\[(\w+)=(.*)\]")
+
+
+def at(value: Any, path: str) -> Any:
+    """What stands at a path of facts.yml; raises LookupError or TypeError where there is no such place."""
+    for step in path.split("/"):
+        selection = _FILTER.fullmatch(step)
+        if step == "#":
+            return len(value)
+        if step.startswith("*"):
+            rest = path.split("*/", 1)[1]
+            return [at(element, rest) for element in value]
+        if step.startswith("+"):
+            value = [inner for element in value for inner in element[step[1:]]]
+        elif selection:
+            value = [element for element in value if _has(element[selection[1]], selection[2])]
+        elif isinstance(value, list):
+            value = value[int(step)]
+        else:
+            value = value[step]
+    return value
+
+
+def _has(value: Any, text: str) -> bool:
+    return text in map(str, value) if isinstance(value, list) else str(value) == text
+
+
+def wrong(answer: dict[str, Any], facts: dict[str, Any]) -> list[str]:
+    """One line for each fact that the answer does not have."""
+    lines = []
+    for path, expected in facts.items():
+        try:
+            found = at(answer, path)
+        except (LookupError, TypeError, ValueError) as err:
+            lines.append(f"{path}: expected {expected!r}, found no such place: {err!r}")
+            continue
+        if found != expected or isinstance(found, bool) is not isinstance(expected, bool):
+            lines.append(f"{path}: expected {expected!r}, found {found!r}")
+    return lines
+
+
+def parsed(name: str) -> dict[str, Any]:
+    """The capture through the command line: one JSON document on stdout and exit 0."""
+    result = CliRunner().invoke(command, [CAPTURES[name]["kind"], str(FOLDER / name)], standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    assert result.return_value == 0
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def summary() -> Iterator[None]:
+    """Say what the folder holds and what became of it; ``pytest -s`` shows it."""
+    yield
+    facts = sum(len(entry["facts"]) for entry in PARSED.values())
+    print(f"\n{len(CAPTURES)} captures: {len(PARSED)} parsed, {facts} facts checked")
+    for title, entries, key in (("refused", REFUSED, "refused"), ("of no kind", NO_KIND, "no_kind")):
+        print(f"{len(entries)} {title}:")
+        for name, entry in entries.items():
+            print(f"  {name}: {entry[key]}")
+
+
+def test_every_capture_has_its_expectations() -> None:
+    here = {str(path.relative_to(FOLDER)) for path in FOLDER.glob("*/*")}
+    assert here == set(CAPTURES)
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_key_facts(name: str) -> None:
+    assert wrong(parsed(name), PARSED[name]["facts"]) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parsed(name)
+    message = str(caught.value)
+    assert Path(name).name in message
+    assert CAPTURES[name]["kind"] in message
+    assert "expected" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", PARSED)
+def test_a_changed_fact_fails(name: str) -> None:
+    answer = parsed(name)
+    for path, value in PARSED[name]["facts"].items():
+        facts = copy.deepcopy(PARSED[name]["facts"])
+        facts[path] = _changed(value)
+        assert len(wrong(answer, facts)) == 1, path
+
+
+def _changed(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value} "
+    if isinstance(value, list) and value:
+        return [_changed(value[0]), *value[1:]]
+    if isinstance(value, dict) and value:
+        first = next(iter(value))
+        return value | {first: _changed(value[first])}
+    return "something" if value is None else None
