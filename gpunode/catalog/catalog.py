@@ -52,6 +52,9 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
 
 MODELS: Mapping[str, type[BaseModel]] = {name: model for kinds in FILES.values() for name, model in kinds.items()}
 
+BY_VERSION = ("branches", "toolkits", "container_toolkit")
+"""Sections that are sorted, newest first: an overlay's rows fall into their place."""
+
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -113,7 +116,7 @@ class Catalog:
             rows, problems = self.validated(name)
             if problems:
                 raise UsageError(str(problems[0]))
-            self._sections[name] = rows
+            self._sections[name] = dict(sorted(rows.items(), key=_newest_first)) if name in BY_VERSION else rows
         return self._sections[name]
 
     def validated(self, name: str) -> tuple[Mapping[str, Any], list[Problem]]:
@@ -304,6 +307,10 @@ class Catalog:
     def xid(self, number: int) -> hardware.Xid | None:
         """An Xid by number."""
         return self.xids.get(str(number))
+
+
+def _newest_first(item: tuple[str, Any]) -> Any:
+    return tuple(-part for part in Number(item[0]).release)
 
 
 def _system_names(row: software.System) -> tuple[str, ...]:

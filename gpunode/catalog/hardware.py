@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from packaging.version import Version as Number
 from pydantic import Field
 
-from gpunode.catalog.rows import Capability, Part, PciId, Row, Version, Words
+from gpunode.catalog.rows import Capability, NumberId, Part, PciId, Row, Version, Words
 
 Arch = Literal["x86_64", "aarch64"]
 Flavour = Literal["open", "proprietary"]
@@ -135,6 +135,7 @@ class Gpu(Row):
 class PciPart(Row):
     """An NVIDIA PCI function that is no GPU; section ``pci_parts``."""
 
+    id: PciId
     name: str
     role: Literal["nvswitch", "bridge"]
     gen: int | None = None
@@ -179,6 +180,7 @@ class Platform(Row):
 class Xid(Row):
     """One Xid error; section ``xids``. ``id`` is the number as text."""
 
+    id: NumberId
     name: str
     """NVIDIA's mnemonic."""
     meaning: str

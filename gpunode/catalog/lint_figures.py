@@ -137,15 +137,6 @@ def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
                 yield ("systems", row.id, "origins", name, "versions"), branch, version
 
 
-@rule("branch-number")
-def branch_number(rows: Rows) -> Found:
-    """Ids that are numbers are numbers: branches, CUDA majors, Xids."""
-    for section in ("branches", "cuda_majors", "xids"):
-        for key in rows.ids(section):
-            if not key.isdecimal():
-                yield (section, key), "the id of this section is a number"
-
-
 @rule("date-order")
 def dates(rows: Rows) -> Found:
     """Nothing ends before it begins, and no row tells of days after it was checked."""

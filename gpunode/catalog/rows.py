@@ -45,6 +45,12 @@ def _version(text: str) -> str:
     return text
 
 
+def _number(text: str) -> str:
+    if not re.fullmatch(r"\d{1,6}", text):
+        raise ValueError("the id of this section is a number")
+    return text
+
+
 def _pci(text: str) -> str:
     text = text.lower()
     if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", text):
@@ -65,6 +71,8 @@ def _one_or_more(value: Any) -> Any:
 When = Annotated[str, AfterValidator(_when)]
 """A date of the precision that its source has: ``2026-08-03``, ``2026-08`` or ``2026``."""
 Version = Annotated[str, AfterValidator(_version)]
+NumberId = Annotated[str, AfterValidator(_number)]
+"""The id of a row that is called by a number: a branch, a CUDA major, an Xid."""
 PciId = Annotated[str, AfterValidator(_pci)]
 """``10de:2330``, lower case."""
 Capability = Annotated[str, AfterValidator(_capability)]

@@ -7,7 +7,7 @@ from typing import Literal
 from packaging.version import Version as Number
 
 from gpunode.catalog.hardware import Arch, Flavour
-from gpunode.catalog.rows import Capability, Part, Row, Version, When, Words, last_day
+from gpunode.catalog.rows import Capability, NumberId, Part, Row, Version, When, Words, last_day
 
 Origin = Literal["nvidia", "ubuntu", "debian"]
 """Where a driver comes from: NVIDIA's CUDA repository or the distribution's own archive."""
@@ -33,6 +33,7 @@ BranchType = Literal["LTSB", "PB", "NFB"]
 class Branch(Row):
     """One driver branch; section ``branches``. ``id`` is its number as text."""
 
+    id: NumberId
     type: BranchType | None = None
     released: When | None = None
     eol_vendor: When | None = None
@@ -76,6 +77,7 @@ class Branch(Row):
 class CudaMajor(Row):
     """One CUDA major; section ``cuda_majors``. Any toolkit of it runs on drivers from ``floor`` on."""
 
+    id: NumberId
     floor: Version
     branch: int
     min_compute_capability: Capability
@@ -89,6 +91,7 @@ class CudaMajor(Row):
 class Toolkit(Row):
     """One CUDA toolkit release; section ``toolkits``. ``id`` is its version."""
 
+    id: Version
     label: str
     branch: int
     """The driver branch of the same CUDA: full support from there on."""
@@ -117,6 +120,7 @@ class ForwardCompat(Row):
     Data-centre GPUs only; never lowers the CUDA version.
     """
 
+    id: Version
     package: str
     works_on: tuple[int, ...]
     needless_on: tuple[int, ...] = ()
@@ -148,6 +152,7 @@ class Cudnn(Row):
 class Nccl(Row):
     """One NCCL release; section ``nccl``. ``id`` is its version."""
 
+    id: Version
     cuda_majors: tuple[int, ...]
     builds: tuple[Version, ...] = ()
     """Toolkits of the deb and rpm builds: the package version ends in ``+cuda13.3``."""
@@ -171,6 +176,7 @@ class Dcgm(Row):
 class ContainerToolkit(Row):
     """The NVIDIA Container Toolkit; section ``container_toolkit``."""
 
+    id: Version
     released: When | None = None
     replaces: Words = ()
     """What must be gone before."""

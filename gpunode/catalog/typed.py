@@ -41,6 +41,8 @@ def typed_row(
 
     if not isinstance(fields, Mapping):
         return None, [problem((section, key), "a row is a mapping of fields", "shape")]
+    if "id" in fields:
+        return None, [problem((section, key, "id"), "the id is the row's key, it has no line of its own", "value")]
     try:
         return model.model_validate({**fields, "id": key}), []
     except ValidationError as err:
@@ -53,6 +55,8 @@ def typed_row(
 
 
 def _where(above: Key, loc: Sequence[int | str]) -> Key:
+    if tuple(loc) == ("id",):
+        return above
     return (*above, *(part for part in loc if part != "[key]" and not str(part).startswith(("function-", "literal["))))
 
 

@@ -123,7 +123,10 @@ MUTANTS: list[tuple[str, str, str, str]] = [
         "no release of branch 580",
     ),
     ("version-branch", "toolkits: {13.0.2: {driver: 575.95.05}}", "toolkits.13.0.2.driver", "no release of branch 580"),
-    ("branch-number", "xids: {lost: {name: X, date: 2025-01-01}}", "xids.lost", "is a number"),
+    ("value", "branches: {next: {date: 2026-01-01, points: {}}}", "branches.next", "is a number"),
+    ("value", "xids: {lost: {name: X}}", "xids.lost", "is a number"),
+    ("value", "toolkits: {new: {label: x, branch: 620}}", "toolkits.new", "a version is wanted"),
+    ("value", "gpus: {t4: {id: t5}}", "gpus.t4.id", "the id is the row's key"),
     (
         "date-order",
         "branches: {580: {eol_vendor: 2024-06}}",

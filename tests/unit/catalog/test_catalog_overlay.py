@@ -1,10 +1,17 @@
 """A user's own file over ours, and the text that catalog files are."""
 
 import os
+import re
 from pathlib import Path
+
+import pytest
 
 from gpunode.catalog import load
 from gpunode.catalog.read import merge
+
+DOCS = re.findall(
+    r"```yaml\n(.*?)```", (Path(__file__).parents[3] / "docs" / "catalog.md").read_text("utf-8"), re.DOTALL
+)
 
 
 def overlay(tmp_path: Path, text: str, name: str = "site.yml") -> Path:
@@ -100,6 +107,26 @@ def test_an_anchor_is_followed(tmp_path: Path) -> None:
         pcie = catalog.gpu(name).pcie
         assert pcie is not None
         assert pcie.width == 4
+
+
+def test_a_newer_row_comes_first_where_the_order_is_by_version(tmp_path: Path) -> None:
+    path = overlay(
+        tmp_path,
+        "defaults: {all: {date: 2026-11-01}}\n"
+        "branches: {630: {released: 2026-10-30, points: {630.10: 2026-10-30}}}\n"
+        "container_toolkit: {1.3.0: {repository: x, key: y}, 1.21.0: {repository: x, key: y}}\n",
+    )
+    catalog = load([path])
+    assert list(catalog.branches)[:3] == ["630", "620", "615"]
+    assert list(catalog.container_toolkit) == ["1.21.0", "1.20.0", "1.3.0"]
+    assert list(catalog.toolkits)[:2] == ["13.5.0", "13.4.2"]
+    assert list(catalog.toolkits)[-1] == "11.0.2"
+
+
+@pytest.mark.parametrize("block", DOCS, ids=range(len(DOCS)))
+def test_what_the_docs_show_is_sound(tmp_path: Path, block: str) -> None:
+    whole = block if "defaults:" in block else f"defaults: {{all: {{date: 2026-11-20}}}}\n{block}"
+    assert load([overlay(tmp_path, whole)]) is not load()
 
 
 def test_merge_keeps_what_is_not_named() -> None:
