@@ -152,7 +152,9 @@ def _probe(work: _Work, common: _Common) -> bytes:
         passphrase=target.key_passphrase,
     )
     work.abort.add(connection.close)
-    return converse(start(connection, what.command, deadline), what, common.script, password, deadline)
+    session = start(connection, what.command, deadline)
+    work.abort.add(session.close)
+    return converse(session, what, common.script, password, deadline)
 
 
 def _bundle(output: bytes) -> Bundle:

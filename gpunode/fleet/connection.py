@@ -87,6 +87,10 @@ class SshSession:
         with suppress(OSError, EOFError):
             self._channel.shutdown_write()
 
+    def close(self) -> None:
+        """Give the channel and its descriptors back."""
+        self._channel.close()
+
     @property
     def ended(self) -> bool:
         """See Session."""

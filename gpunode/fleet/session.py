@@ -79,7 +79,17 @@ def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Pro
     )
     words = ["/bin/sh", "-c", inner]
     if sudo:
-        words = ["sudo", "-H", *(("-S", "-p", f"{token}:") if ask else ("-n",)), "-u", "root", *words]
+        # What sudo says is read, so it has to say it in English; env, for csh knows no VARIABLE=value before a command.
+        words = [
+            "env",
+            "LC_ALL=C",
+            "sudo",
+            "-H",
+            *(("-S", "-p", f"{token}:") if ask else ("-n",)),
+            "-u",
+            "root",
+            *words,
+        ]
     return Program(shlex.join(words), token, sudo, python)
 
 

@@ -19,7 +19,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def known_variables(root: Path) -> tuple[str, ...]:
-    """Variables of all roles below ``root``/roles, from their ``meta/argument_specs.yml``, and those of the playbooks."""
+    """Variables of all roles below ``root``, from their ``meta/argument_specs.yml``, and those of the playbooks."""
     found: set[str] = set()
     for file in root.glob("playbooks/*.yml"):
         found.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))

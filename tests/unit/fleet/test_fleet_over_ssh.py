@@ -1,5 +1,7 @@
 """Collecting over a real sshd: what a node can do wrong, each with its one line, and nothing that hangs."""
 
+import gc
+import os
 import shutil
 import socket
 import subprocess
@@ -329,6 +331,30 @@ def test_thirty_nodes_come_together_and_bad_ones_stop_nobody(start_sshd: Start) 
         "refused",
         "pythonless",
     }
+
+
+def test_no_descriptor_or_thread_is_left_by_a_node(start_sshd: Start) -> None:
+    server, jump = start_sshd(), start_sshd()
+    targets = [
+        server.target("good"),
+        server.target("behind", jumps=(jump.settings,)),
+        server.target("unknown", known_hosts_files=()),
+        server.target("refused", identity_files=()),
+        server.target("proxied", proxy_command="sleep 300", connect_timeout_s=0.5),
+        replace(server.target("pythonless"), python="/nonexistent"),
+    ]
+    list(collect(targets, timeout_s=20))
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd")), threading.active_count()
+        list(collect(targets, timeout_s=20))
+        end = time.monotonic() + 5
+        while time.monotonic() < end and (len(os.listdir("/proc/self/fd")), threading.active_count()) > before:
+            time.sleep(0.05)
+        assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    finally:
+        gc.enable()
 
 
 def _settings(port: int) -> SshSettings:
