@@ -1,5 +1,5 @@
-# ruff: noqa: PLR0913, PLR0917, RUF005, SIM105, TRY301
-# ruff: noqa: PTH110, PTH112, PTH115, PTH116, PTH118, PTH123, PTH208
+# ruff: noqa: B905, PLR0913, PLR0917, RUF005, S105, SIM105
+# ruff: noqa: PTH110, PTH112, PTH115, PTH116, PTH118, PTH119, PTH123, PTH207, PTH208
 # ruff: noqa: UP006, UP017, UP031, UP035, UP045
 """The probe: looks at one node, changes nothing, prints one bundle (``gpunode.bundle/1``) to stdout.
 
@@ -11,7 +11,11 @@ one after another, and only where the module is loaded already, for ``nvidia-smi
 After one that does not come back in time no other is started.
 """
 
+import collections
 import datetime
+import errno
+import glob
+import grp
 import json
 import os
 import pwd
@@ -24,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional, Pattern, Set, Tuple
+from typing import Any, Deque, Dict, List, Match, Optional, Pattern, Set, Tuple
 
 Answer = Dict[str, Any]
 
@@ -39,6 +43,13 @@ FILE_BYTES = 1024 * 1024
 HOLDERS_S = 5.0
 KILL_WAIT_S = 2.0
 DRAIN_S = 0.5
+STUCK_S = 1.0
+"""A process seen in state D at both ends of this time is told."""
+NVME_S = 5.0
+TREE_ENTRIES = 1024
+"""As many network interfaces, PCI functions … are looked at; thousands of virtual functions are not."""
+KERNEL_LINES = 4000
+"""As many matching lines of the kernel's log are kept, the latest."""
 
 # One row per source that is a plain file, a plain folder or a plain command. What depends on another source's answer
 # is a function in PASSIVE below.
@@ -47,28 +58,160 @@ FILES = (
     "/usr/lib/os-release",
     "/proc/cmdline",
     "/proc/modules",
+    "/proc/meminfo",
+    "/proc/uptime",
+    "/proc/loadavg",
     "/proc/sys/kernel/tainted",
     "/proc/sys/kernel/modules_disabled",
     "/proc/driver/nvidia/version",
+    "/proc/driver/nvidia/params",
     "/sys/module/nvidia/version",
     "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c",
+    "/sys/kernel/security/lockdown",
+    "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/class/dmi/id/sys_vendor",
+    "/sys/class/dmi/id/product_name",
+    "/sys/class/dmi/id/board_name",
+    "/sys/class/dmi/id/bios_version",
+    "/sys/class/dmi/id/bios_date",
     "/etc/dnf/plugins/versionlock.list",
     "/etc/dnf/versionlock.toml",
     "/etc/yum/pluginconf.d/versionlock.list",
+    "/etc/security/limits.conf",
+    "/etc/docker/daemon.json",
+    "/etc/nvidia-container-runtime/config.toml",
+    "/run/reboot-required.pkgs",
     "/etc/gpunode/lab-node",
+)
+# Files of which only the lines that matter are kept: the others are nobody's business, or speak of passwords.
+FILTERED_FILES = (
+    ("/etc/containerd/config.toml", re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")),
+    ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
+    ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
 )
 FOLDERS = (
     "/run/systemd/system/",
     "/sys/firmware/",
     "/sys/firmware/efi/efivars/",
+    "/sys/class/iommu/",
+)
+# Kernel settings, read from /proc/sys.
+SYSCTLS = (
+    "fs.file-max",
+    "kernel.hung_task_timeout_secs",
+    "kernel.numa_balancing",
+    "kernel.panic",
+    "kernel.pid_max",
+    "kernel.randomize_va_space",
+    "net.core.default_qdisc",
+    "net.core.rmem_max",
+    "net.core.somaxconn",
+    "net.core.wmem_max",
+    "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_mtu_probing",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+    "vm.dirty_background_ratio",
+    "vm.dirty_ratio",
+    "vm.max_map_count",
+    "vm.min_free_kbytes",
+    "vm.nr_hugepages",
+    "vm.overcommit_memory",
+    "vm.swappiness",
+    "vm.zone_reclaim_mode",
 )
 COMMANDS = (
     ("uname", ["uname", "-srm"]),
+    ("lscpu", ["lscpu"]),
     ("dkms-status", ["dkms", "status"]),
     ("systemd-detect-virt", ["systemd-detect-virt"]),
     ("systemctl-failed", ["systemctl", "list-units", "--failed", "--all", "--plain", "--no-legend", "--no-pager"]),
+    ("systemctl-defaults", ["systemctl", "show", "-p", "DefaultLimitMEMLOCK,DefaultLimitNOFILE,DefaultLimitNPROC"]),
+    ("timedatectl", ["timedatectl", "show", "-p", "NTP", "-p", "NTPSynchronized", "-p", "Timezone"]),
+    ("chronyc-tracking", ["chronyc", "-n", "-c", "tracking"]),
+    ("apt-config", ["apt-config", "dump", "Unattended-Upgrade", "APT::Periodic"]),
+    ("version-docker", ["docker", "--version"]),
+    ("version-containerd", ["containerd", "--version"]),
+    ("version-podman", ["podman", "--version"]),
+    ("version-runc", ["runc", "--version"]),
+    ("version-crun", ["crun", "--version"]),
+    ("version-nvidia-ctk", ["nvidia-ctk", "--version"]),
 )
-NVIDIA_TOOLS = (("nvidia-smi-xml", ["nvidia-smi", "-q", "-x"]),)
+# Run one after another, and only where the module is loaded.
+NVIDIA_TOOLS = (
+    ("nvidia-smi-xml", ["nvidia-smi", "-q", "-x"]),
+    ("nvidia-smi-topo", ["nvidia-smi", "topo", "-m"]),
+    ("nvidia-smi-p2p", ["nvidia-smi", "topo", "-p2p", "r"]),
+    ("nvidia-smi-nvlink", ["nvidia-smi", "nvlink", "--status"]),
+    ("nvidia-smi-nvlink-errors", ["nvidia-smi", "nvlink", "-e"]),
+    ("version-nv-fabricmanager", ["nv-fabricmanager", "--version"]),
+    ("version-nv-hostengine", ["nv-hostengine", "--version"]),
+    ("version-dcgmi", ["dcgmi", "--version"]),
+)
+
+# Folders of the kernel's whose entries are alike: (folder, names of entries, a file that an entry must have, its
+# files). Where a file is not there, or the kernel has no value for it, nothing is recorded. A ``*`` stands for names.
+TREES = (
+    ("/proc/driver/nvidia/gpus/", r".", None, ("information",)),
+    ("/sys/module/", r"nvidia(_|$)", None, ("parameters/*",)),
+    ("/sys/devices/system/node/", r"node\d+$", None, ("cpulist", "meminfo", "distance")),
+    ("/sys/devices/system/edac/mc/", r"mc\d+$", None, ("mc_name", "ce_count", "ue_count")),
+    ("/sys/block/", r".", "device", ("size", "ro", "queue/rotational", "device/model")),
+    (
+        "/sys/class/nvme/",
+        r"nvme\d+$",
+        None,
+        ("model", "firmware_rev", "state", "device/uevent", "device/numa_node", "hwmon*/temp1_input"),
+    ),
+    (
+        "/sys/class/net/",
+        r".",
+        "device/uevent",
+        ("operstate", "speed", "mtu", "carrier_changes", "device/uevent", "device/numa_node")
+        + tuple("statistics/" + name for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"))
+        + ("statistics/rx_crc_errors", "statistics/rx_missed_errors"),
+    ),
+    (
+        "/sys/class/infiniband/",
+        r".",
+        None,
+        ("fw_ver", "board_id", "hca_type", "device/uevent", "device/numa_node")
+        + tuple("ports/*/" + name for name in ("state", "phys_state", "rate", "link_layer", "lid"))
+        + ("ports/*/gid_attrs/ndevs/0",)
+        + tuple(
+            "ports/*/counters/" + name
+            for name in (
+                "symbol_error",
+                "link_error_recovery",
+                "link_downed",
+                "port_rcv_errors",
+                "port_rcv_remote_physical_errors",
+                "port_xmit_discards",
+                "port_xmit_wait",
+                "local_link_integrity_errors",
+                "excessive_buffer_overrun_errors",
+            )
+        )
+        + tuple(
+            "ports/*/hw_counters/" + name
+            for name in ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "roce_adp_retrans")
+        ),
+    ),
+)
+PCI_FOLDER = "/sys/bus/pci/devices/"
+PCI_FILES = (
+    "uevent",
+    "current_link_speed",
+    "current_link_width",
+    "max_link_speed",
+    "max_link_width",
+    "numa_node",
+    "local_cpulist",
+    "power_state",
+    "iommu_group/type",
+)
+# Values by which the kernel says that it has none: the link is down, the device does not tell.
+NO_VALUE = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO, errno.ENODATA})
 
 UNITS = (
     "nvidia-persistenced.service",
@@ -78,10 +221,45 @@ UNITS = (
     "dcgm.service",
     "nvidia-cdi-refresh.service",
     "nvidia-cdi-refresh.path",
+    "nvidia-powerd.service",
+    "nvidia-peermem.service",
+    "nvidia-suspend.service",
+    "nvlsm.service",
+    "gpunode-exporter.service",
     "docker.service",
+    "docker.socket",
     "containerd.service",
+    "podman.socket",
+    "kubelet.service",
+    "k3s.service",
+    "rke2-agent.service",
+    "slurmd.service",
+    "munge.service",
+    "chrony.service",
+    "chronyd.service",
+    "ntp.service",
+    "ntpd.service",
+    "ntpsec.service",
+    "systemd-timesyncd.service",
+    "irqbalance.service",
+    "tuned.service",
+    "cpupower.service",
+    "openibd.service",
+    "rdma.service",
+    "opensm.service",
+    "opensmd.service",
+    "multipathd.service",
+    "kdump.service",
+    "kdump-tools.service",
+    "apt-daily-upgrade.timer",
+    "unattended-upgrades.service",
+    "dnf-automatic.timer",
+    "dnf-automatic-install.timer",
+    "dnf5-automatic.timer",
 )
-UNIT_PROPERTIES = "Id,LoadState,ActiveState,SubState,UnitFileState"
+UNIT_PROPERTIES = (
+    "Id,LoadState,ActiveState,SubState,UnitFileState,StateChangeTimestamp,NRestarts,LimitMEMLOCK,LimitNOFILE"
+)
 DPKG_FIELDS = ("Package", "Version", "Architecture", "Status", "source:Package", "source:Version", "Maintainer")
 RPM_FIELDS = ("NAME", "VERSION", "RELEASE", "ARCH", "SOURCERPM", "VENDOR", "PACKAGER", "EPOCHNUM")
 DISK_PATHS = ("/", "/boot", "/var", "/usr")
@@ -96,17 +274,147 @@ MODPROBE_FOLDERS = (
 GPU_STACK = re.compile(
     r"nvidia|cuda|nccl|cudnn|cublas|dcgm|datacenter-gpu|libnv|nvlsm|nscq|nvsdm|tensorrt|gdrcopy|gdrdrv"
     r"|glx-alternative|glx-diversions|update-glx|^dkms\t"
+    r"|^(docker([.-](io|ce|ee|engine|buildx|compose)\S*)?|moby-\S+|containerd(\.io)?|podman(-docker)?|runc|crun"
+    r"|cri-o|cri-tools|kubelet|enroot\S*|apptainer|singularity-ce)\t"
 )
 GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 # The GPU's own module under its names: nvidia, nvidia-current (Debian), nvidia-tesla-470, nvidia-legacy-390xx,
 # nvidia-current-open. Not nvidia-uvm, nvidia-drm, nvidia-wmi-ec-backlight.
 GPU_MODULE = re.compile(r"/nvidia([-_](current|tesla|legacy|open|srv|server|\d+(xx)?))*\.ko(\.(gz|xz|zst))?$")
 GPU_DEVICE = re.compile(r"/dev/nvidia(\d|ctl|-uvm|-caps/|-modeset)")
-USERINFO = re.compile(r"://[^/\s@]{1,256}@")
-SECRET = re.compile(
-    r"(?i)((?:passw(?:or)?d|passwd|passphrase|secret|token|api[-_]?key|credential)[\w.-]{0,40}\s{0,3}[=:]\s{0,3})"
-    r"([^\s&;,]+)"
+
+# Existence is all that is asked of these.
+SIGNS = (
+    "/usr/bin/nvidia-uninstall",
+    "/usr/bin/nvidia-installer",
+    "/usr/bin/nvidia-docker",
+    "/usr/bin/nvidia-docker-plugin",
+    "/usr/bin/unattended-upgrade",
+    "/usr/bin/dnf-automatic",
+    "/usr/libexec/dnf5/plugins/automatic",
+    "/usr/lib/systemd/system/dnf5-automatic.timer",
+    "/run/reboot-required",
+    "/usr/bin/nvidia-smi",
+    "/usr/local/cuda*/bin/cuda-uninstaller",
+    "/usr/local/cuda*/bin/uninstall_cuda_*.pl",
 )
+INSTALLER_LOG = "/var/log/nvidia-installer.log"
+INSTALLER_LINES = re.compile(
+    r"^(nvidia-installer log file|creation time:|installer version:|-> Installation of|ERROR:)"
+)
+
+LIBRARY = re.compile(r"/lib(cuda|nvidia-ml|nccl|cudnn)\.so(\.[0-9.]+)?$")
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib/*/nvidia/*",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/nvidia*",
+    "/usr/lib/wsl/lib",
+    "/usr/local/lib",
+    "/usr/local/lib64",
+    "/usr/local/lib/*-linux-gnu",
+    "/usr/local/nvidia/lib*",
+    "/usr/local/cuda*/lib64",
+    "/usr/local/cuda*/targets/*/lib",
+    "/opt/nvidia/*/lib*",
+    "/opt/nvidia/hpc_sdk/Linux_*/*/comm_libs/nccl/lib",
+)
+REPOSITORY_FILES = (
+    "/etc/apt/sources.list",
+    "/etc/apt/sources.list.d/*.list",
+    "/etc/apt/sources.list.d/*.sources",
+    "/etc/yum.repos.d/*.repo",
+    "/etc/zypp/repos.d/*.repo",
+)
+REPOSITORY = re.compile(r"(?i)nvidia|cuda|dcgm|docker|container|podman|kubernetes|mellanox|doca")
+
+# Variables that make a GPU job slow, chatty or wrong when they are left set for everybody. No other is collected.
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_PATH",
+    "CUDA_COREDUMP_SHOW_PROGRESS",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION",
+    "CUDA_ENABLE_CPU_COREDUMP_ON_EXCEPTION",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_INJECTION64_PATH",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MANAGED_FORCE_DEVICE_ALLOC",
+    "CUDA_MODULE_LOADING",
+    "CUDA_MPS_LOG_DIRECTORY",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "NCCL_[A-Z0-9_]{1,40}",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
+    "TF_GPU_ALLOCATOR",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_CUDA_SANITIZER",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_SHOW_CPP_STACKTRACES",
+    "TORCH_USE_CUDA_DSA",
+    "UCX_LOG_LEVEL",
+)
+VARIABLE_FILES = (
+    "/etc/environment",
+    "/etc/environment.d/*.conf",
+    "/usr/lib/environment.d/*.conf",
+    "/etc/profile",
+    "/etc/profile.d/*.sh",
+    "/etc/bash.bashrc",
+    "/etc/bashrc",
+    "/etc/zsh/zshenv",
+    "/etc/security/pam_env.conf",
+    "/etc/nccl.conf",
+)
+SETTING = re.compile(
+    r"(?:^|(?<=[\s\"';]))(?P<name>%s)(?:[ \t]{1,20}DEFAULT)?=(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s;#\"']*)"
+    % "|".join(VARIABLES),
+    re.M,
+)
+COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
+
+KERNEL_NEWS = re.compile(
+    r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
+)
+CDI_FOLDERS = ("/etc/cdi/", "/var/run/cdi/")
+CDI_TOKEN = re.compile(r"\"?\b(cdiVersion|kind|name|hostPath)\"?\s{0,4}:\s{0,4}\"?([^\"\s,}\]]{1,300})")
+LIBRARY_VERSION = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)$")
+DOCKER_INFO = (
+    "version={{json .ServerVersion}}\ndefault={{json .DefaultRuntime}}\ncgroup_driver={{json .CgroupDriver}}\n"
+    "cgroup_version={{json .CgroupVersion}}\nstorage={{json .Driver}}\nlive_restore={{json .LiveRestoreEnabled}}\n"
+    "{{range $name, $_ := .Runtimes}}runtime={{json $name}}\n{{end}}"
+)
+
+# What must not leave the node. User and password of a URL end at the last @ before the host; a secret's value goes as
+# far as its quotes, or to the next blank.
+USERINFO = re.compile(r"://(?:[^/\s\"'<>]{1,256}@|[^/\s:\"'<>@]{0,128}:[^\s\"'<>@]{1,256}@)")
+SECRET_NAME = (
+    r"(?:passw(?:or)?d|passphrase|\bpass|\bpwd|secret|token|credential|authorization|\bauth"
+    r"|(?:api|access|private|signing|account|encryption)[-_]?key)[\w.-]{0,40}"
+)
+SECRET_VALUE = (
+    r"(?P<value>\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|(?:(?:basic|bearer|digest)\s{1,3})?\S{1,4096})"
+)
+SECRET = re.compile(r"(?i)(?P<name>%s[\"']?\s{0,3}[=:]\s{0,3})%s" % (SECRET_NAME, SECRET_VALUE))
+SECRET_FLAG = re.compile(
+    r"(?i)(?P<name>(?<![\w-])--?(?:\w{1,20}-){0,3}%s[\"']?(?:,\s{0,3}|\s{1,3}))%s" % (SECRET_NAME, SECRET_VALUE)
+)
+PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(-----END [A-Z ]{0,40}PRIVATE KEY-----)?")
 
 
 def text_of(data: bytes) -> str:
@@ -115,13 +423,87 @@ def text_of(data: bytes) -> str:
 
 
 def scrub(text: str) -> str:
-    """Cover passwords: user information in URLs, and the values of settings that are named as secrets."""
-    return SECRET.sub(r"\1***", USERINFO.sub("://***@", text))
+    """Cover secrets: user information in URLs, values of settings and options that are named as secrets, keys."""
+    if "PRIVATE KEY-----" in text:
+        text = PRIVATE_KEY.sub("***", text)
+    text = USERINFO.sub("://***@", text)
+    return SECRET_FLAG.sub(covered, SECRET.sub(covered, text))
+
+
+def covered(match: Match[str]) -> str:
+    """A secret's name, and stars in its value's place, within the quotes that it had."""
+    value = match.group("value")
+    quote = value[0] if value[0] in "\"'" else ""
+    return match.group("name") + quote + "***" + quote
 
 
 def names_in(folder: str) -> List[str]:
     """The sorted names in a folder, as text."""
     return sorted(text_of(os.fsencode(name)) for name in os.listdir(folder))
+
+
+def answer(
+    argv: List[str],
+    rc: int,
+    stdout: str,
+    stderr: str,
+    seconds: float,
+    timed_out: bool = False,
+    truncated: bool = False,
+) -> Answer:
+    """One command's answer as a bundle has it."""
+    return {
+        "argv": argv,
+        "rc": rc,
+        "stdout": stdout,
+        "stderr": stderr,
+        "seconds": round(seconds, 3),
+        "timed_out": timed_out,
+        "truncated": truncated,
+    }
+
+
+class Sink:
+    """Takes a command's output as it comes, and keeps what is wanted of it.
+
+    With ``keep``, only matching lines are kept, and any amount may be read; with ``last``, the latest so many of them.
+    """
+
+    def __init__(self, keep: Optional[Pattern[str]] = None, last: Optional[int] = None) -> None:
+        self.keep = keep
+        self.lines: Deque[str] = collections.deque(maxlen=last)
+        self.rest = bytearray()
+        self.size = 0
+
+    @property
+    def full(self) -> bool:
+        """True once more has come than the probe keeps."""
+        return self.size > OUTPUT_BYTES or len(self.rest) > OUTPUT_BYTES
+
+    def feed(self, data: bytes) -> None:
+        """Take one piece of output."""
+        self.rest += data
+        if self.keep is not None and b"\n" in data:
+            whole, _, rest = bytes(self.rest).rpartition(b"\n")
+            self.rest = bytearray(rest)
+            self.take(text_of(whole))
+
+    def take(self, text: str) -> None:
+        """Keep the lines that are wanted."""
+        for line in text.splitlines():
+            if self.keep is not None and self.keep.search(line):
+                if self.lines.maxlen is None:
+                    self.size += len(line) + 1
+                self.lines.append(line)
+
+    def text(self) -> str:
+        """All that was kept."""
+        if self.keep is None:
+            return text_of(bytes(self.rest[:OUTPUT_BYTES]))
+        if self.rest:
+            self.take(text_of(bytes(self.rest[:OUTPUT_BYTES])))
+            self.rest = bytearray()
+        return "".join(line + "\n" for line in self.lines)
 
 
 class Probe:
@@ -154,26 +536,62 @@ class Probe:
         """Where ``path`` of the node lies under this probe's root."""
         return os.path.join(self.root, path.lstrip("/"))
 
-    def read(self, path: str, wanted: Optional[Pattern[str]] = None) -> Optional[str]:
+    def read(
+        self, path: str, wanted: Optional[Pattern[str]] = None, keep: Optional[Pattern[str]] = None
+    ) -> Optional[str]:
         """Record a file's text and return it; None, with the reason kept, where it cannot be read.
 
-        A file that does not exist has no reason. With ``wanted``, a text in which it is not found is not recorded.
+        A file that does not exist has no reason. With ``wanted``, a text in which it is not found is not recorded;
+        with ``keep``, only matching lines are.
         """
         try:
-            descriptor = os.open(self.real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "rb") as stream:
-                if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                    raise OSError(0, "is a pipe")
-                data = stream.read(FILE_BYTES + 1) or b""
-            if len(data) > FILE_BYTES:
-                raise OSError(0, "larger than %d bytes" % FILE_BYTES)
+            text = text_of(self.content(path))
         except OSError as err:
             self.note_file(path, None, self.reason(err))
             return None
-        text = text_of(data)
+        if keep is not None:
+            text = "".join(line + "\n" for line in text.splitlines() if keep.search(line))
         if wanted is None or wanted.search(text):
             self.note_file(path, text, None)
         return text
+
+    def content(self, path: str) -> bytes:
+        """A file's bytes; raise OSError where it cannot be read, is a pipe, or is larger than it may be."""
+        descriptor = os.open(self.real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                raise OSError(0, "is a pipe")
+            data = stream.read(FILE_BYTES + 1) or b""
+        if len(data) > FILE_BYTES:
+            raise OSError(0, "larger than %d bytes" % FILE_BYTES)
+        return data
+
+    def read_value(self, path: str) -> None:
+        """Record one of the kernel's small files; nothing where it is not there, or has no value just now."""
+        try:
+            self.note_file(path, text_of(self.content(path)), None)
+        except OSError as err:
+            if err.errno not in NO_VALUE and self.reason(err):
+                self.note_file(path, None, self.reason(err))
+
+    def matching(self, pattern: str) -> List[str]:
+        """The node's paths that a pattern with ``*`` stands for, sorted."""
+        if "*" not in pattern:
+            return [pattern] if os.path.lexists(self.real(pattern)) else []
+        root = self.root.rstrip("/")
+        found = glob.glob(glob.escape(root) + pattern)
+        return sorted(path[len(root) :] for path in found)
+
+    def tree(self, folder: str, names: str, must_have: Optional[str], files: Tuple[str, ...]) -> None:
+        """Record one row of TREES."""
+        entries = [name for name in self.folder(folder) or [] if re.match(names, name)]
+        if must_have:
+            entries = [name for name in entries if os.path.exists(self.real(folder + name + "/" + must_have))]
+        for name in entries[:TREE_ENTRIES]:
+            for file in files:
+                pattern = folder + name + "/" + file
+                for path in self.matching(pattern) if "*" in file else [pattern]:
+                    self.read_value(path)
 
     def folder(self, path: str) -> Optional[List[str]]:
         """Record the names in a folder (``path`` ends in ``/``) and return them; None as ``read`` does."""
@@ -200,36 +618,40 @@ class Probe:
                 if reason:
                     self.unreadable[path] = reason
 
-    def note_command(
-        self,
-        key: str,
-        argv: List[str],
-        rc: int,
-        stdout: str,
-        stderr: str,
-        seconds: float,
-        timed_out: bool = False,
-        truncated: bool = False,
-    ) -> None:
+    def note_answer(self, key: str, found: Answer) -> None:
         """Put one command's answer into the bundle."""
         with self.lock:
             if not self.closed:
-                self.commands[key] = {
-                    "argv": argv,
-                    "rc": rc,
-                    "stdout": stdout,
-                    "stderr": stderr,
-                    "seconds": round(seconds, 3),
-                    "timed_out": timed_out,
-                    "truncated": truncated,
-                }
+                self.commands[key] = found
+
+    def note_look(self, key: str, what: str, lines: List[str], problems: List[str], seconds: float = 0.0) -> None:
+        """Put into the bundle what the probe saw by itself: lines, and what it could not see."""
+        stdout = scrub("".join(line + "\n" for line in lines))
+        stderr = "; ".join(problems)
+        self.note_answer(key, answer(["(probe)", what], 1 if problems else 0, stdout, stderr, seconds))
 
     # Running
 
     def run(
-        self, key: str, argv: List[str], limit_s: Optional[float] = None, keep: Optional[Pattern[str]] = None
+        self,
+        key: str,
+        argv: List[str],
+        limit_s: Optional[float] = None,
+        keep: Optional[Pattern[str]] = None,
+        last: Optional[int] = None,
     ) -> Optional[Answer]:
-        """Run a command, record it, and return what is recorded. With ``keep``, only matching lines are kept.
+        """Run a command, record it, and return what is recorded. ``keep`` and ``last`` are those of Sink."""
+        self.note_answer(key, self.execute(argv, limit_s, keep, last))
+        return self.commands.get(key)
+
+    def execute(
+        self,
+        argv: List[str],
+        limit_s: Optional[float] = None,
+        keep: Optional[Pattern[str]] = None,
+        last: Optional[int] = None,
+    ) -> Answer:
+        """Run a command and return its answer as a bundle has it.
 
         It has a process group of its own, which is killed when the time or the output is more than allowed. A process
         that cannot be killed (state D) is left alone, so that it costs its limit and no more.
@@ -249,16 +671,15 @@ class Probe:
             )
         except OSError as err:
             rc = 127 if isinstance(err, FileNotFoundError) else 126
-            message = "%s: %s" % (argv[0], err.strerror or err)
-            self.note_command(key, argv, rc, "", message, time.monotonic() - started)
-            return self.commands.get(key)
+            return answer(argv, rc, "", "%s: %s" % (argv[0], err.strerror or err), time.monotonic() - started)
         with self.lock:
             self.groups.add(process.pid)
-        output, why = self.drain(process, started + limit_s)
+        sinks = [Sink(keep, last), Sink()]
+        why = self.drain(process, started + limit_s, sinks)
         left = self.kill(process)
         with self.lock:
             self.groups.discard(process.pid)
-        stdout, stderr = [scrub(text_of(data)) for data in output]
+        stdout, stderr = [scrub(sink.text()) for sink in sinks]
         rc = process.returncode
         if rc is None or why == "timeout":
             rc = 124
@@ -268,21 +689,18 @@ class Probe:
             stderr = stderr[:2000] + "\nkilled: no answer within %g s" % limit_s
         if left:
             stderr += "\nstill there after being killed: state %s" % left
-        if keep is not None:
-            stdout = "".join(line + "\n" for line in stdout.splitlines() if keep.search(line))
         seconds = time.monotonic() - started
-        self.note_command(key, argv, rc, stdout, stderr.strip(), seconds, why == "timeout", why == "flood")
-        return self.commands.get(key)
+        return answer(argv, rc, stdout, stderr.strip(), seconds, why == "timeout", why == "flood")
 
     @staticmethod
-    def drain(process: "subprocess.Popen[bytes]", deadline: float) -> Tuple[List[bytes], str]:
-        """Read both pipes to their end. Return ([stdout, stderr], why it ended early: "timeout", "flood" or "").
+    def drain(process: "subprocess.Popen[bytes]", deadline: float, sinks: List["Sink"]) -> str:
+        """Read both pipes to their end. Return why it ended early: "timeout", "flood" or "".
 
         A child left in the background may hold the pipes open: once the command itself is gone they are read for a
         moment longer and then closed.
         """
         pipes = [stream.fileno() for stream in (process.stdout, process.stderr) if stream]
-        output = {number: bytearray() for number in pipes}
+        sink_of = dict(zip(pipes, sinks))
         open_pipes = list(pipes)
         why = ""
         gone_at = None
@@ -299,15 +717,13 @@ class Probe:
             for number in ready:
                 data = os.read(number, 65536)
                 if data:
-                    output[number] += data
+                    sink_of[number].feed(data)
                 else:
                     open_pipes.remove(number)
-            if any(len(data) > OUTPUT_BYTES for data in output.values()):
+            if any(sink.full for sink in sinks):
                 why = "flood"
                 break
-        if not why:
-            why = await_end(process, deadline)
-        return [bytes(output[number][:OUTPUT_BYTES]) for number in pipes], why
+        return why or await_end(process, deadline)
 
     @staticmethod
     def kill(process: "subprocess.Popen[bytes]") -> Optional[str]:
@@ -345,6 +761,8 @@ class Probe:
             threads.append((key, threading.Thread(target=self.run, args=(key, argv))))
         for source in PASSIVE:
             threads.append((source.__name__, threading.Thread(target=source, args=(self,))))
+        for row in TREES:
+            threads.append((row[0], threading.Thread(target=self.tree, args=row)))
         for _, thread in threads:
             thread.daemon = True
             thread.start()
@@ -364,15 +782,9 @@ class Probe:
         problems = ["%s: %s" % item for item in sorted(self.unreadable.items())]
         problems += ["%s: not finished within %g s" % (name, self.passive_s) for name in stuck]
         commands = dict(self.commands)
-        commands["probe-read"] = {
-            "argv": ["(probe)", "read files and folders"],
-            "rc": 1 if problems else 0,
-            "stdout": "",
-            "stderr": "\n".join(problems),
-            "seconds": 0.0,
-            "timed_out": bool(stuck),
-            "truncated": False,
-        }
+        commands["probe-read"] = answer(
+            ["(probe)", "read files and folders"], 1 if problems else 0, "", "\n".join(problems), 0.0, bool(stuck)
+        )
         return {
             "schema": SCHEMA,
             "host": text_of(os.fsencode(socket.gethostname())),
@@ -400,14 +812,90 @@ def plain_files(probe: Probe) -> None:
     """Every row of FILES and FOLDERS."""
     for path in FILES:
         probe.read(path)
+    for path, keep in FILTERED_FILES:
+        probe.read(path, keep=keep)
     for path in FOLDERS:
         probe.folder(path)
+    for name in SYSCTLS:
+        probe.read_value("/proc/sys/" + name.replace(".", "/"))
 
 
 def pci_functions(probe: Probe) -> None:
-    """The names of all PCI functions, and the sysfs ``uevent`` of NVIDIA's: ids, class and driver in one file."""
-    for slot in probe.folder("/sys/bus/pci/devices/") or []:
-        probe.read("/sys/bus/pci/devices/%s/uevent" % slot, re.compile(r"(?m)^PCI_ID=10DE:"))
+    """The names of all PCI functions; of NVIDIA's, of network and NVMe ones what sysfs says, and of bridges above them.
+
+    ``pci-paths`` has a line for each: slot, its place below the root port, IOMMU group. ``pci-acs`` tells what Access
+    Control Services a bridge has and has switched on, from its configuration space.
+    """
+    started = time.monotonic()
+    slots = probe.folder(PCI_FOLDER) or []
+    lines: List[str] = []
+    bridges: Set[str] = set()
+    for slot in slots[: TREE_ENTRIES * 8]:
+        if not wanted_function(probe, slot):
+            continue
+        chain = os.path.realpath(probe.real(PCI_FOLDER + slot)).split("/")
+        above = [part for part in chain[:-1] if re.match(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$", part)]
+        group = os.path.basename(os.path.realpath(probe.real(PCI_FOLDER + slot + "/iommu_group")))
+        lines.append("\t".join([slot, " ".join(above), group if group.isdigit() else ""]))
+        bridges.update(above)
+        for name in PCI_FILES:
+            probe.read_value(PCI_FOLDER + slot + "/" + name)
+    for slot in sorted(bridges):
+        for name in PCI_FILES:
+            probe.read_value(PCI_FOLDER + slot + "/" + name)
+    if slots:
+        probe.note_look("pci-paths", "resolve links in " + PCI_FOLDER, lines, [], time.monotonic() - started)
+    if bridges:
+        access_control(probe, sorted(bridges))
+
+
+def wanted_function(probe: Probe, slot: str) -> bool:
+    """NVIDIA's functions; network adapters and NVMe controllers that are no virtual functions."""
+    try:
+        text = text_of(probe.content(PCI_FOLDER + slot + "/uevent"))
+    except OSError as err:
+        reason = probe.reason(err)
+        if reason:
+            probe.note_file(PCI_FOLDER + slot + "/uevent", None, reason)
+        return False
+    if re.search(r"(?m)^PCI_ID=10DE:", text):
+        return True
+    wanted = re.search(r"(?m)^PCI_CLASS=(2|108)[0-9A-F]{2,4}$", text) is not None
+    return wanted and not os.path.lexists(probe.real(PCI_FOLDER + slot + "/physfn"))
+
+
+def access_control(probe: Probe, bridges: List[str]) -> None:
+    """One line a bridge with ACS: slot, capability and control register in hexadecimal."""
+    lines, hidden = [], 0
+    for slot in bridges:
+        try:
+            space = probe.content(PCI_FOLDER + slot + "/config")
+        except OSError:
+            hidden += 1
+            continue
+        if len(space) <= 256:
+            hidden += 1
+            continue
+        at = extended_capability(space, 0x000D)
+        if at:
+            words = [int.from_bytes(space[at + offset : at + offset + 2], "little") for offset in (4, 6)]
+            lines.append("%s\t%04x\t%04x" % (slot, words[0], words[1]))
+    problems = []
+    if hidden:
+        problems.append("the configuration space of %d of %d bridges cannot be seen" % (hidden, len(bridges)))
+    probe.note_look("pci-acs", "read configuration space", lines, problems)
+
+
+def extended_capability(space: bytes, wanted: int) -> Optional[int]:
+    """Where a PCI Express extended capability begins; None where the device has none."""
+    at, seen = 0x100, set()  # type: int, Set[int]
+    while 0x100 <= at <= len(space) - 8 and at not in seen:
+        seen.add(at)
+        header = int.from_bytes(space[at : at + 4], "little")
+        if header & 0xFFFF == wanted:
+            return at
+        at = header >> 20
+    return None
 
 
 def kernels(probe: Probe) -> None:
@@ -448,13 +936,229 @@ def packages(probe: Probe) -> None:
 
 
 def library(probe: Probe) -> None:
-    """The libnvidia-ml.so.1 that the linker finds, and the file that it leads to."""
-    cache = probe.run("ldconfig", ["ldconfig", "-p"], keep=re.compile(r"\blibnvidia-ml\.so|\blibcuda\.so"))
-    found = [line for line in (cache["stdout"] if cache else "").splitlines() if "libnvidia-ml.so.1 (" in line]
+    """What the linker's cache knows of libcuda, libnvidia-ml, libnccl and libcudnn, and the copies on disk.
+
+    ``library-files`` has a line a path: the path, and the file that it leads to.
+    """
+    cache = probe.run("ldconfig", ["ldconfig", "-p"], keep=re.compile(r"\blib(nvidia-ml|cuda|nccl|cudnn)\.so"))
+    cached = [line.rpartition("=> ") for line in (cache["stdout"] if cache else "").splitlines()]
+    found = [entry for entry in cached if "libnvidia-ml.so.1 (" in entry[0]]
     if found:
-        native = [line for line in found if "x86-64" in line or "AArch64" in line]
-        path = (native or found)[0].rpartition("=> ")[2].strip()
-        probe.run("readlink-libnvidia-ml", ["readlink", "-e", path])
+        native = [entry for entry in found if "x86-64" in entry[0] or "AArch64" in entry[0]]
+        probe.run("readlink-libnvidia-ml", ["readlink", "-e", (native or found)[0][2].strip()])
+    started = time.monotonic()
+    paths = [entry[2].strip() for entry in cached if entry[1]]
+    for folder in LIBRARY_FOLDERS:
+        for name in ("cuda", "nvidia-ml", "nccl", "cudnn"):
+            paths += [path for path in probe.matching("%s/lib%s.so*" % (folder, name)) if LIBRARY.search(path)]
+    lines = []
+    for path in sorted(set(paths)):
+        real = os.path.realpath(probe.real(path))
+        if os.path.exists(real):
+            lines.append("%s\t%s" % (path, shown_path(probe, real)))
+    probe.note_look("library-files", "look for libraries", lines, [], time.monotonic() - started)
+
+
+def shown_path(probe: Probe, real: str) -> str:
+    """A resolved path as the node has it."""
+    root = os.path.realpath(probe.root).rstrip("/")
+    return text_of(os.fsencode(real[len(root) :] if real.startswith(root + "/") else real))
+
+
+def signs(probe: Probe) -> None:
+    """Paths whose existence tells something, among them what other installers leave."""
+    lines = [path for pattern in SIGNS for path in probe.matching(pattern)]
+    probe.note_look("signs", "look for paths", lines, [])
+    probe.read(INSTALLER_LOG, keep=INSTALLER_LINES)
+
+
+def repositories(probe: Probe) -> None:
+    """Package sources that speak of the GPU stack or of containers, whole; of the others only that they are there."""
+    names = [path for pattern in REPOSITORY_FILES for path in probe.matching(pattern)]
+    for path in names:
+        probe.read(path, REPOSITORY)
+    probe.note_look("repository-files", "look for package sources", names, [])
+
+
+def variables(probe: Probe) -> None:
+    """Variables of VARIABLES that are set for everybody: a line ``path, name, value`` each, separated by tabs."""
+    lines, problems = [], []
+    for path in [path for pattern in VARIABLE_FILES for path in probe.matching(pattern)]:
+        try:
+            text = COMMENT.sub("", text_of(probe.content(path)))
+        except OSError as err:
+            problems.append("%s: %s" % (path, probe.reason(err) or "gone"))
+            continue
+        lines += ["\t".join((path,) + setting) for setting in settings_in(text)]
+    systemd = probe.execute(["systemctl", "show", "-p", "Environment", "-p", "DefaultEnvironment"])
+    if systemd["rc"] == 0:
+        text = re.sub(r"(?m)^(Default)?Environment=", " ", systemd["stdout"])
+        lines += ["\t".join(("systemd",) + setting) for setting in settings_in(text)]
+    elif probe.folder("/run/systemd/system/") is not None:
+        problems.append("systemd's environment: " + (systemd["stderr"].strip().splitlines() or ["no answer"])[-1])
+    probe.note_look("variables", "read settings of the environment", lines, problems)
+
+
+def settings_in(text: str) -> List[Tuple[str, str]]:
+    """(name, value) of each of VARIABLES that a text sets."""
+    found = [(match.group("name"), match.group("value").strip("\"'")) for match in SETTING.finditer(text)]
+    return [(name, " ".join(value.split())[:400]) for name, value in found]
+
+
+def limits(probe: Probe) -> None:
+    """The drop-ins of limits.conf."""
+    for name in probe.folder("/etc/security/limits.d/") or []:
+        if name.endswith(".conf"):
+            probe.read("/etc/security/limits.d/" + name)
+
+
+def cpu_clocks(probe: Probe) -> None:
+    """How many processors have which scaling driver, governor and energy preference."""
+    started = time.monotonic()
+    counts: Dict[Tuple[str, str], int] = {}
+    for policy in probe.matching("/sys/devices/system/cpu/cpufreq/policy*"):
+        try:
+            cpus = len(probe.content(policy + "/related_cpus").split()) or 1
+        except OSError:
+            cpus = 1
+        for name in ("scaling_driver", "scaling_governor", "energy_performance_preference"):
+            try:
+                value = text_of(probe.content(policy + "/" + name)).strip()
+            except OSError:
+                continue  # Not every driver has a preference.
+            counts[name, value] = counts.get((name, value), 0) + cpus
+    lines = ["%s\t%s\t%d" % (name, value, number) for (name, value), number in sorted(counts.items())]
+    probe.note_look("cpu-clocks", "read /sys/devices/system/cpu/cpufreq", lines, [], time.monotonic() - started)
+
+
+def device_nodes(probe: Probe) -> None:
+    """``/dev/nvidia*``: a line each of path, kind, mode, user, group, major and minor number."""
+    lines, problems = [], []
+    for path in probe.matching("/dev/nvidia*") + probe.matching("/dev/nvidia*/*"):
+        try:
+            found = os.lstat(probe.real(path))
+        except OSError as err:
+            problems.append("%s: %s" % (path, err.strerror))
+            continue
+        kinds = ((stat.S_ISCHR, "character"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"), (stat.S_ISREG, "file"))
+        kind = next((word for is_kind, word in kinds if is_kind(found.st_mode)), "other")
+        numbers = ["", ""]
+        if kind == "character":
+            numbers = [str(os.major(found.st_rdev)), str(os.minor(found.st_rdev))]
+        mode = "%04o" % stat.S_IMODE(found.st_mode)
+        lines.append("\t".join([path, kind, mode, user_name(found.st_uid), group_name(found.st_gid)] + numbers))
+    probe.note_look("device-nodes", "look at /dev/nvidia*", lines, problems)
+
+
+def user_name(number: int) -> str:
+    """A user's name, its number where it has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def group_name(number: int) -> str:
+    """A group's name, its number where it has none."""
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def docker_daemon(probe: Probe) -> None:
+    """What Docker's daemon says, where it runs already: asking would start one that waits at its socket."""
+    if os.path.exists(probe.real("/run/docker.pid")):
+        probe.run("docker-info", ["docker", "info", "--format", DOCKER_INFO])
+
+
+def cdi_specs(probe: Probe) -> None:
+    """CDI specifications: ``file PATH SIZE``, its versions, kinds, names and host paths, and those that are missing."""
+    lines, problems = [], []
+    for folder in CDI_FOLDERS:
+        for name in probe.folder(folder) or []:
+            if not name.endswith((".yaml", ".yml", ".json")):
+                continue
+            try:
+                text = text_of(probe.content(folder + name))
+            except OSError as err:
+                problems.append("%s%s: %s" % (folder, name, probe.reason(err) or "gone"))
+                continue
+            lines.append("file\t%s\t%d" % (folder + name, len(text.encode())))
+            lines += cdi_lines(probe, text)
+    probe.note_look("cdi-specs", "read CDI specifications", lines, problems)
+
+
+def cdi_lines(probe: Probe, text: str) -> List[str]:
+    """What one specification says, each thing once."""
+    lines = []
+    for key, value in sorted(set(CDI_TOKEN.findall(text))):
+        if key != "hostPath":
+            lines.append("%s\t%s" % (key, value))
+            continue
+        if not os.path.lexists(probe.real(value)):
+            lines.append("missing\t%s" % value)
+        version = LIBRARY_VERSION.search(value)
+        if version:
+            lines.append("driver\t%s" % version.group(1))
+    return sorted(set(lines))
+
+
+def kernel_log(probe: Probe) -> None:
+    """Lines of this boot's kernel log that tell of trouble: from the journal, from dmesg where it says nothing."""
+    journal = ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-iso"]
+    kept = probe.run("journal-kernel", journal, keep=KERNEL_NEWS, last=KERNEL_LINES)
+    if not kept or kept["rc"] != 0 or not kept["stdout"]:
+        probe.run("dmesg", ["dmesg", "--time-format", "iso"], keep=KERNEL_NEWS, last=KERNEL_LINES)
+
+
+def nvme_health(probe: Probe) -> None:
+    """``nvme smart-log`` of each controller; it reads a log page and needs root."""
+    for name in names_like(probe, "/sys/class/nvme/", r"nvme\d+$")[:64]:
+        found = probe.run("nvme-%s" % name, ["nvme", "smart-log", "/dev/" + name, "-o", "json"], NVME_S)
+        if found and found["rc"] in (126, 127):
+            break
+
+
+def names_like(probe: Probe, folder: str, names: str) -> List[str]:
+    """Names in a folder that match; none where there is no such folder."""
+    try:
+        return [name for name in names_in(probe.real(folder)) if re.match(names, name)]
+    except OSError:
+        return []  # The row of TREES about this folder says why.
+
+
+def stuck_processes(probe: Probe) -> None:
+    """Processes in state D at both ends of STUCK_S: a line each of number, name and the kernel's function."""
+    first = waiting(probe)
+    if first:
+        time.sleep(STUCK_S)
+    second = waiting(probe) if first else {}
+    lines = []
+    for pid in sorted(set(first) & set(second), key=int):
+        if first[pid] != second[pid]:
+            continue
+        try:
+            function = text_of(probe.content("/proc/%s/wchan" % pid)).strip()
+        except OSError:
+            function = ""
+        lines.append("\t".join([pid, second[pid][0], function if function != "0" else ""]))
+    problems = [] if names_like(probe, "/proc", r"\d+$") else ["/proc shows no process"]
+    probe.note_look("stuck-processes", "read /proc/*/stat twice", lines, problems, STUCK_S if first else 0.0)
+
+
+def waiting(probe: Probe) -> Dict[str, Tuple[str, str]]:
+    """Processes in state D: number to (name, time of start)."""
+    found = {}
+    for pid in names_like(probe, "/proc", r"\d+$"):
+        try:
+            head, _, tail = text_of(probe.content("/proc/%s/stat" % pid)).rpartition(")")
+        except OSError:
+            continue  # Gone in the meantime.
+        fields = tail.split()
+        if len(fields) > 19 and fields[0] == "D":
+            found[pid] = (" ".join(head.partition("(")[2].split()), fields[19])
+    return found
 
 
 def units(probe: Probe) -> None:
@@ -475,17 +1179,17 @@ def disk_space(probe: Probe) -> None:
     """Free space where packages and kernels are put."""
     paths = [path for path in DISK_PATHS if os.path.isdir(probe.real(path))]
     probe.run("df", ["df", "-Pk"] + paths)
+    kinds = ["-x", "tmpfs", "-x", "devtmpfs", "-x", "squashfs", "-x", "overlay", "-x", "efivarfs"]
+    columns = "--output=fstype,size,avail,itotal,iavail,target"
+    others = re.compile(r"^(?!.* /(var/lib/(docker|containerd|kubelet|containers)|run|snap)/)")
+    probe.run("df-local", ["df", "-l", "-k"] + kinds + [columns], keep=others)
 
 
 def device_holders(probe: Probe) -> None:
     """Processes that hold /dev/nvidia*: one line each, ``pid, user, name, devices``, separated by tabs."""
     started = time.monotonic()
     lines, unseen, late = [], 0, False
-    try:
-        pids = [name for name in os.listdir(probe.real("/proc")) if name.isdigit()]
-    except OSError as err:
-        probe.note_command("device-holders", HOLDERS_ARGV, 1, "", "/proc: %s" % err.strerror, 0.0)
-        return
+    pids = names_like(probe, "/proc", r"\d+$")
     for pid in pids:
         if time.monotonic() > started + HOLDERS_S:
             late = True
@@ -495,17 +1199,12 @@ def device_holders(probe: Probe) -> None:
             unseen += 1
         elif devices:
             lines.append("\t".join([pid] + owner(probe, pid) + [" ".join(devices)]))
-    problems = []
+    problems = [] if pids else ["/proc shows no process"]
     if unseen:
         problems.append("%d of %d processes belong to others and could not be looked into" % (unseen, len(pids)))
     if late:
         problems.append("not all processes were looked at within %g s" % HOLDERS_S)
-    text = "".join(line + "\n" for line in lines)
-    seconds = time.monotonic() - started
-    probe.note_command("device-holders", HOLDERS_ARGV, 1 if problems else 0, text, "; ".join(problems), seconds)
-
-
-HOLDERS_ARGV = ["(probe)", "read /proc/*/fd"]
+    probe.note_look("device-holders", "read /proc/*/fd", lines, problems, time.monotonic() - started)
 
 
 def held_devices(folder: str) -> Optional[List[str]]:
@@ -550,10 +1249,21 @@ PASSIVE = (
     module_files,
     packages,
     library,
+    signs,
+    repositories,
     units,
     modprobe_settings,
+    variables,
+    limits,
+    cpu_clocks,
     disk_space,
+    nvme_health,
+    device_nodes,
     device_holders,
+    docker_daemon,
+    cdi_specs,
+    kernel_log,
+    stuck_processes,
 )
 
 
@@ -565,10 +1275,11 @@ def nvidia_tools(probe: Probe) -> None:
     hung = None
     for key, argv in NVIDIA_TOOLS:
         if hung:
-            probe.note_command(key, argv, 124, "", "not run: %s did not come back before it" % hung, 0.0, True)
+            reason = "not run: %s did not come back before it" % hung
+            probe.note_answer(key, answer(argv, 124, "", reason, 0.0, timed_out=True))
             continue
-        answer = probe.run(key, argv, probe.nvidia_tool_s)
-        if answer and answer["timed_out"]:
+        found = probe.run(key, argv, probe.nvidia_tool_s)
+        if found and found["timed_out"]:
             hung = key
     owners = threading.Thread(target=process_owners, args=(probe,))
     owners.daemon = True
@@ -581,8 +1292,7 @@ def process_owners(probe: Probe) -> None:
     seen = probe.commands.get("nvidia-smi-xml")
     pids = sorted(set(re.findall(r"<pid>(\d{1,9})</pid>", seen["stdout"] if seen else "")), key=int)
     if pids:
-        text = "".join("\t".join([pid] + owner(probe, pid)) + "\n" for pid in pids)
-        probe.note_command("process-owners", ["(probe)", "read /proc/PID"], 0, text, "", 0.0)
+        probe.note_look("process-owners", "read /proc/PID", ["\t".join([pid] + owner(probe, pid)) for pid in pids], [])
 
 
 def main() -> None:
