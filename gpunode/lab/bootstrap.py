@@ -1,0 +1,143 @@
+"""mmdebstrap: a Debian tree from Debian's packages, as a tar file. Nothing of a build outlives it."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpunode.errors import UndeterminedError
+from gpunode.lab.engine import need_space
+from gpunode.lab.mirror import redacted
+from gpunode.lab.recipe import DPKG_OPTIONS, KEYRING, Recipe
+
+BUILD_LIMIT_S = 900
+_END_LIMIT_S = 30
+_FREE_GIB = 3
+_TEMPORARY = Path("/var/tmp")  # noqa: S108 (a disk, where /tmp may be memory; the folder in it is mkdtemp's)
+
+
+@contextmanager
+def debian_tree(recipe: Recipe) -> Iterator[Path]:
+    """The recipe's tree as a tar file that is there as long as the context. One build per system at a time.
+
+    Raises UndeterminedError with what to do where this machine cannot build it.
+    """
+    mode = build_mode()
+    need_space(_TEMPORARY, _FREE_GIB)
+    prefix = f"gpunode-lab-{recipe.system.id}-"
+    for stale in _TEMPORARY.glob(f"{prefix}*"):  # of a build that was killed
+        if stale.stat().st_uid == os.geteuid():
+            shutil.rmtree(stale, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_TEMPORARY))
+    try:
+        if mode == "unshare":
+            folder.chmod(0o1777)  # the users of the build are others than ours
+        (folder / "files.tar").write_bytes(recipe.tree)
+        _run(recipe, folder, mode)
+        yield folder / "tree.tar"
+    finally:
+        _remove(folder)
+
+
+def build_mode() -> str:
+    """mmdebstrap's mode: as root, or as a user in a user namespace where this machine has what that takes."""
+    if shutil.which("mmdebstrap") is None:
+        raise UndeterminedError(
+            "mmdebstrap is missing: apt-get install mmdebstrap (or, as root, scripts/docker-engine)"
+        )
+    if not Path(KEYRING).exists():
+        raise UndeterminedError(f"{KEYRING} is missing: apt-get install debian-archive-keyring")
+    if os.geteuid() == 0:
+        return "root"
+    if shutil.which("newuidmap") is None:
+        need = "newuidmap (apt-get install uidmap) and a line in /etc/subuid"
+        raise UndeterminedError(f"building the lab's image needs root, or {need}")
+    return "unshare"
+
+
+def command(recipe: Recipe, folder: Path, mode: str) -> list[str]:
+    """mmdebstrap's command line; the tree is built in ``folder`` and packed as ``folder/tree.tar``."""
+    argv = [
+        "mmdebstrap",
+        f"--mode={mode}",
+        "--variant=minbase",
+        "--format=tar",
+        f"--architectures={recipe.architecture}",
+        f"--include={','.join(recipe.packages)}",
+        *(f"--dpkgopt={option}" for option in DPKG_OPTIONS),
+        f"--customize-hook=tar-in {folder / 'files.tar'} /",
+        f'--customize-hook=chroot "$1" sh -c {shlex.quote(recipe.setup)}',
+        recipe.system.codename,
+        str(folder / "tree.tar"),
+        *recipe.sources,
+    ]
+    if mode == "root":
+        # Mounts and processes of the build live in namespaces of their own, which end with it, however it ends;
+        # and it ends with us, however we end. In unshare mode mmdebstrap does the first part itself.
+        namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+        argv = ["setpriv", "--pdeathsig", "KILL", *namespaces, *argv]
+    return argv
+
+
+def _run(recipe: Recipe, folder: Path, mode: str) -> None:
+    log = folder / "log"
+    environment = os.environ | {"TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
+    environment |= {f"{scheme}_proxy": url for scheme, url in recipe.mirror.proxies}
+    with log.open("wb") as output:
+        build = subprocess.Popen(
+            command(recipe, folder, mode),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            rc = build.wait(timeout=BUILD_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise UndeterminedError(f"mmdebstrap did not end within {BUILD_LIMIT_S} s: {reason(log)}") from None
+        finally:
+            if build.poll() is None:
+                _end(build, gently=mode == "unshare")
+    if rc != 0:
+        raise UndeterminedError(f"mmdebstrap could not build {recipe.system.id} (exit {rc}): {reason(log)}")
+
+
+def _end(build: subprocess.Popen[bytes], *, gently: bool) -> None:
+    """Kill the build's process group; ``gently`` first: its namespace's files only mmdebstrap can remove."""
+    if gently:
+        os.killpg(build.pid, signal.SIGTERM)
+        try:
+            build.wait(timeout=_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            return
+    os.killpg(build.pid, signal.SIGKILL)
+    build.wait(timeout=_END_LIMIT_S)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder; processes that were just killed may still put a file into it."""
+    deadline = time.monotonic() + _END_LIMIT_S
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as err:
+            if time.monotonic() > deadline:
+                raise UndeterminedError(f"{folder} is left of a build ({err.strerror}): remove it") from None
+            time.sleep(0.2)
+
+
+def reason(log: Path) -> str:
+    """The most telling line of mmdebstrap's output: apt's first error, else the last line."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("E:", "Err:")) and not line.startswith("E: mmdebstrap")]
+    return redacted((errors or lines[-1:] or ["no output"])[0])[:300]
