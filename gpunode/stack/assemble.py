@@ -3,12 +3,11 @@
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from packaging.version import Version as Number
-
 from gpunode.catalog import KernelFlavour
 from gpunode.stack.candidates import is_native
 from gpunode.stack.model import Cuda, Driver, Module, PackageChoice, Reason, Restart, Stack, Warn
 from gpunode.stack.naming import DRIVER_VARIANTS, choices, package_set, version_word
+from gpunode.stack.question import number
 from gpunode.stack.rules import Case, Choice
 from gpunode.stack.table import rules
 
@@ -151,19 +150,19 @@ def _cuda(case: Case) -> Cuda:
     )
     known = {row.series: row for row in catalog.toolkits.values() if last is None or row.major <= last}
     reached = [
-        Number(series)
+        number(series)
         for series, row in known.items()
-        if candidate.number >= Number(case.question.floor(row))
-        or (candidate.compat is not None and Number(series) <= Number(candidate.compat.id))
+        if candidate.number >= number(case.question.floor(row))
+        or (candidate.compat is not None and number(series) <= number(candidate.compat.id))
     ]
     own = candidate.branch.native_cuda
-    native = [Number(series) for series in known if own is not None and Number(series) <= Number(own)]
+    native = [number(series) for series in known if own is not None and number(series) <= number(own)]
     firsts = [catalog.architectures[gpu.architecture].first_cuda.get(gpu.compute_capability) for gpu in case.models]
     return Cuda(
         wished=case.question.request.cuda,
         native=str(max(native)) if native else None,
         newest=str(max(reached)) if reached else None,
-        oldest=str(max(Number(first) for first in firsts if first)) if any(firsts) else None,
+        oldest=str(max(number(first) for first in firsts if first)) if any(firsts) else None,
         support=_support(case),
     )
 

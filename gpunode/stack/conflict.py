@@ -43,7 +43,7 @@ def explain(question: Question, off: Collection[str] = ()) -> Conflict:
     return Conflict(
         terms=smallest,
         clashes=tuple(_clashes(_only(question, smallest), question, off)),
-        offers=tuple(_offers(question, off)),
+        offers=tuple(_offers(question, smallest, off)),
     )
 
 
@@ -82,6 +82,10 @@ def _clashes(question: Question, home: Question, off: Collection[str]) -> Iterat
 
     On the user's own system (``home``) where that is near enough, and without a cuda-compat package where that is.
     """
+    before = {rule: verdict.text for rule, verdict in rules.objections(question, off) if verdict.refuses}
+    if before:
+        yield from (Clash(rule=rule, text=text) for rule, text in before.items())
+        return
     at_home = _refused(replace(question, node=question.node.model_copy(update={"os": home.node.os})), off)
     refused = at_home if at_home and min(at_home)[0][0] == 1 else _refused(question, off)
     if not refused:
@@ -114,36 +118,41 @@ def _no_candidate(question: Question) -> str:
     return f"the installed driver is {installed.version} from {' and '.join(installed.origins)}"
 
 
-def _offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
+def _offers(question: Question, smallest: Collection[Term], off: Collection[str]) -> Iterator[Offer]:
+    """The nearest stacks. What leaves the smallest conflict as it is cannot help and is not tried."""
     found: dict[str, Offer] = {}
     for change in _changes(question):
-        if change.kind in found or len(found) == MOST_OFFERS:
+        if change.kind in found or len(found) == MOST_OFFERS or not _touches(change, smallest):
             continue
         offer = _offer(question, change, off)
         if offer is not None and all(offer.stack != other.stack for other in found.values()):
             found[change.kind] = offer
-    yield from found.values() or _double_offers(question, off)
+    yield from found.values() or _relaxed_offers(question, off)
 
 
-def _double_offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
-    """Two wishes dropped at once, where no single change helps."""
-    wishes = [term for term in terms(question.request, question.node) if term.given == "wish"]
+def _touches(change: Change, smallest: Collection[Term]) -> bool:
+    """The change is about a term of the conflict, or about the source, which is part of every question."""
+    kind = change.kind.removeprefix("--")
+    return kind == "source" or any(kind in (term.name, f"without {term.value}") for term in smallest)
+
+
+def _relaxed_offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
+    """Where no single change helps: as much as can hold together, once with the hardware first, once the wishes."""
     everything = terms(question.request, question.node)
-    found = 0
-    for size in (2, 3):
-        for dropped in combinations(reversed(wishes), size):
-            kept = [term for term in everything if term not in dropped]
-            case = first_case(_only(question, kept), off)
-            if case is None:
-                continue
+    seen = [term for term in everything if term.given == "node"]
+    asked = [term for term in everything if term.given == "wish"]
+    told: set[tuple[Term, ...]] = set()
+    for order in (asked, asked[::-1]):
+        kept = list(seen)
+        for term in order:
+            if _holds(question, [*kept, term], off):
+                kept.append(term)
+        dropped = tuple(term for term in everything if term not in kept)
+        case = first_case(_only(question, kept), off)
+        if case is not None and dropped not in told:
+            told.add(dropped)
             stack = assemble(case, off)
-            change = tuple(f"without --{term.name} {term.value}" for term in dropped)
-            yield Offer(change=change, summary=summary(stack), stack=stack)
-            found += 1
-            if found == MOST_OFFERS:
-                return
-        if found:
-            return
+            yield Offer(change=tuple(f"without {term}" for term in dropped), summary=summary(stack), stack=stack)
 
 
 def _offer(question: Question, change: Change, off: Collection[str]) -> Offer | None:

@@ -120,14 +120,17 @@ def _needed(question: Question) -> set[str]:
 
 
 def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
-    if _needed(case.question) >= {"open", "proprietary"} or case.candidate.flavour == needed:
+    question = case.question
+    if _needed(question) >= {"open", "proprietary"} or case.candidate.flavour == needed:
         return
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
         if gpu.modules != needed:
             return None
         text = f"{term.named(gpu)} runs with the {needed} kernel modules alone"
-        return refuse(text, sure=gpu.sure("modules"))
+        architecture = question.catalog.architectures[gpu.architecture]
+        of_all = architecture.modules == needed and architecture.sure("modules")
+        return refuse(text, sure=of_all or gpu.sure("modules"))
 
     yield from over_gpus(case.question, against)
 

@@ -7,6 +7,7 @@ from packaging.version import Version as Number
 from gpunode.catalog import Framework, Toolkit
 from gpunode.stack.model import Frameworks, Library, PackageChoice
 from gpunode.stack.naming import choices, package_set
+from gpunode.stack.question import number
 from gpunode.stack.rules import Case, Choice, Verdict, refuse
 from gpunode.stack.table import rules
 
@@ -80,11 +81,12 @@ def host_libraries(case: Case) -> Iterator[Choice]:
 
 def _cudnn(case: Case, toolkit_row: Toolkit) -> Choice:
     lowest = min((gpu.capability for gpu in case.models), default=None)
-    rows = sorted(case.question.catalog.cudnn.values(), key=lambda row: Number(row.since), reverse=True)
+    rows = sorted(case.question.catalog.cudnn.values(), key=lambda row: number(row.since), reverse=True)
     for row in rows:
         build = row.builds.get(toolkit_row.major)
-        knows = lowest is None or lowest >= Number(row.min_compute_capability)
-        if build is None or not knows or case.candidate.number < Number(build.floor):
+        knows = lowest is None or lowest >= number(row.min_compute_capability)
+        reached = case.candidate.compat is not None or build is None or case.candidate.number >= number(build.floor)
+        if build is None or not knows or not reached:
             continue
         names = package_set(case, "cudnn", release=int(row.since.split(".")[0]))
         if names is None:
@@ -106,13 +108,13 @@ def _nccl(case: Case, toolkit_row: Toolkit) -> Choice:
     if names is None:
         return Choice("nccl", None, f"{case.source_name} has no NCCL")
     lowest = min((gpu.capability for gpu in case.models), default=None)
-    rows = sorted(case.question.catalog.nccl.values(), key=lambda row: Number(row.id), reverse=True)
+    rows = sorted(case.question.catalog.nccl.values(), key=lambda row: number(row.id), reverse=True)
     for row in rows:
         floor = row.min_compute_capability.get(toolkit_row.major)
         builds = [build for build in row.builds if build.split(".")[0] == str(toolkit_row.major)]
-        if not builds or (floor is not None and lowest is not None and lowest < Number(floor)):
+        if not builds or (floor is not None and lowest is not None and lowest < number(floor)):
             continue
-        build = max(builds, key=Number)
+        build = max(builds, key=number)
         packages = choices(case, names, cuda=toolkit_row.series, version=names.version or f"{row.id}-*+cuda{build}")
         why = f"the newest known build for CUDA {toolkit_row.major}: its version ends in +cuda{build}"
         return Choice("nccl", Library(version=row.id, packages=tuple(p.name for p in packages)), why, packages)
@@ -140,16 +142,16 @@ def frameworks(case: Case) -> Iterator[Choice]:
 
 def _newest(case: Case, name: str) -> tuple[str, str] | None:
     rows = [row for row in case.question.catalog.frameworks.values() if row.name == name]
-    for row in sorted(rows, key=lambda row: Number(row.version), reverse=True):
+    for row in sorted(rows, key=lambda row: number(row.version), reverse=True):
         runs = [cuda for cuda in row.builds if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)]
         if runs:
-            return row.version, max(runs, key=Number)
+            return row.version, max(runs, key=number)
     return None
 
 
 def _driver_runs(case: Case, cuda: str) -> bool:
     major = case.question.catalog.cuda_majors.get(cuda.split(".", maxsplit=1)[0])
-    return major is not None and case.candidate.number >= Number(major.floor)
+    return major is not None and case.candidate.number >= number(major.floor)
 
 
 def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
@@ -166,7 +168,7 @@ def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
     for gpu in case.models:
         architecture = catalog.architectures[gpu.architecture]
         first = architecture.first_cuda.get(gpu.compute_capability)
-        if first is None or Number(cuda) < Number(first):
+        if first is None or number(cuda) < number(first):
             return False
         if architecture.last_cuda is not None and int(cuda.split(".", maxsplit=1)[0]) > architecture.last_cuda:
             return False
@@ -174,11 +176,11 @@ def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
 
 
 def _covers(since: str, until: str | None, version: str) -> bool:
-    return Number(since) <= Number(version) and (until is None or Number(version) <= Number(until))
+    return number(since) <= number(version) and (until is None or number(version) <= number(until))
 
 
 def _in_wheel(capability: Number, listed: Iterable[str], ptx: str | None) -> bool:
     """Code of the same major runs on later minors of it; PTX runs on everything from its own capability on."""
-    if ptx is not None and capability >= Number(ptx):
+    if ptx is not None and capability >= number(ptx):
         return True
-    return any(capability.major == Number(one).major and capability >= Number(one) for one in listed)
+    return any(capability.major == number(one).major and capability >= number(one) for one in listed)

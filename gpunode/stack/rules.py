@@ -155,10 +155,16 @@ class Rules:
                 for verdict in rule.judge(case):
                     yield rule.id, verdict
 
+    def objections(self, question: Question, off: Collection[str] = ()) -> Iterator[tuple[str, Verdict]]:
+        """What the rules say before any candidate is looked at, lazily."""
+        for rule in self._rules.values():
+            if rule.ask is not None and rule.id not in off:
+                for verdict in rule.ask(question):
+                    yield rule.id, verdict
+
     def hopeless(self, question: Question, off: Collection[str] = ()) -> bool:
         """A rule refuses every candidate of the question."""
-        asked = (rule.ask(question) for rule in self if rule.ask is not None and rule.id not in off)
-        return any(verdict.refuses for verdicts in asked for verdict in verdicts)
+        return any(verdict.refuses for _, verdict in self.objections(question, off))
 
     def refused(self, case: Case, off: Collection[str] = ()) -> bool:
         """A rule refuses this candidate of a question that is not hopeless."""

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from packaging.version import Version as Number
-
 from gpunode.catalog import Dcgm
 from gpunode.stack.model import Library, Service
 from gpunode.stack.naming import choices, package_set, version_word
+from gpunode.stack.question import number
 from gpunode.stack.rules import Case, Choice
 from gpunode.stack.table import rules
 
@@ -70,7 +69,7 @@ def dcgm(case: Case) -> Iterator[Choice]:
     if case.lacks("dcgm"):
         yield Choice("dcgm", None, f"{case.source_name} has no DCGM")
         return
-    rows = sorted(case.question.catalog.dcgm.values(), key=lambda row: Number(row.latest), reverse=True)
+    rows = sorted(case.question.catalog.dcgm.values(), key=lambda row: number(row.latest), reverse=True)
     for row in rows:
         names = package_set(case, "dcgm", release=int(row.id))
         known_on = not row.systems or system.id in row.systems
@@ -93,7 +92,7 @@ def _dcgm_majors(case: Case, row: Dcgm) -> list[int]:
     """CUDA majors of the packages: the driver's, and an older one where GPUs need it."""
     branch = case.candidate.branch.number
     major = row.cuda_major_by_branch[max(first for first in row.cuda_major_by_branch if first <= branch)]
-    lowest = Number(case.question.catalog.cuda_majors[str(major)].min_compute_capability)
+    lowest = number(case.question.catalog.cuda_majors[str(major)].min_compute_capability)
     also = row.also_cuda_major.get(major)
     return [major, also] if also is not None and any(gpu.capability < lowest for gpu in case.models) else [major]
 

@@ -1,0 +1,547 @@
+"""An independent judge of stacks: reads compat.yml itself and knows nothing of gpunode.
+
+``violations(stack, case, facts)`` looks at a stack as JSON (``gpunode.stack/1``) and at what was asked, and names every
+rule that does not hold, warnings that are missing included.
+"""
+
+import calendar
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+COMPAT = Path(__file__).parents[3] / "shared" / "reference" / "compat.yml"
+Rule = Callable[["Look"], Iterator[str]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(rule_id: str) -> Callable[[Rule], Rule]:
+    """Register the check of one rule."""
+
+    def register(function: Rule) -> Rule:
+        RULES[rule_id] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was asked. GPUs are PCI ids with their number; None where no number was said."""
+
+    today: date
+    gpus: tuple[tuple[str, int | None], ...] = ()
+    os: str | None = None
+    arch: str | None = None
+    kernel: str | None = None
+    source: str | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    toolkit: str | None = None
+    kernel_module: str | None = None
+    past_eol: str = "warn"
+    installed: tuple[tuple[str, str], ...] = ()
+    """Driver packages on the node with their origins."""
+
+
+def v(text: str) -> tuple[int, ...]:
+    """A version as numbers."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))
+
+
+def at_least(have: str, floor: str) -> bool:
+    """``have`` >= ``floor``, numerically per component."""
+    a, b = v(have), v(floor)
+    width = max(len(a), len(b))
+    return a + (0,) * (width - len(a)) >= b + (0,) * (width - len(b))
+
+
+class Facts:
+    """compat.yml with the look-ups that the checks need."""
+
+    def __init__(self, path: Path = COMPAT) -> None:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        self.raw: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)  # noqa: S506 (a safe one)
+        self.gpus = {pci: row for row in self.raw["gpus"] for pci in row["pci_device_ids"]}
+        self.branches = {int(row["branch"]): row for row in self.raw["driver_branches"]}
+        self.architectures = {row["arch"]: row for row in self.raw["architectures"]}
+        self.native = {int(branch): cuda for branch, cuda in self.raw["branch_native_cuda"].items()}
+        self.majors = {v(row["cuda"])[0]: row for row in self.raw["cuda_majors"]}
+
+    def toolkit(self, wish: str) -> dict[str, Any]:
+        """The row of a toolkit by version, or of the newest one of a series."""
+        every = self.raw["cuda_toolkits"]
+        rows = [row for row in every if row["version"] == wish or row["version"].startswith(f"{wish}.")]
+        row: dict[str, Any] = max(rows, key=lambda one: v(one["version"]))
+        return row
+
+    def eol(self, branch: int) -> date | None:
+        """The earlier of two ends of life; a month counts to its last day."""
+        row = self.branches.get(branch, {})
+        days = []
+        for key in ("eol", "eol_nvidia"):
+            if row.get(key):
+                parts = [int(part) for part in str(row[key]).split("-")]
+                last = calendar.monthrange(parts[0], parts[1])[1]
+                days.append(date(parts[0], parts[1], parts[2] if len(parts) == 3 else last))
+        return min(days) if days else None
+
+    def first_cuda(self, architecture: str) -> str:
+        """The lowest CUDA that may know any GPU of an architecture."""
+        found: list[str] = re.findall(r"\d+\.\d+", self.architectures[architecture]["first_cuda"])
+        return found[0]
+
+    def last_cuda_major(self, architecture: str) -> int | None:
+        """The last CUDA major that knows an architecture."""
+        text = self.architectures[architecture]["last_cuda"]
+        return None if text is None else int(re.findall(r"\d+", text)[0])
+
+
+@dataclass
+class Look:
+    """A stack beside the question and the facts."""
+
+    stack: dict[str, Any]
+    case: Case
+    facts: Facts
+    gpus: list[tuple[dict[str, Any], int | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gpus = [(self.facts.gpus[pci], count) for pci, count in self.case.gpus]
+        self.branch: int = self.stack["driver"]["branch"]
+        self.version: str = self.stack["driver"]["version"] or f"{self.branch}.999"
+        """Where only the repository knows the release, the benefit of the doubt."""
+        self.flavour: str = self.stack["module"]["flavour"]
+        self.source: str = self.stack["source"]
+        self.deb = self.stack["os"].startswith(("ubuntu", "debian"))
+        self.wishes = [wish for wish in (self.case.cuda, self.case.toolkit) if wish]
+        self.names = [package["name"] for package in self.stack["packages"]]
+
+    def warned(self, rule_id: str) -> bool:
+        """The stack carries a warning of this rule."""
+        return any(warning["rule"].startswith(rule_id) for warning in self.stack["warnings"])
+
+    def capabilities(self) -> list[tuple[int, ...]]:
+        """Compute capabilities of the node."""
+        return [v(gpu["compute_capability"]) for gpu, _ in self.gpus]
+
+    def needs(self, flavour: str) -> list[str]:
+        """GPUs that run with one flavour alone."""
+        words = ("required",) if flavour == "open" else ("no", "UNSUPPORTED")
+        return [gpu["name"] for gpu, _ in self.gpus if gpu["open_modules"].split(" ")[0] in words]
+
+    def on_switch(self) -> list[dict[str, Any]]:
+        """GPUs of an 8- or 16-GPU board with NVSwitches."""
+        return [gpu for gpu, count in self.gpus if count in (8, 16) and re.search(r"8-GPU.*yes", gpu["fabric_manager"])]
+
+    def in_rack(self) -> list[dict[str, Any]]:
+        """GPUs whose switches are in the rack."""
+        return [gpu for gpu, _ in self.gpus if "IMEX required" in gpu["fabric_manager"]]
+
+
+@rule("wish")
+def wishes(look: Look) -> Iterator[str]:
+    """What was asked for is what was decided."""
+    case, stack = look.case, look.stack
+    for name, have in (("source", look.source), ("os", stack["os"]), ("arch", stack["arch"])):
+        wanted = getattr(case, name)
+        if wanted is not None and wanted != have:
+            yield f"{name} {wanted} was asked, {have} decided"
+    if case.kernel_module not in (None, look.flavour):
+        yield f"{case.kernel_module} modules were asked"
+    if stack["cuda"]["wished"] != case.cuda:
+        yield "the wished CUDA got lost"
+    kind = look.facts.branches.get(look.branch, {}).get("type")
+    if case.driver == "lts" and kind != "LTSB":
+        yield f"lts was asked, {look.branch} is {kind}"
+    if case.driver == "production" and kind not in ("LTSB", "PB"):
+        yield f"production was asked, {look.branch} is {kind}"
+    if case.driver and case.driver[0].isdigit():
+        release_differs = "." in case.driver and look.version != case.driver
+        if str(look.branch) != case.driver.split(".")[0] or release_differs:
+            yield f"driver {case.driver} was asked, {look.version} decided"
+
+
+@rule("R01")
+def minor_floor(look: Look) -> Iterator[str]:
+    if look.stack["cuda_compat"] is not None:
+        return
+    for wish in look.wishes:
+        row = look.facts.toolkit(wish)
+        if row["confidence"] != "low" and not at_least(look.version, row["minor_compat_min_driver_linux"]):
+            yield f"CUDA {wish} on {look.version}"
+        if not at_least(look.version, look.facts.majors[v(wish)[0]]["min_driver_linux"]):
+            yield f"CUDA {wish} on {look.version}, below the floor of its major"
+
+
+@rule("R02")
+def native(look: Look) -> Iterator[str]:
+    if look.stack["cuda_compat"] is not None:
+        return
+    for wish in look.wishes:
+        row = look.facts.toolkit(wish)
+        full = row.get("toolkit_driver_linux_x86_64")
+        branch = row.get("toolkit_driver_branch")
+        if branch is None:
+            branch = next(number for number, cuda in look.facts.native.items() if v(cuda) == v(row["version"])[:2])
+        is_native = look.branch >= branch or (full is not None and at_least(look.version, full))
+        if not is_native and not look.warned("R02"):
+            yield f"CUDA {wish} on {look.version} by minor-version compatibility, without a warning"
+    if look.case.cuda and look.stack["cuda"]["support"] is None:
+        yield "how the wished CUDA is reached is not said"
+
+
+@rule("R03")
+def last_branch(look: Look) -> Iterator[str]:
+    for gpu, _ in look.gpus:
+        if gpu["last_driver_branch"] is not None and look.branch > gpu["last_driver_branch"]:
+            yield f"{gpu['name']} on {look.branch}"
+
+
+@rule("R04")
+def last_cuda(look: Look) -> Iterator[str]:
+    for gpu, _ in look.gpus:
+        last = look.facts.last_cuda_major(gpu["arch"])
+        for wish in look.wishes:
+            if last is not None and v(wish)[0] > last:
+                yield f"CUDA {wish} on {gpu['name']}"
+        if last is not None and look.stack["cuda"]["newest"] and v(look.stack["cuda"]["newest"])[0] > last:
+            yield f"CUDA {look.stack['cuda']['newest']} is promised on {gpu['name']}"
+    old = any(capability < (7, 5) for capability in look.capabilities())
+    cudnn, nccl = look.stack["cudnn"], look.stack["nccl"]
+    if old and cudnn is not None and at_least(cudnn["version"], "9.11"):
+        yield f"cuDNN {cudnn['version']} below compute capability 7.5"
+    for package in look.stack["packages"]:
+        if old and package["component"] == "nccl" and "+cuda13" in (package["version"] or ""):
+            yield "an NCCL build for CUDA 13 below compute capability 7.5"
+    if (
+        look.case.toolkit
+        and look.source == "nvidia"
+        and v(look.case.toolkit)[0] >= 12
+        and (cudnn is None or nccl is None)
+    ):
+        yield "a toolkit on the host without cuDNN or NCCL"
+
+
+@rule("R05")
+def first_cuda(look: Look) -> Iterator[str]:
+    for gpu, _ in look.gpus:
+        first = look.facts.first_cuda(gpu["arch"])
+        for wish in look.wishes:
+            if v(wish)[:2] < v(first):
+                yield f"CUDA {wish} does not know {gpu['name']}"
+        own = look.facts.native.get(look.branch)
+        if own is not None and v(own) < v(first):
+            yield f"branch {look.branch} does not know {gpu['name']}"
+
+
+@rule("R06")
+def open_required(look: Look) -> Iterator[str]:
+    if look.flavour != "open":
+        yield from (f"{name} with proprietary modules" for name in look.needs("open"))
+
+
+@rule("R07")
+def proprietary_required(look: Look) -> Iterator[str]:
+    if look.flavour == "open":
+        yield from (f"{name} with open modules" for name in look.needs("proprietary"))
+
+
+@rule("R08")
+def no_proprietary(look: Look) -> Iterator[str]:
+    if look.flavour == "proprietary" and look.branch >= 620:
+        yield f"proprietary modules of {look.branch}"
+    if look.flavour == "proprietary" and look.branch == 615 and not look.warned("R08"):
+        yield "proprietary modules of 615 without a warning"
+    if look.flavour == "open" and look.branch < 515:
+        yield f"open modules of {look.branch}"
+
+
+@rule("R09")
+def mixed(look: Look) -> Iterator[str]:
+    if look.needs("open") and look.needs("proprietary"):
+        yield f"{look.needs('open')} beside {look.needs('proprietary')}"
+
+
+@rule("R10")
+def min_driver(look: Look) -> Iterator[str]:
+    for gpu, _ in look.gpus:
+        for row in look.facts.raw["gpu_min_driver_documented"]:
+            floor = re.fullmatch(r"[\d.]+", row["min_driver"])
+            if floor and row["gpu"] in (gpu["name"], f"HGX {gpu['name']}") and not at_least(look.version, floor[0]):
+                yield f"{gpu['name']} on {look.version}, documented minimum {floor[0]}"
+        listed = gpu.get("first_open_tag_per_branch")
+        if listed is None or gpu.get("first_open_tag_reliable") is False or look.flavour != "open":
+            continue
+        first = listed.get(look.branch)
+        late = first is not None and not at_least(look.version, first)
+        never = first is None and look.branch < max(listed)
+        if (late or never) and not look.warned("R10"):
+            yield f"{gpu['name']} is not listed in {look.version}, without a warning"
+
+
+@rule("R11")
+def fabric_manager(look: Look) -> Iterator[str]:
+    driver, manager = look.stack["driver"], look.stack["fabric_manager"]
+    ties = [look.stack[name] for name in ("fabric_manager", "nscq", "imex", "nvsdm") if look.stack[name]]
+    for tie in ties:
+        if not tie["same_as_driver"] or tie["version"] != driver["constraint"]:
+            yield f"{tie['packages']} is {tie['version']}, the driver {driver['constraint']}"
+    patterns = {p["version"].split("-")[0] for p in look.stack["packages"] if p["with_driver"] and p["version"]}
+    if len(patterns) > 1:
+        yield f"the driver closure has several versions: {sorted(patterns)}"
+    if look.on_switch():
+        if manager is None:
+            yield f"{look.on_switch()[0]['name']} behind NVSwitches without a fabric manager"
+        elif not set(manager["packages"]) <= set(look.names):
+            yield "the fabric manager is not among the packages"
+        elif look.source == "nvidia" and look.deb:
+            name = "nvidia-fabricmanager" + ("" if look.branch >= 580 else f"-{look.branch}")
+            if name not in manager["packages"]:
+                yield f"the fabric manager of {look.branch} is {name}, not {manager['packages']}"
+        if look.stack["nscq"] is None and look.stack["nvlsm"] is None:
+            yield "NVSwitches without NSCQ"
+    depends = [gpu for gpu, count in look.gpus if count is None and re.search(r"8-GPU.*yes", gpu["fabric_manager"])]
+    if depends and not look.warned("R11"):
+        yield f"{depends[0]['name']} without a number depends on the board, without a warning"
+    if look.in_rack() and manager is not None:
+        yield "a fabric manager on a tray of a rack"
+
+
+@rule("R12")
+def nvlink5(look: Look) -> Iterator[str]:
+    nvlsm = look.stack["nvlsm"]
+    if any("nvlsm" in gpu["fabric_manager"] for gpu in look.on_switch()):
+        if nvlsm is None or not set(nvlsm["packages"]) <= set(look.names):
+            yield "NVLink 5 switches without nvlsm"
+        elif "ib_umad" not in nvlsm["kernel_modules"]:
+            yield "nvlsm without ib_umad"
+        if look.stack["arch"] != "x86_64" and look.stack["nvsdm"] is not None:
+            yield "NVSDM is x86_64 only"
+    elif nvlsm is not None:
+        yield "nvlsm without NVLink 5 switches"
+    if look.in_rack() and look.stack["imex"] is None:
+        yield "a tray of a rack without IMEX"
+
+
+@rule("R13")
+def eol(look: Look) -> Iterator[str]:
+    end = look.facts.eol(look.branch)
+    if end is not None and end < look.case.today:
+        if not look.warned("R13"):
+            yield f"{look.branch} ended on {end}, without a warning"
+        if look.case.past_eol == "refuse" and look.facts.branches.get(look.branch, {}).get("eol_nvidia"):
+            yield f"{look.branch} ended on {end}, and that was to be refused"
+    if look.stack["eol"] != (None if end is None else end.isoformat()):
+        yield f"end of life {look.stack['eol']}, by the facts {end}"
+
+
+@rule("R14")
+def compat(look: Look) -> Iterator[str]:
+    package = look.stack["cuda_compat"]
+    if package is None:
+        return
+    name = package["packages"][0]
+    rows = {row["package"]: row["matrix"] for row in look.facts.raw["forward_compat"]["matrix"]}
+    if rows.get(name, {}).get(look.branch) != "compatible":
+        yield f"{name} on {look.branch}"
+    if any(gpu["name"].startswith("GeForce") for gpu, _ in look.gpus):
+        yield f"{name} on a GeForce"
+    end = look.facts.eol(look.branch)
+    if end is not None and end < look.case.today:
+        yield f"{name} on {look.branch}, which ended on {end}"
+
+
+@rule("R15")
+def repository(look: Look) -> Iterator[str]:
+    os_name = look.stack["os"]
+    if look.source in ("ubuntu", "debian") and not os_name.startswith(look.source):
+        yield f"the archive of {look.source} on {os_name}"
+    if os_name == "ubuntu-26.04" and look.source == "nvidia" and look.branch < 595:
+        yield f"{look.branch} in ubuntu2604"
+    if look.source == "debian":
+        release = {"debian-12": "bookworm", "debian-13": "trixie"}.get(os_name, "sid")
+        held = {
+            row[release].split("-")[0]
+            for row in look.facts.raw["debian_archive"]["packages"]
+            if row["package"] in ("nvidia-driver", "nvidia-tesla-535-driver")
+        }
+        if look.version not in held:
+            yield f"{look.version} in {release}, which has {sorted(held)}"
+    yield from _names(look)
+    yield from _pin(look)
+
+
+def _names(look: Look) -> Iterator[str]:
+    own = [package["name"] for package in look.stack["packages"] if package["component"] == "driver"]
+    if not own:
+        yield "no driver package"
+    if look.source == "nvidia" and look.stack["os"].startswith("ubuntu"):
+        for name in own:
+            if (f"-{look.branch}" in name) != (look.branch <= 580):
+                yield f"{name} for branch {look.branch}"
+
+
+def _pin(look: Look) -> Iterator[str]:
+    pin = look.stack["pin"]
+    if pin is None:
+        yield "nothing holds the version"
+    elif look.source == "nvidia" and look.deb:
+        wanted = "pinning-package" if look.branch >= 580 else "preferences"
+        if pin["mechanism"] != wanted:
+            yield f"{pin['mechanism']} for branch {look.branch}"
+        if wanted == "pinning-package" and pin["packages"] != [f"nvidia-driver-pinning-{look.version}"]:
+            yield f"{pin['packages']} for {look.version}"
+    elif look.stack["os"] in ("rhel-8", "rhel-9"):
+        kind = "open" if look.flavour == "open" else "dkms"
+        if (pin["mechanism"], pin["pattern"]) != ("module-stream", f"nvidia-driver:{look.branch}-{kind}"):
+            yield f"{pin['mechanism']} {pin['pattern']} for {look.branch} {look.flavour}"
+
+
+@rule("R16")
+def repo_mix(look: Look) -> Iterator[str]:
+    origins = {origin for _, origin in look.case.installed}
+    if look.case.source is None and origins - {look.source}:
+        yield f"{look.source} beside driver packages from {sorted(origins)}"
+    strangers = {name for name, origin in look.case.installed if origin != look.source}
+    if not strangers <= set(look.stack["remove"]):
+        yield f"{sorted(strangers)} stay beside the new source"
+
+
+@rule("R17")
+def dcgm(look: Look) -> Iterator[str]:
+    # "AL2023, Azure Linux 3, Debian 12, RHEL/Rocky 8/9/10, SLES 15, Ubuntu 22.04/24.04"
+    served = {"amazon-linux-2023", "azure-linux-3", "debian-12", "rhel-8", "rhel-9", "rhel-10", "sles-15"}
+    part = look.stack["dcgm"]
+    if (
+        look.source != "nvidia"
+        or look.stack["os"] not in served | {"ubuntu-22.04", "ubuntu-24.04"}
+        or look.branch < 450
+    ):
+        if part is not None:
+            yield f"DCGM on {look.stack['os']} from {look.source}"
+        return
+    major = 11 if look.branch < 525 else 12 if look.branch < 580 else 13
+    wanted = {f"datacenter-gpu-manager-4-cuda{major}"}
+    if look.branch >= 580 and any(capability < (7, 5) for capability in look.capabilities()):
+        wanted.add("datacenter-gpu-manager-4-cuda12")
+    have = set() if part is None else set(part["packages"])
+    if have != wanted or not wanted <= set(look.names):
+        yield f"DCGM packages {sorted(have)}, by the facts {sorted(wanted)}"
+
+
+@rule("R18")
+def container_toolkit(look: Look) -> Iterator[str]:
+    part = look.stack["container_toolkit"]
+    if look.source != "nvidia":
+        return
+    wanted = set(look.facts.raw["container_toolkit"]["packages"])
+    if part is None or set(part["packages"]) != wanted:
+        yield f"the container toolkit is {part and part['packages']}"
+        return
+    patterns = {package["version"] for package in look.stack["packages"] if package["name"] in wanted}
+    if len(patterns) != 1:
+        yield f"its packages have versions {patterns}"
+
+
+@rule("R19")
+def gpudirect(look: Look) -> Iterator[str]:
+    own = look.facts.native.get(look.branch, "0")
+    met = look.flavour == "open" and v(own) >= (11, 7) and all(one >= (7, 5) for one in look.capabilities())
+    met = met and not any(gpu["name"].startswith("GeForce") for gpu, _ in look.gpus)
+    kernel_met = look.case.kernel is not None and v(look.case.kernel)[:2] >= (5, 12)
+    said = look.stack["gpudirect_rdma"]
+    if said is True and not (met and kernel_met):
+        yield "GPUDirect RDMA is promised"
+    if said is not True and met and kernel_met:
+        yield "GPUDirect RDMA is not seen"
+
+
+@rule("R20")
+def frameworks(look: Look) -> Iterator[str]:
+    if not look.gpus:
+        return
+    part = look.stack["frameworks"] or {}
+    runs = []
+    for row in look.facts.raw["pytorch"]:
+        for cuda in row["cuda"] or {}:
+            if not at_least(look.version, look.facts.majors[v(cuda)[0]]["min_driver_linux"]):
+                continue
+            if all(_in_wheel(look, row["torch"], cuda, one) for one in look.capabilities()):
+                runs.append(row["torch"])
+    best = max(runs, key=v) if runs else None
+    if runs and part.get("pytorch") is None:
+        yield f"PyTorch {best} runs and is not named"
+    if part.get("pytorch") and part["pytorch"] not in runs:
+        yield f"PyTorch {part['pytorch']} does not run here"
+
+
+def _in_wheel(look: Look, torch: str, cuda: str, capability: tuple[int, ...]) -> bool:
+    machine = "x86_64" if look.stack["arch"] == "x86_64" else "aarch64"
+    tag = "cu" + cuda.replace(".", "")
+    for row in look.facts.raw["pytorch_wheel_arch"]:
+        low, high = row["torch"].split("-")
+        known = [part if part.startswith("cu") else f"cu{part}" for part in row["wheel"].split(" ")[0].split("/")]
+        if not v(low) <= v(torch) <= v(high) or tag not in known or machine not in row["wheel"]:
+            continue
+        listed = [v(one) for one in re.findall(r"\d+\.\d+", row["cc"].split("(")[0])]
+        ptx = re.search(r"(\d+\.\d+)\+PTX", row["cc"])
+        same = any(one[0] == capability[0] and one <= capability for one in listed)
+        return same or (ptx is not None and capability >= v(ptx[1]))
+    return False
+
+
+@rule("R21")
+def debian(look: Look) -> Iterator[str]:
+    if look.source != "debian":
+        return
+    if look.on_switch():
+        yield f"{look.on_switch()[0]['name']} behind NVSwitches with Debian's driver"
+    if look.in_rack():
+        yield "a tray of a rack with Debian's driver"
+    yield from (f"CUDA {wish} with Debian's driver" for wish in look.wishes if v(wish)[0] >= 13)
+    for part in ("dcgm", "container_toolkit", "fabric_manager", "imex", "nscq"):
+        if look.stack[part] is not None:
+            yield f"{part} from Debian's archive, which has none"
+    if not look.warned("R21"):
+        yield "no warning that Debian's archive has no DCGM and no container toolkit"
+
+
+@rule("R22")
+def host_arch(look: Look) -> Iterator[str]:
+    for gpu, _ in look.gpus:
+        if "arm64 (SBSA) host" in (gpu.get("note") or "") and look.stack["arch"] != "aarch64":
+            yield f"{gpu['name']} in an {look.stack['arch']} machine"
+
+
+@rule("R23")
+def kernel_floor(look: Look) -> Iterator[str]:
+    if look.case.kernel and look.flavour == "open" and v(look.case.kernel)[:2] < (4, 15):
+        yield f"open modules for kernel {look.case.kernel}"
+
+
+@rule("R24")
+def toolkit(look: Look) -> Iterator[str]:
+    part, wish = look.stack["toolkit"], look.case.toolkit
+    if (part is None) != (wish is None):
+        yield f"toolkit {part}, wished {wish}"
+    if wish and look.source == "debian":
+        release = {"debian-12": "bookworm", "debian-13": "trixie"}[look.stack["os"]]
+        rows = {row["package"]: row for row in look.facts.raw["debian_archive"]["packages"]}
+        held = rows["nvidia-cuda-toolkit"][release]
+        if v(held)[:2] != v(wish)[:2]:
+            yield f"toolkit {wish} from Debian, which has {held}"
+    if wish and look.source == "nvidia" and part is not None:
+        name = "cuda-toolkit-" + "-".join(wish.split(".")[:2])
+        if name not in look.names:
+            yield f"{name} is not among the packages"
+
+
+def violations(stack: dict[str, Any], case: Case, facts: Facts) -> list[tuple[str, str]]:
+    """Every rule that the stack does not keep, as id and words."""
+    look = Look(stack, case, facts)
+    return [(rule_id, text) for rule_id, check in RULES.items() for text in check(look)]
