@@ -12,6 +12,7 @@ from gpunode.cli.nearest import unknown
 from gpunode.errors import Exit, GpunodeError, UsageError
 
 VERBS = {
+    "plan": "Resolve a matched stack and explain it",
     "provision": "Run the site playbook on an inventory",
     "validate": "Judge nodes: this machine, hosts of an inventory, or saved bundles",
     "collect": "Write bundles and judge nothing",
