@@ -226,9 +226,9 @@ def test_what_is_damaged_is_announced_and_repaired_and_nothing_else(site: Site, 
         "find /lib/modules -name 'nvidia-current*.ko*' | grep -v -e modeset -e drm -e uvm -e peermem"
     ).split()
     assert len(module) == 1
+    site.sh(f"apt-mark unhold nvidia-smi; rm {module[0]}; systemctl disable --quiet nvidia-persistenced.service")
     for path in OWN_FILES:
         site.sh(f"echo damaged > {path}")
-    site.sh(f"apt-mark unhold nvidia-smi; rm {module[0]}; systemctl disable --quiet nvidia-persistenced.service")
 
     tasks = {"Build and install the module for kernels that lack it", "Run the persistence daemon"}
     announced = site.play("--check")
@@ -279,6 +279,28 @@ def test_validate_through_ansible_is_no_pass_without_a_gpu(site: Site, provision
     for check in ("driver.closure", "driver.held", "driver.origin", "driver.nouveau", "node.units-failed"):
         assert f"pass {check}: " in run.output
     assert site.play("-e", '{"gpunode_expect": {"gpus": 0}}', playbook="validate.yml").rc == 0
+
+
+def test_a_build_that_fails_shows_what_the_compiler_said(site: Site, provisioned: Run) -> None:
+    tree = site.sh("ls -d /usr/src/nvidia-current-*").strip()
+    version = tree.rpartition("-")[2]
+    site.sh(f"dkms remove nvidia-current/{version} --all; dkms add {tree}")
+    site.sh(f"echo '#error broken by a test' > {tree}/nvidia/nv.c")
+    run = site.play()
+    assert run.rc != 0
+    assert "#error broken by a test" in run.output
+
+
+def test_a_reboot_is_for_other_machines_than_the_controller(site: Site) -> None:
+    due = ("--check", "-e", "gpunode_reboot=when_needed", "-e", "gpunode_reboot_required=said-by-a-test")
+    assert site.play(*due, playbook="reboot.yml").changed.keys() == {"Reboot"}
+    kept = site.play(*due, "-e", "gpunode_reboot=never", playbook="reboot.yml")
+    assert not kept.changed
+    assert "a reboot is due: said-by-a-test (gpunode_reboot: never)" in kept.output
+    local = ("-i", "localhost,", "-l", "localhost", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}")
+    here = site.play(*due, *local, playbook="reboot.yml")
+    assert here.rc == 0, here.output
+    assert not here.changed
 
 
 def test_absent_gives_the_node_back(site: Site, bare: Bare, provisioned: Run) -> None:
