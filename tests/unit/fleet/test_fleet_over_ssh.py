@@ -190,7 +190,7 @@ def test_a_failing_probe_gives_its_last_line(start_sshd: Start, monkeypatch: pyt
 
 
 def test_a_command_that_hangs_ends_at_the_limit(start_sshd: Start) -> None:
-    collected = one(start_sshd("ForceCommand sleep 600").target(), timeout_s=1.5)
+    collected = one(start_sshd("ForceCommand sleep 40").target(), timeout_s=1.5)
     assert "within" in str(collected.reason)
     assert 1.4 < collected.seconds < 4
 
@@ -316,7 +316,7 @@ def test_only_the_algorithms_that_the_user_allows_are_offered(start_sshd: Start)
 
 
 def test_thirty_nodes_come_together_and_bad_ones_stop_nobody(start_sshd: Start) -> None:
-    server, hanging = start_sshd(), start_sshd("ForceCommand sleep 600")
+    server, hanging = start_sshd(), start_sshd("ForceCommand sleep 40")
     targets = [server.target(f"good{number}") for number in range(27)]
     targets.insert(0, hanging.target("hangs"))
     targets.insert(1, Target("refused", "ssh", ssh=_settings(free_port())))
