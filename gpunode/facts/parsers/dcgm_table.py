@@ -41,7 +41,7 @@ class _Test:
     def answer(self) -> dict[str, Any]:
         messages = []
         for gpu, pieces in self.texts:
-            text = "".join(pieces).strip()
+            text = _joined(pieces)
             about = _ABOUT_GPU.match(text)
             owner = gpu if gpu is not None else int(about[1]) if about else None
             if owner in self.gpus:
@@ -129,9 +129,16 @@ class _Table:
 
 
 def _piece(result: str) -> str:
-    """One line of a wrapped message: words are cut where the column ends."""
-    piece = result[1:] if result.startswith(" ") else result
-    return piece[:_CHUNK] if len(piece) >= _CHUNK else piece.rstrip() or ""
+    """One line of a wrapped message, with the blanks at its end that belong to it."""
+    return result.removeprefix(" ")[:_CHUNK]
+
+
+def _joined(pieces: list[str]) -> str:
+    """A message from its lines: those that fill the column were cut within words, shorter ones between them."""
+    text = ""
+    for piece in pieces:
+        text += piece if len(piece) == _CHUNK and piece[-1] != " " else f"{piece.rstrip()} "
+    return " ".join(text.split())
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ _CLASS_ID = re.compile(r"(.*?) \[([0-9a-f]{4})\]")
 _IDS = re.compile(r"\[([0-9a-f]{4}):([0-9a-f]{4})\](?=[^\[\]]*$|.*\(rev)")
 _UNNAMED = re.compile(r"\bDevice ([0-9a-f]{4})\b")
 _REVISION = re.compile(r"\s*\((?:rev [0-9a-f]{2}|prog-if [^()]*(?:\([^()]*\))?[^()]*)\)\s*$")
+_OPEN_BRACKET = re.compile(r"\s\([^()]*$")
 _SUBSYSTEM = re.compile(r"\s+Subsystem: (.*)")
 _DRIVER = re.compile(r"\s+Kernel driver in use: (\S+)\s*")
 _LINK = re.compile(
@@ -77,7 +78,7 @@ def _device(match: re.Match[str]) -> dict[str, Any]:
     device["class"] = with_id[1] if with_id else name
     device["class_id"] = with_id[2] if with_id else None
     device["vendor_id"], device["device_id"] = _ids(described)
-    device["description"] = _IDS.sub("", described).strip() or None
+    device["description"] = _OPEN_BRACKET.sub("", _IDS.sub("", described)).strip() or None
     return device
 
 

@@ -16,7 +16,7 @@ _NCCL_LOG = re.compile(
 _NCCL_PLAIN = re.compile(r"NCCL (?:version |(?:INFO|WARN)\b)")
 _START = re.compile(r"nThreads? \d+ nGpus \d+ minBytes ")
 _STARTING = re.compile(r"Collective test (starting|concluded):\s*(\w{1,60}?)(?:_perf)?\s*")
-_TESTS_VERSION = re.compile(r"nccl-tests version\s+v?(\S{1,60})(?:.*\bnccl-library=(\d{4,6})\b)?")
+_TESTS_VERSION = re.compile(r"nccl-tests version\s+v?(\S{1,60})(?:.*\bnccl-library=(\d{5,6})\b)?")
 _NCCL_VERSION = re.compile(r"\bNCCL version\s+v?(\d[\w.+-]{0,40})")
 _COMMAND = re.compile(r"(?:^|[\s/'\"])(\w{2,40})_perf(?:_mpi)?(?=[\s'\"]|$)")
 _RANK = re.compile(
@@ -118,10 +118,8 @@ def is_abort(text: str) -> bool:
 
 
 def library_version(code: str | None) -> str | None:
-    """NCCL's version number ``22807`` as ``2.28.7``; before 2.9 the parts had one digit (``2708``)."""
+    """NCCL's version number ``22807`` as ``2.28.7``."""
     if code is None:
         return None
     number = int(code)
-    if number >= 20000:
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

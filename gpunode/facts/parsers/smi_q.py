@@ -152,7 +152,7 @@ def _refuse_cut(block: Node, driver: int | None) -> None:
 
 def _ecc_is_whole(errors: Node) -> bool:
     volatile = {leaf.label for leaf in errors.child("volatile").leaves()}
-    aggregate = {leaf.label for leaf in errors.child("aggregate").leaves()}
+    aggregate = {leaf.label for leaf in errors.child("aggregate").leaves() if leaf.value}
     return volatile <= aggregate or not errors.has("volatile")
 
 
