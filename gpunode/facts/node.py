@@ -105,6 +105,8 @@ MAY_BE_NONE = frozenset(
         "peer_access",
         "nvlink",
         "nvlink_errors",
+        "nvidia_tool_versions",
+        "gpu_virtualization",
         "docker",
         "automatic_updates",
     }
@@ -173,10 +175,14 @@ class NodeFacts(Fact):
     nvlink_errors: Smi | None = None
     """``nvidia-smi nvlink -e``."""
     gpu_virtualization: tuple[str, ...] | None = None
-    """nvidia-smi's words, one a GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …"""
+    """nvidia-smi's words, one a GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …; None without a
+    gap where ``smi`` has no document."""
+    nvidia_tool_versions: dict[str, str] | None = None
+    """``{"nv-fabricmanager": "580.95.05", "nv-hostengine": "4.4.1", "dcgmi": "4.4.1"}`` in their own words; a program
+    that is not installed has no key. None without a gap where no module is loaded: then they were not run."""
     tool_versions: dict[str, str] | None = None
-    """``{"nv-fabricmanager": "580.95.05", "nv-hostengine": "4.4.1", "dcgmi": …, "docker": "28.5.1", "containerd": …,
-    "podman": …, "nvidia-ctk": …, "runc": …}``; a tool that is not installed has no key."""
+    """``{"docker": "28.5.1", "containerd": …, "podman": …, "runc": …, "crun": …, "nvidia-ctk": …}``: the programs on
+    disk; one that is not installed has no key."""
 
     # What was installed, and by whom
     libraries: tuple[LibraryFile, ...] | None = None
@@ -196,7 +202,10 @@ class NodeFacts(Fact):
     cdi_specs: tuple[CdiSpec, ...] | None = None
 
     # The PCI bus
+    pci_io: tuple[PciDevice, ...] | None = None
+    """Network adapters and NVMe controllers, without virtual functions."""
     pci_ports: tuple[PciPort, ...] | None = None
+    """Bridges above NVIDIA's functions and those of ``pci_io``."""
     pci_acs: tuple[PciAcs, ...] | None = None
     """Bridges that have ACS. A gap without root."""
     iommu: Iommu | None = None

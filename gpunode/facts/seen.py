@@ -1,9 +1,15 @@
 """What a bundle holds, asked for with the reason at hand where it does not hold it."""
 
+import re
+
+from gpunode.facts.errors import ParseError
 from gpunode.probe.bundle import Bundle, CommandResult
 
 READ_LOG = "probe-read"
 """The command under which the probe says what it could not read, one ``PATH: REASON`` a line."""
+
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class Unseen(Exception):  # noqa: N818
@@ -38,6 +44,51 @@ class Seen:
         text = self.text(path)
         return None if text is None else tuple(name for name in text.split("\n") if name)
 
+    def value(self, path: str) -> str | None:
+        """One of the kernel's small files, stripped; None where it is not there, has no value or may not be read."""
+        return (self._bundle.files.get(path) or "").strip() or None
+
+    def number(self, path: str) -> int | None:
+        """As ``value``, where that is a whole number."""
+        return whole(self.value(path))
+
+    def under(self, folder: str) -> tuple[str, ...]:
+        """All paths below ``folder`` that the probe kept, sorted."""
+        return tuple(sorted(path for path in self._bundle.files if path.startswith(folder) and path != folder))
+
+    def entries(self, folder: str) -> tuple[str, ...] | None:
+        """Names of the entries of one of the probe's TREES of which something was kept; None where the folder is not.
+
+        Raise Unseen where the folder was not read to the end, so that what is missing is not taken for absent.
+        """
+        names = self.folder(folder)
+        self.require_finished(folder)
+        if names is None:
+            return None
+        kept = {path[len(folder) :].partition("/")[0] for path in self.under(folder)}
+        return tuple(name for name in names if name in kept)
+
+    def require_finished(self, source: str) -> None:
+        """Raise Unseen where a source of the probe did not come to its end."""
+        for problem in self._problems:
+            if problem.startswith(f"{source}: not finished"):
+                raise Unseen(f"could not be read: {first_line(problem)}")
+
+    def look(self, key: str) -> tuple[str, ...]:
+        """Lines of what the probe saw by itself; raise Unseen where it could not see all."""
+        result = self.command(key)
+        if result.rc != 0:
+            raise Unseen(first_line(result.stderr) or f"{shown(result)} failed")
+        return tuple(line for line in result.stdout.split("\n") if line)
+
+    def rows(self, key: str, width: int) -> list[list[str]]:
+        """As ``look``, each line cut at its tabs; raise ParseError for one with another number of fields."""
+        rows = [line.split("\t") for line in self.look(key)]
+        for row in rows:
+            if len(row) != width:
+                raise ParseError(f"expected {width} fields of {key}, found {len(row)}: '{first_line(row[0])}'")
+        return rows
+
     def ran(self, key: str) -> bool:
         """True where the probe ran the command, whatever came of it."""
         return key in self._bundle.commands
@@ -62,6 +113,11 @@ class Seen:
             said = first_line(result.stderr) or first_line(result.stdout)
             raise Unseen(f"{shown(result)} failed with exit status {result.rc}: {said}".rstrip(": "))
         return result.stdout
+
+
+def whole(text: str | None) -> int | None:
+    """A whole number of at most 18 digits; None for anything else."""
+    return int(text) if text is not None and _WHOLE.fullmatch(text) else None
 
 
 def shown(result: CommandResult) -> str:

@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Unit
-from gpunode.facts.seen import Seen, Unseen, first_line
+from gpunode.facts.seen import Seen, Unseen, first_line, whole
 from gpunode.facts.system import systemd
 
 _MARK = re.compile(r"\s*(?:[\u25cf\u25cb\u00d7*x]\s+)?")
@@ -38,7 +38,7 @@ def parse_list(text: str) -> tuple[Unit, ...]:
 
 
 def parse_show(text: str) -> tuple[Unit, ...]:
-    """Read ``systemctl show -p Id,LoadState,ActiveState,SubState,UnitFileState UNIT...``, one block a unit."""
+    """Read ``systemctl show -p PROPERTIES UNIT...`` with the probe's properties, one block a unit."""
     found = []
     for block in text.split("\n\n"):
         values = dict(line.partition("=")[::2] for line in block.splitlines() if line)
@@ -53,6 +53,11 @@ def parse_show(text: str) -> tuple[Unit, ...]:
                 active=values["ActiveState"],
                 sub=values["SubState"],
                 enabled=values.get("UnitFileState") or None,
+                since=values.get("StateChangeTimestamp") or None,
+                restarts=whole(values.get("NRestarts")),
+                limits={
+                    name[5:].lower(): value for name, value in values.items() if name.startswith("Limit") and value
+                },
             )
         )
     if not found:

@@ -1,0 +1,131 @@
+"""Container engines: what they are, how they are set, and what devices they are told of."""
+
+import json
+import tomllib
+from typing import Any
+
+from gpunode.facts.driver import version_of
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import CdiSpec, ContainerSettings, DockerDaemon
+from gpunode.facts.seen import Seen, Unseen, first_line, whole
+
+_TOOLS = ("docker", "containerd", "podman", "runc", "crun", "nvidia-ctk")
+_DAEMON_JSON = "/etc/docker/daemon.json"
+_TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
+_CONTAINERD = "/etc/containerd/config.toml"
+
+
+def tool_versions(seen: Seen) -> dict[str, str]:
+    """``--version`` of the programs on disk; a daemon that was not restarted may be an older one."""
+    return {name: version for name in _TOOLS if (version := version_of(seen, f"version-{name}")) is not None}
+
+
+def docker(seen: Seen) -> DockerDaemon | None:
+    """What the daemon answers to the probe's ``docker info --format``."""
+    if not seen.ran("docker-info"):
+        seen.require_finished("docker_daemon")
+        if not seen.ran("version-docker"):
+            raise Unseen("docker info was not run")
+        return None
+    runtimes: list[str] = []
+    values: dict[str, Any] = {}
+    for line in seen.output("docker-info").splitlines():
+        key, equals, text = line.partition("=")
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(text[:4000]) if equals else None
+        except ValueError:
+            value = None
+        if value is None:
+            raise ParseError(f"expected NAME=JSON from docker info, found '{first_line(line)}'")
+        if key == "runtime":
+            runtimes.append(str(value))
+        else:
+            values[key] = value
+
+    def text_of(key: str) -> str | None:
+        value = values.get(key)
+        return value if isinstance(value, str) and value else None
+
+    if text_of("version") is None:
+        raise ParseError("expected the server's version from docker info, found none: the daemon does not answer")
+    live_restore = values.get("live_restore")
+    return DockerDaemon(
+        version=text_of("version"),
+        runtimes=tuple(runtimes),
+        default_runtime=text_of("default"),
+        cgroup_driver=text_of("cgroup_driver"),
+        cgroup_version=text_of("cgroup_version"),
+        storage_driver=text_of("storage"),
+        live_restore=live_restore if isinstance(live_restore, bool) else None,
+    )
+
+
+def containers(seen: Seen) -> ContainerSettings:
+    """daemon.json, the toolkit's config.toml, and the lines of containerd's configuration that the probe keeps."""
+    settings = _daemon_json(seen)
+    runtimes = settings.get("runtimes") if settings else None
+    default = settings.get("default-runtime") if settings else None
+    toolkit = _toolkit(seen)
+    runtime = toolkit.get("nvidia-container-runtime")
+    command = toolkit.get("nvidia-container-cli")
+    mode = runtime.get("mode") if isinstance(runtime, dict) else None
+    no_cgroups = command.get("no-cgroups") if isinstance(command, dict) else None
+    containerd = seen.text(_CONTAINERD)
+    return ContainerSettings(
+        docker=settings,
+        docker_runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),
+        docker_default_runtime=default if isinstance(default, str) else None,
+        toolkit_mode=mode if isinstance(mode, str) else None,
+        toolkit_no_cgroups=no_cgroups if isinstance(no_cgroups, bool) else None,
+        containerd_has_nvidia=None if containerd is None else "nvidia" in containerd,
+    )
+
+
+def _daemon_json(seen: Seen) -> dict[str, Any] | None:
+    text = seen.text(_DAEMON_JSON)
+    if text is None:
+        return None
+    try:
+        settings = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        raise ParseError(f"{_DAEMON_JSON} is not JSON: '{first_line(text)}'") from None
+    if not isinstance(settings, dict):
+        raise ParseError(f"expected an object in {_DAEMON_JSON}, found '{first_line(text)}'")
+    return settings
+
+
+def _toolkit(seen: Seen) -> dict[str, Any]:
+    text = seen.text(_TOOLKIT)
+    try:
+        return tomllib.loads(text or "")
+    except (ValueError, RecursionError):
+        raise ParseError(f"{_TOOLKIT} is not TOML: '{first_line(text or '')}'") from None
+
+
+def cdi_specs(seen: Seen) -> tuple[CdiSpec, ...]:
+    """From the probe's lines: ``file PATH SIZE``, then ``KEY VALUE`` for what that file says."""
+    found: list[CdiSpec] = []
+    values: dict[str, list[str]] = {}
+    for line in reversed(seen.look("cdi-specs")):
+        key, _, rest = line.partition("\t")
+        if key != "file":
+            values.setdefault(key, []).append(rest)
+            continue
+        path, _, size = rest.partition("\t")
+        if whole(size) is None:
+            raise ParseError(f"expected a path and its size from the probe, found '{first_line(rest)}'")
+        found.append(
+            CdiSpec(
+                path=path,
+                size_bytes=int(size),
+                cdi_version=next(iter(values.get("cdiVersion", ())), None),
+                kind=next(iter(values.get("kind", ())), None),
+                devices=tuple(sorted(values.get("name", ()))),
+                driver_versions=tuple(sorted(values.get("driver", ()))),
+                missing=tuple(sorted(values.get("missing", ()))),
+            )
+        )
+        values = {}
+    return tuple(reversed(found))

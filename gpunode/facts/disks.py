@@ -1,0 +1,115 @@
+"""Block devices, NVMe controllers and their health, file systems."""
+
+import json
+import re
+from typing import Any
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import Disk, FileSystem, Nvme
+from gpunode.facts.pci import slot_of
+from gpunode.facts.seen import Seen, Unseen, first_line, whole
+
+_BLOCK = "/sys/block/"
+_NVME = "/sys/class/nvme/"
+_DF_LINE = re.compile(
+    r"(\S{1,40})\s{1,40}([0-9-]{1,19})\s{1,40}([0-9-]{1,19})\s{1,40}([0-9-]{1,19})\s{1,40}([0-9-]{1,19}) (/.*)"
+)
+_LINE_LIMIT = 9000
+
+
+def disks(seen: Seen) -> tuple[Disk, ...]:
+    """Devices of ``/sys/block`` that are hardware."""
+    names = seen.entries(_BLOCK)
+    if names is None:
+        raise Unseen(f"{_BLOCK} is not there")
+    found = []
+    for name in names:
+        sectors = seen.number(f"{_BLOCK}{name}/size")
+        if sectors is None:
+            raise ParseError(f"expected the number of sectors in {_BLOCK}{first_line(name)}/size")
+        found.append(
+            Disk(
+                name=name,
+                model=seen.value(f"{_BLOCK}{name}/device/model"),
+                size_bytes=sectors * 512,
+                rotational=_switch(seen.value(f"{_BLOCK}{name}/queue/rotational")),
+                read_only=_switch(seen.value(f"{_BLOCK}{name}/ro")),
+            )
+        )
+    return tuple(found)
+
+
+def _switch(text: str | None) -> bool | None:
+    return {"0": False, "1": True}.get(text or "")
+
+
+def nvmes(seen: Seen) -> tuple[Nvme, ...]:
+    """Controllers from sysfs, with their health from ``nvme smart-log`` where it could be asked."""
+    return tuple(_nvme(seen, name) for name in seen.entries(_NVME) or ())
+
+
+def _nvme(seen: Seen, name: str) -> Nvme:
+    place = f"{_NVME}{name}/"
+    health = _health(seen, f"nvme-{name}")
+    sensor = next((path for path in seen.under(place) if path.endswith("/temp1_input")), None)
+    millidegrees = seen.number(sensor) if sensor else None
+    node = seen.number(place + "device/numa_node")
+    return Nvme(
+        name=name,
+        model=seen.value(place + "model"),
+        firmware=seen.value(place + "firmware_rev"),
+        state=seen.value(place + "state"),
+        slot=slot_of(seen, place + "device/uevent"),
+        numa_node=node if node is not None and node >= 0 else None,
+        critical_warning=_integer(health.get("critical_warning")),
+        media_errors=_integer(health.get("media_errors")),
+        percentage_used=_integer(health.get("percent_used", health.get("percentage_used"))),
+        available_spare_percent=_integer(health.get("avail_spare", health.get("available_spare"))),
+        temperature_c=None if millidegrees is None else round(millidegrees / 1000),
+    )
+
+
+def _health(seen: Seen, key: str) -> dict[str, Any]:
+    """Empty where it was not told: no root, no program, no such log page."""
+    try:
+        answer = json.loads(seen.output(key))
+    except (Unseen, ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _integer(value: object) -> int | None:
+    """nvme-cli prints numbers, and long ones as text; newer ones print ``critical_warning`` as an object."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    return whole(value) if isinstance(value, str) else None
+
+
+def file_systems(seen: Seen) -> tuple[FileSystem, ...]:
+    """From ``df -l -k --output=fstype,size,avail,itotal,iavail,target``; it fails where there is none to show."""
+    result = seen.command("df-local")
+    if result.rc != 0 and "no file systems processed" in result.stderr:
+        return ()
+    lines = seen.output("df-local", good=(0, 1)).splitlines()
+    if not lines or not lines[0].startswith("Type"):
+        raise ParseError(f"expected df's heading, found '{first_line(result.stdout) or first_line(result.stderr)}'")
+    found = []
+    for line in lines[1:]:
+        match = _DF_LINE.fullmatch(line) if len(line) < _LINE_LIMIT else None
+        if not match:
+            raise ParseError(f"expected a line of df, found '{first_line(line)}'")
+        inodes, inodes_free = whole(match[4]), whole(match[5])
+        found.append(
+            FileSystem(
+                mount=match[6],
+                type=match[1],
+                size_mib=(whole(match[2]) or 0) // 1024,
+                free_mib=(whole(match[3]) or 0) // 1024,
+                inodes_free_percent=100 * inodes_free // inodes if inodes and inodes_free is not None else None,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,85 @@
+"""Trouble in the kernel's log: the driver's words, PCI Express errors, killed processes, machine checks."""
+
+import re
+from typing import Any
+
+from gpunode.facts.node import KernelEvent, KernelLog
+from gpunode.facts.parsers import dmesg
+from gpunode.facts.parsers.values import bus_id
+from gpunode.facts.seen import Seen, Unseen
+
+_BOOT = re.compile(r"Linux version \d")
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:[+-]\d\d:?\d\d|Z)?)\s+(?:\S{1,255} kernel: )?(.*)"
+)
+_ADDRESS = re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])\b")
+_KILLED = re.compile(r"Killed process (\d{1,9}) \(([^)]{1,64})\)")
+_UNCORRECTED = re.compile(r"severity=Uncorrect|Uncorrected \(|\(Non-Fatal\)|\(Fatal\)|type=Fatal", re.I)
+_CORRECTED = re.compile(r"severity=Correct|Corrected error|Correctable", re.I)
+_OTHERS = (
+    ("aer", re.compile(r"PCIe Bus Error|\bAER: (?:Multiple |Correct|Uncorrect|Corrected)")),
+    ("oom", re.compile(r"Out of memory|oom-kill:")),
+    ("mce", re.compile(r"\[Hardware Error\]|\bmce: .*(?:error|check)", re.I)),
+)
+_LINE_LIMIT = 4096
+
+
+def kernel_log(seen: Seen) -> KernelLog:
+    """The journal's kernel messages of this boot; dmesg where the journal has none or may not be read."""
+    journal = seen.command("journal-kernel")
+    if journal.rc == 0 and journal.stdout.strip():
+        return parse(journal.stdout, "journal")
+    if not seen.ran("dmesg"):
+        raise Unseen("dmesg was not run")
+    return parse(seen.output("dmesg"), "dmesg")
+
+
+def parse(text: str, source: str) -> KernelLog:
+    """Read the lines that the probe kept: first what the GPU's driver says, then the rest, each in the log's order."""
+    lines = [line[:_LINE_LIMIT].strip() for line in text.split("\n")]
+    parsed = dmesg.parse(text) if text.strip() else {"events": []}
+    if "error" in parsed:
+        raise Unseen(parsed["error"]["message"])
+    of_kernel = (_of_kernel(line) for line in lines)
+    return KernelLog(
+        source=source,
+        complete=any(_BOOT.search(line) for line in lines),
+        events=(*map(_of_driver, parsed["events"]), *(event for event in of_kernel if event)),
+    )
+
+
+def _of_driver(event: dict[str, Any]) -> KernelEvent:
+    process = event["process"] or {}
+    severity = event["severity"] if event["kind"] == "sxid" else None
+    return KernelEvent(
+        kind=event["kind"],
+        message=event["message"],
+        time=event["time"],
+        xid=event["xid"],
+        pci_bus_id=event["pci_bus_id"],
+        pid=process.get("pid"),
+        process=process.get("name"),
+        fatal={"fatal": True, "non-fatal": False}.get(severity or ""),
+    )
+
+
+def _of_kernel(line: str) -> KernelEvent | None:
+    kind = next((kind for kind, pattern in _OTHERS if pattern.search(line)), None)
+    if kind is None:
+        return None
+    match = _TIME.fullmatch(line)
+    time, message = (match[1], match[2]) if match else (None, line)
+    address = _ADDRESS.search(message) if kind == "aer" else None
+    killed = _KILLED.search(message) if kind == "oom" else None
+    fatal = None
+    if kind == "aer":
+        fatal = True if _UNCORRECTED.search(message) else False if _CORRECTED.search(message) else None
+    return KernelEvent(
+        kind=kind,
+        message=message,
+        time=time,
+        pci_bus_id=bus_id(address[1]) if address else None,
+        pid=int(killed[1]) if killed else None,
+        process=killed[2] if killed else None,
+        fatal=fatal,
+    )

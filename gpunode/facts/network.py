@@ -1,0 +1,93 @@
+"""Network interfaces and InfiniBand devices, from sysfs."""
+
+import re
+
+from gpunode.facts.node import IbDevice, IbPort, Nic
+from gpunode.facts.pci import slot_of
+from gpunode.facts.seen import Seen, Unseen, whole
+
+_NET = "/sys/class/net/"
+_IB = "/sys/class/infiniband/"
+_DRIVER = re.compile(r"(?m)^DRIVER=(\S{1,80})$")
+_RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec.*")
+_STATE = re.compile(r"[0-9]{1,3}: (\S.*)")
+
+
+def nics(seen: Seen) -> tuple[Nic, ...]:
+    """Interfaces with a device of their own below them."""
+    names = seen.entries(_NET)
+    if names is None:
+        raise Unseen(f"{_NET} is not there")
+    return tuple(_nic(seen, name) for name in names)
+
+
+def _nic(seen: Seen, name: str) -> Nic:
+    place = f"{_NET}{name}/"
+    driver = _DRIVER.search(seen.value(place + "device/uevent") or "")
+    speed = seen.number(place + "speed")
+    return Nic(
+        name=name,
+        slot=slot_of(seen, place + "device/uevent"),
+        driver=driver[1] if driver else None,
+        state=seen.value(place + "operstate"),
+        # -1, and the same number without its sign: the driver does not know.
+        speed_mbit_per_s=speed if speed is not None and 0 < speed < 2**31 else None,
+        mtu=seen.number(place + "mtu"),
+        numa_node=_node(seen, place),
+        carrier_changes=seen.number(place + "carrier_changes"),
+        counters=_counters(seen, place + "statistics/"),
+    )
+
+
+def infiniband(seen: Seen) -> tuple[IbDevice, ...]:
+    """Devices of ``/sys/class/infiniband``; none where the kernel has no RDMA."""
+    return tuple(_device(seen, name) for name in seen.entries(_IB) or ())
+
+
+def _device(seen: Seen, name: str) -> IbDevice:
+    place = f"{_IB}{name}/"
+    numbers = {path[len(place + "ports/") :].partition("/")[0] for path in seen.under(place + "ports/")}
+    ports = sorted(number for text in numbers if (number := whole(text)) is not None)
+    return IbDevice(
+        name=name,
+        firmware=seen.value(place + "fw_ver"),
+        board_id=seen.value(place + "board_id"),
+        type=seen.value(place + "hca_type"),
+        slot=slot_of(seen, place + "device/uevent"),
+        numa_node=_node(seen, place),
+        ports=tuple(_port(seen, f"{place}ports/{number}/", number) for number in ports),
+    )
+
+
+def _port(seen: Seen, place: str, number: int) -> IbPort:
+    rate = seen.value(place + "rate")
+    speed = _RATE.fullmatch(rate or "")
+    lid = seen.value(place + "lid") or ""
+    interfaces = (seen.value(path) for path in seen.under(place + "gid_attrs/ndevs/"))
+    return IbPort(
+        port=number,
+        state=_word(seen.value(place + "state")),
+        physical_state=_word(seen.value(place + "phys_state")),
+        rate_gbit_per_s=float(speed[1]) if speed else None,
+        rate=rate,
+        link_layer=seen.value(place + "link_layer"),
+        lid=int(lid, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", lid) else None,
+        interfaces=tuple(dict.fromkeys(name for name in interfaces if name)),
+        counters={**_counters(seen, place + "counters/"), **_counters(seen, place + "hw_counters/")},
+    )
+
+
+def _word(text: str | None) -> str | None:
+    """``4: ACTIVE`` without its number."""
+    match = _STATE.fullmatch(text or "")
+    return match[1] if match else text
+
+
+def _node(seen: Seen, place: str) -> int | None:
+    node = seen.number(place + "device/numa_node")
+    return node if node is not None and node >= 0 else None
+
+
+def _counters(seen: Seen, place: str) -> dict[str, int]:
+    counters = {path[len(place) :]: seen.number(path) for path in seen.under(place)}
+    return {name: number for name, number in counters.items() if number is not None}

@@ -1,0 +1,91 @@
+"""Where software comes from: package sources, and what other installers left."""
+
+import re
+
+from gpunode.facts.node import ForeignInstall, Repository
+from gpunode.facts.seen import Seen
+
+_ONE_LINE = re.compile(r"(#?)\s{0,9}deb\s+(?:\[[^\]]{0,2000}\]\s+)?(\S{1,2000})\s+(\S{1,200}).{0,2000}")
+_DEB822_KEY = re.compile(r"([A-Za-z-]{1,40}):[ \t]*(.*)")
+_INI_KEY = re.compile(r"([A-Za-z_-]{1,40})\s{0,9}=\s{0,9}(.*)")
+_OFF = frozenset({"no", "0", "false", "off"})
+_LOG = "/var/log/nvidia-installer.log"
+_LOG_VERSION = re.compile(r"installer version:\s{0,9}([0-9.]{3,20})")
+_CUDA_FOLDER = re.compile(r"/usr/local/cuda-([0-9.]{1,20})/.*")
+_LINE_LIMIT = 4000
+
+
+def repositories(seen: Seen) -> tuple[Repository, ...]:
+    """Sources in files that name the GPU stack or containers; apt's two formats, and DNF's."""
+    found: list[Repository] = []
+    for path in seen.look("repository-files"):
+        text = seen.text(path) if seen.asked(path) else None
+        if text is None:
+            continue
+        lines = [line[:_LINE_LIMIT] for line in text.splitlines()]
+        if path.endswith(".repo"):
+            found += _ini(path, lines)
+        elif path.endswith(".sources"):
+            found += _deb822(path, lines)
+        else:
+            found += [
+                Repository(path=path, uri=match[2], suite=match[3], enabled=not match[1])
+                for line in lines
+                if (match := _ONE_LINE.fullmatch(line.strip()))
+            ]
+    return tuple(found)
+
+
+def _deb822(path: str, lines: list[str]) -> list[Repository]:
+    """Stanzas of ``Key: value``; a value may go on in indented lines."""
+    found: list[Repository] = []
+    stanza: dict[str, str] = {}
+    key = ""
+    for line in [*lines, ""]:
+        if not line.strip():
+            enabled = stanza.get("enabled", "yes").lower() not in _OFF
+            suite = " ".join(stanza.get("suites", "").split()) or None
+            found += [
+                Repository(path=path, uri=uri, suite=suite, enabled=enabled) for uri in stanza.get("uris", "").split()
+            ]
+            stanza, key = {}, ""
+        elif line[0] in " \t":
+            stanza[key] = stanza.get(key, "") + " " + line
+        elif not line.startswith("#") and (match := _DEB822_KEY.fullmatch(line)):
+            key = match[1].lower()
+            stanza[key] = match[2]
+    return found
+
+
+def _ini(path: str, lines: list[str]) -> list[Repository]:
+    found: list[Repository] = []
+    section: dict[str, str] = {}
+    for line in [*lines, "["]:
+        if line.startswith("["):
+            enabled = section.get("enabled", "1").strip().lower() not in _OFF
+            uri = section.get("baseurl") or section.get("mirrorlist") or section.get("metalink")
+            if uri:
+                found.append(Repository(path=path, uri=uri.strip(), suite=section.get("name"), enabled=enabled))
+            section = {}
+        elif match := _INI_KEY.fullmatch(line.strip()):
+            section[match[1].lower()] = match[2]
+    return found
+
+
+def foreign_installs(seen: Seen) -> tuple[ForeignInstall, ...]:
+    """Programs that only NVIDIA's ``.run`` files or nvidia-docker install, and the driver installer's log."""
+    found = []
+    for path in seen.look("signs"):
+        name = path.rpartition("/")[2]
+        cuda = _CUDA_FOLDER.fullmatch(path)
+        if name in {"nvidia-uninstall", "nvidia-installer"}:
+            found.append(ForeignInstall(kind="driver-runfile", path=path))
+        elif name.startswith("nvidia-docker"):
+            found.append(ForeignInstall(kind="nvidia-docker", path=path))
+        elif cuda and "uninstall" in name:
+            found.append(ForeignInstall(kind="cuda-runfile", path=path, note=cuda[1]))
+    log = seen.text(_LOG)
+    if log is not None:
+        version = _LOG_VERSION.search(log)
+        found.append(ForeignInstall(kind="driver-runfile-log", path=_LOG, note=version[1] if version else None))
+    return tuple(found)

@@ -1,0 +1,78 @@
+"""Upgrades that the system makes by itself, and the reboot that one of them waits for."""
+
+import re
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import AutomaticUpdates
+from gpunode.facts.seen import Seen, Unseen, first_line
+from gpunode.facts.system import systemd
+from gpunode.facts.units import units
+
+_SETTING = re.compile(r"([A-Za-z0-9:_-]{1,200}) \"(.*)\";")
+_LINE_LIMIT = 4000
+_DNF_TIMERS = frozenset({"dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer"})
+
+
+def automatic_updates(seen: Seen) -> AutomaticUpdates | None:
+    """unattended-upgrades by apt's configuration, dnf-automatic by its own and its timers."""
+    signs = {path.rpartition("/")[2] for path in seen.look("signs")}
+    if "unattended-upgrade" in signs:
+        return parse_apt_config(seen.output("apt-config"))
+    if signs & {"dnf-automatic", "automatic", "dnf5-automatic.timer"}:
+        return _dnf(seen)
+    return None
+
+
+def parse_apt_config(text: str) -> AutomaticUpdates:
+    """Read ``apt-config dump Unattended-Upgrade APT::Periodic``; lists are lines whose name ends in ``::``."""
+    settings: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        match = _SETTING.fullmatch(line[:_LINE_LIMIT])
+        if not match:
+            raise ParseError(f"expected NAME \"VALUE\"; from apt-config dump, found '{first_line(line)}'")
+        settings.setdefault(match[1].lower().removesuffix("::"), []).append(match[2])
+
+    def last(name: str) -> str:
+        return settings.get(name, [""])[-1].lower()
+
+    origins = settings.get("unattended-upgrade::allowed-origins", []) + settings.get(
+        "unattended-upgrade::origins-pattern", []
+    )
+    return AutomaticUpdates(
+        tool="unattended-upgrades",
+        enabled=last("apt::periodic::unattended-upgrade") not in {"", "0", "no", "false"},
+        origins=tuple(value for value in origins if value),
+        kept_back=tuple(value for value in settings.get("unattended-upgrade::package-blacklist", []) if value),
+        reboots=last("unattended-upgrade::automatic-reboot") in {"true", "1", "yes"},
+    )
+
+
+def _dnf(seen: Seen) -> AutomaticUpdates:
+    settings = {}
+    for line in (seen.text("/etc/dnf/automatic.conf") or "").splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            settings[name.strip().lower()] = value.strip().lower()
+    if not systemd(seen):
+        raise Unseen("the node was not booted with systemd: its timers were not seen")
+    active = {unit.name for unit in units(seen) if unit.name in _DNF_TIMERS and unit.active == "active"}
+    applies = settings.get("apply_updates") in {"yes", "true", "1"} or "dnf-automatic-install.timer" in active
+    excluded = [
+        word
+        for line in (seen.text("/etc/dnf/dnf.conf") or "").splitlines()
+        for word in re.split(r"[\s,]+", line.partition("=")[2].strip())
+    ]
+    return AutomaticUpdates(
+        tool="dnf-automatic",
+        enabled=bool(active) and applies,
+        kept_back=tuple(word for word in excluded if word),
+        reboots=settings.get("reboot", "never") not in {"never", ""},
+    )
+
+
+def reboot_required(seen: Seen) -> tuple[str, ...]:
+    """Names in ``/run/reboot-required.pkgs``; ``(unnamed)`` where only the mark itself is there."""
+    packages = tuple(dict.fromkeys((seen.text("/run/reboot-required.pkgs") or "").split()))
+    if packages:
+        return packages
+    return ("(unnamed)",) if "/run/reboot-required" in seen.look("signs") else ()
