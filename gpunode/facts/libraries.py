@@ -14,7 +14,7 @@ _NATIVE = {"x86_64": "x86-64", "aarch64": "AArch64"}
 
 def libraries(seen: Seen) -> tuple[LibraryFile, ...]:
     """Every path in the linker's cache and in the probe's folders. The linker takes the first of its cache."""
-    files = {path: file for path, file in seen.rows("library-files", 2)}
+    files = [(path, file) for path, file in seen.rows("library-files", 2)]
     cached: dict[str, str] = {}
     used: dict[str, str] = {}
     native = _NATIVE.get(architecture(seen), "")
@@ -26,7 +26,7 @@ def libraries(seen: Seen) -> tuple[LibraryFile, ...]:
         cached.setdefault(path, flags)
         if not native or native in flags:
             used.setdefault(soname, path)
-    winners = {path for path in used.values()}
+    winners = set(used.values())
     return tuple(
         LibraryFile(
             name=match[1],
@@ -37,7 +37,7 @@ def libraries(seen: Seen) -> tuple[LibraryFile, ...]:
             used=path in winners,
             bits=_bits(cached.get(path)),
         )
-        for path, file in files.items()
+        for path, file in files
         if (match := _NAME.fullmatch(path))
     )
 

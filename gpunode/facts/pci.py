@@ -26,7 +26,14 @@ def devices(seen: Seen) -> tuple[PciDevice, ...]:
 
 def io_devices(seen: Seen) -> tuple[PciDevice, ...]:
     """Network adapters and NVMe controllers of all vendors; NVIDIA's own ConnectX have Mellanox's number."""
+    _require_places(seen)
     return tuple(device for device in _functions(seen) if device.class_id.startswith(("02", "0108")))
+
+
+def _require_places(seen: Seen) -> None:
+    """A bundle of an earlier probe has NVIDIA's functions alone, and nothing about where they are."""
+    if seen.folder(_FOLDER) and not seen.ran("pci-paths"):
+        raise Unseen("the places of PCI functions were not read")
 
 
 def _functions(seen: Seen) -> list[PciDevice]:
@@ -105,6 +112,7 @@ def slot_of(seen: Seen, uevent: str) -> str | None:
 
 def ports(seen: Seen) -> tuple[PciPort, ...]:
     """Bridges above the functions that the probe looks at; none in a guest whose GPU sits on a bus without one."""
+    _require_places(seen)
     bridges = {slot for device in _functions(seen) for slot in device.ports}
     found = []
     for slot in sorted(bridges):
@@ -125,10 +133,11 @@ def ports(seen: Seen) -> tuple[PciPort, ...]:
 def acs(seen: Seen) -> tuple[PciAcs, ...]:
     """Bridges with Access Control Services, and which of them are switched on."""
     seen.require_finished(_SOURCE)
+    _require_places(seen)
     if not seen.ran("pci-acs"):
         if seen.folder(_FOLDER) is None:
             raise Unseen(f"{_FOLDER} is not there: the PCI bus cannot be seen")
-        if any(above for above, _ in _places(seen).values()) or not seen.ran("pci-paths"):
+        if any(above for above, _ in _places(seen).values()):
             raise Unseen("the configuration space of bridges was not read")
         return ()
     try:
@@ -147,6 +156,7 @@ def acs(seen: Seen) -> tuple[PciAcs, ...]:
 
 def iommu(seen: Seen) -> Iommu:
     """Units of ``/sys/class/iommu``, and the types of the groups that GPUs, NICs and NVMe controllers are in."""
+    _require_places(seen)
     units = seen.folder("/sys/class/iommu/")
     types = {}
     for device in _functions(seen):
