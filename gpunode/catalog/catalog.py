@@ -70,7 +70,7 @@ def inherit(name: str, rows: dict[str, Any], others: Mapping[str, Any]) -> dict[
         return rows
     full = {}
     for key, row in rows.items():
-        parent = parents.get(row.get(link)) if isinstance(row, Mapping) else None
+        parent = parents.get(str(row.get(link))) if isinstance(row, Mapping) else None
         if isinstance(parent, Mapping):
             taken = {field: parent[field] for field in fields if parent.get(field) is not None}
             full[key] = {**taken, **row}

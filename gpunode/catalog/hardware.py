@@ -19,7 +19,7 @@ class Architecture(Row):
     """One GPU architecture; section ``architectures``."""
 
     name: str
-    compute_capabilities: tuple[Capability, ...]
+    compute_capabilities: Annotated[tuple[Capability, ...], Field(min_length=1)]
     modules: Modules
     first_cuda: Mapping[Capability, Version]
     """Per compute capability: the first toolkit that knows it."""
@@ -70,7 +70,7 @@ class Gpu(Row):
     """What people type for this model alone."""
     product_names: Words = ()
     """Exactly what ``nvidia-smi`` prints."""
-    pci: tuple[PciId, ...]
+    pci: Annotated[tuple[PciId, ...], Field(min_length=1)]
     subsystems: tuple[PciId, ...] = ()
     """Only where another model has the same device id."""
     architecture: str
@@ -153,7 +153,7 @@ class Platform(Row):
     board: str | None = None
     """The platform of ours that is inside; what a row leaves out is taken from it."""
     aliases: Words = ()
-    gpus: Mapping[str, Count]
+    gpus: Annotated[Mapping[str, Count], Field(min_length=1)]
     """GPU ids with their number."""
     hosts: tuple[Arch, ...] = ("x86_64",)
     nvswitch: PciId | None = None

@@ -37,7 +37,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.key + ': ' if self.key else ''}{self.what}"
+        text = f"{where}: {self.key + ': ' if self.key else ''}{self.what}"
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class BadFileError(UsageError):

@@ -2,9 +2,10 @@
 
 import datetime
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from packaging.version import Version as Number
+from pydantic import Field
 
 from gpunode.catalog.hardware import Arch, Flavour
 from gpunode.catalog.rows import Capability, NumberId, Part, Row, Version, When, Words, last_day
@@ -49,7 +50,7 @@ class Branch(Row):
     modules: tuple[Flavour, ...]
     """Flavours that its packages contain."""
     default_modules: Flavour = "open"
-    points: Mapping[Version, When | None]
+    points: Annotated[Mapping[Version, When | None], Field(min_length=1)]
     """Known releases, oldest first."""
 
     @property
