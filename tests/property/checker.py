@@ -370,7 +370,8 @@ def repository(look: Look) -> Iterator[str]:
             for row in look.facts.raw["debian_archive"]["packages"]
             if row["package"] in ("nvidia-driver", "nvidia-tesla-535-driver")
         }
-        if look.version not in held:
+        kept = look.stack["kept"] and {origin for _, origin in look.case.installed} == {"debian"}
+        if look.version not in held and not kept:
             yield f"{look.version} in {release}, which has {sorted(held)}"
     yield from _names(look)
     yield from _pin(look)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from itertools import product
+from typing import Any
 
 from checker import Case, Facts
 
@@ -23,7 +24,10 @@ ON_NODE = (
     (),
     (("nvidia-kernel-dkms", "535.261.03-1", "debian"),),
     (("nvidia-dkms-580-open", "580.95.05-1", "nvidia"), ("libnvidia-compute-580", "580.95.05-1", "nvidia")),
-    (("nvidia-dkms-580-open", "580.95.05-1", "nvidia"), ("libnvidia-compute-580", "580.126.09-0ubuntu0.24.04.1", "ubuntu")),
+    (
+        ("nvidia-dkms-580-open", "580.95.05-1", "nvidia"),
+        ("libnvidia-compute-580", "580.126.09-0ubuntu0.24.04.1", "ubuntu"),
+    ),
 )
 
 
@@ -45,11 +49,12 @@ class Grid:
         self.facts = facts
 
     def _subsystem(self, facts: Facts, pci: str) -> str | None:
-        return facts.gpus[pci].get("pci_subsystem_id")
+        subsystem: str | None = facts.gpus[pci].get("pci_subsystem_id")
+        return subsystem
 
     def group(self, pci: str, count: int | None) -> GpuGroup:
         """The GPUs of one PCI id."""
-        match = self.catalog.gpu_by_pci(pci, self.facts.gpus[pci].get("pci_subsystem_id"))
+        match = self.catalog.gpu_by_pci(pci, self._subsystem(self.facts, pci))
         assert match is not None, f"{pci} of compat.yml is not in the catalog"
         return GpuGroup(label=match.gpus[0].name, models=tuple(gpu.id for gpu in match.gpus), count=count)
 
@@ -71,25 +76,16 @@ class Grid:
         """Every word, every branch, some releases."""
         return (*WORDS, *self.catalog.branches, *POINTS)
 
-    def questions(self) -> Iterator[Asked]:
-        """GPUs x platforms x systems x branches x CUDA; the other wishes take turns, so that all of them meet all."""
-        systems = (*self.catalog.systems, None)
-        for (node, pairs), system, driver, cuda in product(self.nodes(), systems, self.drivers(), CUDA):
-            yield self.question(node, pairs, system, driver, cuda)
-
     def thinned(self, one_in: int) -> Iterator[Asked]:
-        """A fixed choice of the questions: one in so many, told by a hash of the question."""
-        for number, asked in enumerate(self._keys()):
-            node, pairs, system, driver, cuda = asked
+        """GPUs x platforms x systems x branches x CUDA: one question in so many, told by a hash of its number.
+
+        The other wishes take turns by a hash of the question, so that all of them meet all.
+        """
+        systems = (*self.catalog.systems, None)
+        everything = product(self.nodes(), systems, self.drivers(), CUDA)
+        for number, ((node, pairs), system, driver, cuda) in enumerate(everything):
             if int.from_bytes(hashlib.sha256(str(number).encode()).digest()[:4], "big") % one_in == 0:
                 yield self.question(node, pairs, system, driver, cuda)
-
-    def _keys(
-        self,
-    ) -> Iterator[tuple[NodePicture, tuple[tuple[str, int | None], ...], str | None, str | None, str | None]]:
-        systems = (*self.catalog.systems, None)
-        for (node, pairs), system, driver, cuda in product(self.nodes(), systems, self.drivers(), CUDA):
-            yield node, pairs, system, driver, cuda
 
     def question(
         self,
@@ -101,48 +97,52 @@ class Grid:
     ) -> Asked:
         """One question with the less important wishes taken from a hash of the others."""
         seed = hashlib.sha256(f"{node}{system}{driver}{cuda}".encode()).digest()
-        arch = (None, "x86_64", "aarch64")[seed[0] % 3]
-        kernel = KERNELS[seed[1] % len(KERNELS)] if seed[1] % 2 else None
         sources = [None, *(self.catalog.systems[system].origins if system else ("nvidia",))]
-        source = sources[seed[2] % len(sources)]
-        toolkit = cuda if seed[3] % 4 == 0 else None
-        module = (None, None, None, "open", "proprietary")[seed[4] % 5]
-        past_eol = "refuse" if seed[5] % 8 == 0 else "warn"
-        today = EARLIER if seed[6] % 4 == 0 else TODAY
-        packages = ON_NODE[seed[7] % len(ON_NODE)] if seed[7] % 3 == 0 else ()
-        request = Request.model_validate(
+        return asked(
+            self,
             {
-                "source": source,
+                "node": node,
+                "pairs": pairs,
+                "today": EARLIER if seed[6] % 4 == 0 else TODAY,
+                "os": system,
+                "arch": (None, "x86_64", "aarch64")[seed[0] % 3],
+                "kernel": KERNELS[seed[1] % len(KERNELS)] if seed[1] % 2 else None,
+                "source": sources[seed[2] % len(sources)],
                 "driver": driver,
                 "cuda": cuda,
-                "toolkit": toolkit,
-                "kernel_module": module,
-                "past_eol": past_eol,
-            }
+                "toolkit": cuda if seed[3] % 4 == 0 else None,
+                "kernel_module": (None, None, None, "open", "proprietary")[seed[4] % 5],
+                "past_eol": "refuse" if seed[5] % 8 == 0 else "warn",
+                "installed": ON_NODE[seed[7] % len(ON_NODE)] if seed[7] % 3 == 0 else (),
+            },
         )
-        versions = {version.split("-")[0] for _, version, _ in packages}
-        installed = Installed(
-            version=versions.pop() if len(versions) == 1 else None,
-            packages=tuple(
-                InstalledPackage(name=name, version=version, origin=origin, closure=origin)
-                for name, version, origin in packages
-            ),
-        )
-        picture = NodePicture.model_validate(
-            node.model_dump() | {"os": system, "arch": arch, "kernel": kernel, "installed": installed if packages else None}
-        )
-        case = Case(
-            today=today,
-            gpus=pairs,
-            os=system,
-            arch=arch,
-            kernel=kernel,
-            source=source,
-            driver=driver,
-            cuda=cuda,
-            toolkit=toolkit,
-            kernel_module=module,
-            past_eol=past_eol,
-            installed=tuple((name, origin) for name, _, origin in packages),
-        )
-        return Asked(request, picture, case)
+
+
+def asked(grid: Grid, wanted: dict[str, Any]) -> Asked:
+    """A question from its parts: ``node`` with ``pairs``, or ``gpus`` by name with a ``count``."""
+    node, pairs = wanted.get("node"), wanted.get("pairs", ())
+    if node is None:
+        ids = [grid.catalog.find_gpu(name).gpus[0].pci[0] for name in wanted["gpus"]]
+        pairs = tuple((pci, wanted.get("count", 1)) for pci in ids)
+        node = NodePicture(gpus=tuple(grid.group(pci, count) for pci, count in pairs))
+    packages = wanted.get("installed", ())
+    versions = {version.split("-")[0] for _, version, _ in packages}
+    installed = Installed(
+        version=versions.pop() if len(versions) == 1 else None,
+        packages=tuple(
+            InstalledPackage(name=name, version=version, origin=origin, closure=origin)
+            for name, version, origin in packages
+        ),
+    )
+    place: dict[str, Any] = {name: wanted.get(name) for name in ("os", "arch", "kernel")}
+    wishes: dict[str, Any] = {
+        name: wanted.get(name) for name in ("source", "driver", "cuda", "toolkit", "kernel_module")
+    }
+    wishes["past_eol"] = wanted.get("past_eol", "warn")
+    picture = node.model_dump() | place | {"installed": installed if packages else None}
+    on_node = tuple((name, origin) for name, _, origin in packages)
+    return Asked(
+        Request.model_validate(wishes),
+        NodePicture.model_validate(picture),
+        Case(today=wanted["today"], gpus=pairs, installed=on_node, **place, **wishes),
+    )
