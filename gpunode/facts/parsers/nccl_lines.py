@@ -8,6 +8,7 @@ _LINE_LIMIT = 4000
 _MPI_TAG = re.compile(r"\s*(\[\d{1,9},\d{1,9}\])<std(?:out|err|diag)>:[ ]?")
 _LAUNCHER = re.compile(
     r"\s*(?:\d{4}-\d\d-\d\dT[\d:.,]{6,20}(?:Z|[+-]\d\d:?\d\d)\s"
+    r"|\[(?P<pod>[^\]\s]{1,200})\][ ](?=[ ]*(?:#|\d)|$)"
     r"|(?P<label>[A-Za-z0-9][\w.-]{0,80}):[ ](?=[ ]*(?:#|\d|\.\.)|$))"
 )
 _NCCL_LOG = re.compile(
@@ -61,7 +62,7 @@ def read(raw: str) -> Line:
     line = line[tag.end() :] if tag else line
     launcher = _LAUNCHER.match(line)
     if launcher:
-        stream = stream or (launcher["label"] or "")
+        stream = stream or launcher["label"] or launcher["pod"] or ""
         line = line[launcher.end() :]
     body = line[_BODY.match(line).end() :]  # type: ignore[union-attr]
     kind, values = _classify(body)

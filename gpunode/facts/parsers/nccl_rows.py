@@ -66,7 +66,7 @@ class RowReader:
             self._pending = None
 
     def _values(self, words: list[str]) -> list[str]:
-        """The words right of ``redop``, a word or blank, and of ``root``, a whole number wherever there is the column."""
+        """The words right of ``redop``, a word or blank, and of ``root``, a number wherever there is the column."""
         if words and "redop" in self._optional and words[0].isalpha():
             words = words[1:]
         if words and "root" in self._optional and _ROOT.fullmatch(words[0]):

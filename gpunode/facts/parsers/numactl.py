@@ -71,7 +71,7 @@ class _Reading:
             self._rows[int(row[1])] = [int(distance) for distance in row[2].split()]
         elif _NO_DISTANCES.fullmatch(line):
             self._no_distances = True
-        elif self.expected is not None and line.strip() and not _DISTANCES.fullmatch(line):
+        elif self.expected is not None and line.lstrip().startswith("node ") and not _DISTANCES.fullmatch(line):
             raise ParseError(f"expected a line of numactl --hardware, found '{shorten(line)}'")
 
     def _node(self, number: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ _ERROR_LINE = re.compile(
         Failed\ to\ (?:initialize|properly\ shut\ down)\ NVML
       | NVIDIA-SMI\ has\ failed
       | NVIDIA-SMI\ couldn't\ find
+      | NVIDIA:\ could\ not\ open\ the\ device\ file
       | No\ devices\ (?:were\ )?found
       | Unable\ to\ determine\ the\ device\ handle
       | Error:?\ (?:Driver|Unable|Failed|Unknown|No)

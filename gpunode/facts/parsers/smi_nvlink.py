@@ -11,7 +11,9 @@ from gpunode.facts.parsers.values import found, lines_of, number, quantity, shor
 
 _LINK = re.compile(r"\s*Link (?P<link>\d{1,3}):\s*(?P<rest>\S.*?)\s*")
 _COUNTER = re.compile(r"(?P<name>[A-Za-z][\w /()-]*?)\s*:\s*(?P<value>\S+)")
-_COUNTER_NAMES = re.compile(r"\b(?:errors?|events?|ber|recover\w*|counters?)\b", re.I)
+_COUNTER_NAMES = re.compile(r"\b(?:errors?|events?|ber|recover\w*|counters?|discards)\b", re.I)
+_TRAFFIC = re.compile(r"[TR]x (?:packets|bytes)", re.I)
+_SMALL = re.compile(r"\d{1,6}(?:\.\d{1,6})?[eE]-?\d{1,3}")
 _ENDING = re.compile(r"_(?:errors?|error_counters?|counters?)$")
 _INACTIVE = re.compile(r"<?inactive>?", re.I)
 _ELISION = re.compile(r"\s*(?:\[\.\.\.\]|\.\.\.|…)?\s*")
@@ -89,7 +91,9 @@ def _take_link(gpu: dict[str, Any], line: str) -> None:
     speed = quantity(match["rest"], "GB/s")
     if counter and _COUNTER_NAMES.search(counter["name"]):
         name = _ENDING.sub("", label_of(counter["name"]))
-        _set_once(link["errors"], name, number(counter["value"]), where)
+        _set_once(link["errors"], name, _figure(counter["value"]), where)
+    elif counter and _TRAFFIC.fullmatch(counter["name"]):
+        return
     elif speed is not None:
         _set_once(link, "speed_gb_per_s", speed, where)
         _set_once(link, "active", True, where)
@@ -97,6 +101,11 @@ def _take_link(gpu: dict[str, Any], line: str) -> None:
         _set_once(link, "active", False, where)
     elif match["rest"] not in {"N/A", "<N/A>", "Not Supported"}:
         raise ParseError(f"expected a speed, <inactive> or an error counter below {where}, found '{shorten(line)}'")
+
+
+def _figure(text: str) -> int | float | None:
+    """A counter, or a rate of bit errors (``15e-255``)."""
+    return float(text) if _SMALL.fullmatch(text) else number(text)
 
 
 def _set_once(record: dict[str, Any], key: str, value: object, where: str) -> None:

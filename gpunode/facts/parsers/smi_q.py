@@ -10,7 +10,7 @@ from gpunode.facts.parsers.values import bus_id, found, lines_of, version
 
 _BANNER = re.compile(r"\s*=+NVSMI LOG=+\s*")
 _HEADING = re.compile(r"(\s*)GPU ([0-9a-fA-F]{1,8}:[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?)\s*")
-_ELISION = re.compile(r"\s*(?:\[\.\.\.\]|\.\.\.|…)\s*")
+_ELISION = re.compile(r"\s*[\[(<]?(?:\.{2,}|…|snip)[\])>]?\s*", re.I)
 _LINE_LIMIT = 4096
 _FIRST_WITH_PROCESSES = 290
 _FIRST_WITH_DISPLAY_CLOCK_REASON = 400

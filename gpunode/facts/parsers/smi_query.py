@@ -70,7 +70,8 @@ def _invented_columns(table: list[list[str]]) -> list[str]:
     """Names for a table without header; raises where nothing in a row is typical of nvidia-smi."""
     width = len(table[0])
     for cells in table:
-        if not any(_TYPICAL.fullmatch(cell) or bus_id(cell) for cell in cells):
+        numbers = len(cells) > 1 and all(number(cell) is not None or _is_null(cell) for cell in cells)
+        if not numbers and not any(_TYPICAL.fullmatch(cell) or bus_id(cell) for cell in cells):
             raise ParseError(f"expected the CSV of nvidia-smi --query-gpu, found '{shorten(', '.join(cells))}'")
     names = []
     for position in range(width):
