@@ -129,118 +129,115 @@ class Catalog:
             problems += wrong
         return rows, problems
 
-    def _typed(self, name: str, model: type[R]) -> Mapping[str, R]:  # noqa: ARG002
-        return self.rows(name)
-
     @property
     def sources(self) -> Mapping[str, Source]:
         """What the rows' ``source`` names."""
-        return self._typed("sources", Source)
+        return self.rows("sources")
 
     @property
     def architectures(self) -> Mapping[str, hardware.Architecture]:
         """GPU architectures, oldest first: the order counts."""
-        return self._typed("architectures", hardware.Architecture)
+        return self.rows("architectures")
 
     @property
     def gpus(self) -> Mapping[str, hardware.Gpu]:
         """GPU models."""
-        return self._typed("gpus", hardware.Gpu)
+        return self.rows("gpus")
 
     @property
     def pci_parts(self) -> Mapping[str, hardware.PciPart]:
         """NVSwitches and bridges."""
-        return self._typed("pci_parts", hardware.PciPart)
+        return self.rows("pci_parts")
 
     @property
     def branches(self) -> Mapping[str, software.Branch]:
         """Driver branches, newest first."""
-        return self._typed("branches", software.Branch)
+        return self.rows("branches")
 
     @property
     def cuda_majors(self) -> Mapping[str, software.CudaMajor]:
         """CUDA majors with their driver floors."""
-        return self._typed("cuda_majors", software.CudaMajor)
+        return self.rows("cuda_majors")
 
     @property
     def toolkits(self) -> Mapping[str, software.Toolkit]:
         """CUDA toolkits, newest first."""
-        return self._typed("toolkits", software.Toolkit)
+        return self.rows("toolkits")
 
     @property
     def forward_compat(self) -> Mapping[str, software.ForwardCompat]:
         """cuda-compat packages by CUDA series."""
-        return self._typed("forward_compat", software.ForwardCompat)
+        return self.rows("forward_compat")
 
     @property
     def cudnn(self) -> Mapping[str, software.Cudnn]:
         """cuDNN series."""
-        return self._typed("cudnn", software.Cudnn)
+        return self.rows("cudnn")
 
     @property
     def nccl(self) -> Mapping[str, software.Nccl]:
         """NCCL releases."""
-        return self._typed("nccl", software.Nccl)
+        return self.rows("nccl")
 
     @property
     def dcgm(self) -> Mapping[str, software.Dcgm]:
         """DCGM series."""
-        return self._typed("dcgm", software.Dcgm)
+        return self.rows("dcgm")
 
     @property
     def container_toolkit(self) -> Mapping[str, software.ContainerToolkit]:
         """Container toolkit releases, newest first."""
-        return self._typed("container_toolkit", software.ContainerToolkit)
+        return self.rows("container_toolkit")
 
     @property
     def frameworks(self) -> Mapping[str, software.Framework]:
         """PyTorch and TensorFlow series."""
-        return self._typed("frameworks", software.Framework)
+        return self.rows("frameworks")
 
     @property
     def wheels(self) -> Mapping[str, software.WheelArchitectures]:
         """Compute capabilities in PyTorch wheels."""
-        return self._typed("wheels", software.WheelArchitectures)
+        return self.rows("wheels")
 
     @property
     def kubernetes(self) -> Mapping[str, software.Kubernetes]:
         """Device plugin and GPU operator."""
-        return self._typed("kubernetes", software.Kubernetes)
+        return self.rows("kubernetes")
 
     @property
     def systems(self) -> Mapping[str, software.System]:
         """Operating systems."""
-        return self._typed("systems", software.System)
+        return self.rows("systems")
 
     @property
     def packages(self) -> Mapping[str, software.PackageSet]:
         """Package names."""
-        return self._typed("packages", software.PackageSet)
+        return self.rows("packages")
 
     @property
     def pinning(self) -> Mapping[str, software.Pinning]:
         """Pinning mechanisms."""
-        return self._typed("pinning", software.Pinning)
+        return self.rows("pinning")
 
     @property
     def kernel_flavours(self) -> Mapping[str, software.KernelFlavour]:
         """Kernel packages of Ubuntu by flavour."""
-        return self._typed("kernel_flavours", software.KernelFlavour)
+        return self.rows("kernel_flavours")
 
     @property
     def platforms(self) -> Mapping[str, hardware.Platform]:
         """Boards, servers and cloud shapes."""
-        return self._typed("platforms", hardware.Platform)
+        return self.rows("platforms")
 
     @property
     def xids(self) -> Mapping[str, hardware.Xid]:
         """Xid errors by number as text."""
-        return self._typed("xids", hardware.Xid)
+        return self.rows("xids")
 
     @property
     def expectations(self) -> Mapping[str, hardware.Expectation]:
         """Expected figures."""
-        return self._typed("expectations", hardware.Expectation)
+        return self.rows("expectations")
 
     @cached_property
     def _gpu_index(self) -> GpuIndex:
