@@ -18,7 +18,7 @@ import yaml
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
-from gpunode.fleet.variables import refuse_unknown
+from gpunode.variables import refuse_unknown
 
 INTERRUPT_WAIT_S = 20.0
 """How long Ansible may take to end by itself after Ctrl-C before its process group is killed."""

@@ -19,7 +19,7 @@ def unknown_variables(names: Iterable[str], root: str, sources: Iterable[str] = 
     in the variable files beside them.
     """
     try:
-        from gpunode.fleet import variables  # noqa: PLC0415 - half a second that only this filter needs
+        from gpunode import variables  # noqa: PLC0415
     except ImportError as err:
         raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({err})") from None
     top = Path(str(root))

@@ -6,7 +6,7 @@ import pytest
 
 from gpunode.content import collection_root
 from gpunode.errors import UsageError
-from gpunode.fleet.variables import known_variables, locate, refuse_unknown, role_prefixes, unknown_variables
+from gpunode.variables import known_variables, locate, refuse_unknown, role_prefixes, unknown_variables
 
 KNOWN = ("nvidia_driver_source", "nvidia_driver_version", "docker_data_root", "gpunode_reboot")
 PREFIXES = ("nvidia_driver_", "docker_", "gpunode_")
