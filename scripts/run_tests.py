@@ -121,6 +121,11 @@ def contract() -> Tally:
     return pytest_tier("tests/contract", "-q", limit_s=600)
 
 
+def integration() -> Tally:
+    """Real sshd, real Ansible programs, on loopback."""
+    return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1200)
+
+
 def no_lab_here() -> str | None:
     """Why lab nodes cannot be had on this machine; None where they can."""
     if os.geteuid() != 0:
@@ -165,6 +170,7 @@ TIERS: dict[str, Callable[[], Tally]] = {
     "lint": lint,
     "unit": unit,
     "contract": contract,
+    "integration": integration,
     "lab": lab,
     "molecule": molecule,
     "vm": vm,
@@ -175,8 +181,8 @@ TIERS: dict[str, Callable[[], Tally]] = {
 def describe(name: str, tally: Tally) -> str:
     """One line of the closing table."""
     if tally.not_run:
-        return f"  {name:<10} not run: {tally.not_run}"
-    words = f"  {name:<10} {tally.passed:>5} passed {tally.failed:>4} failed {tally.skipped:>4} skipped"
+        return f"  {name:<12} not run: {tally.not_run}"
+    words = f"  {name:<12} {tally.passed:>5} passed {tally.failed:>4} failed {tally.skipped:>4} skipped"
     words += f" {tally.seconds:>7.0f} s"
     return words + (f"  {', '.join(tally.broken)}" if tally.broken else "")
 
