@@ -1,0 +1,44 @@
+"""``gpunode lab`` on bad input: one line, and the documented exit code. No engine is asked."""
+
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli import run
+from gpunode.lab.state import HOME_VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "labs"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "line"),
+    [
+        (["up", "--name", "No Such"], 2, "--name 'No Such'"),
+        (["up", "--os", "debian-11"], 2, "there are debian-12, debian-13"),
+        (["up", "-n", "0"], 2, "-n 0: a lab has 1 to 64 nodes"),
+        (["up", "-n", "65"], 2, "-n 65: a lab has 1 to 64 nodes"),
+        (["up", "--mirror", "nowhere"], 2, "'nowhere' is not the URL of a Debian mirror"),
+        (["up", "--mirror", "http://m.example/debian"], 3, "Docker engine"),
+        (["down"], 3, "Docker engine"),
+        (["status"], 3, "Docker engine"),
+        (["inventory"], 2, "gpunode lab up --name default"),
+        (["inventory", "--path", "--name", "other"], 2, "gpunode lab up --name other"),
+        (["ssh", "deb12-1"], 2, "gpunode lab up --name default"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], code: int, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lab", *argv]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("gpunode: ")
+    assert captured.err.count("\n") == 1
+    assert line in captured.err
+
+
+def test_nothing_is_left_of_a_refused_lab(tmp_path: Path) -> None:
+    assert run(["lab", "up", "--mirror", "http://m.example/debian"]) == 3
+    assert not (tmp_path / "labs").exists()
