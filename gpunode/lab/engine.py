@@ -16,7 +16,7 @@ GIB = 2**30
 API_TIMEOUT_S = 120
 CGROUP = Path("/sys/fs/cgroup")
 
-_INSTALL = "as root on Debian or Ubuntu: scripts/docker-engine; elsewhere install Docker and start its service"
+_INSTALL = "as root on Debian or Ubuntu: apt-get install docker.io mmdebstrap (in the checkout: scripts/docker-engine)"
 
 
 def connect() -> docker.DockerClient:
