@@ -10,6 +10,7 @@ from gpunode.errors import UsageError
 from gpunode.fleet import inventory as inventories_
 from gpunode.fleet.inventory import Inventory
 from gpunode.fleet.ssh_config import SshSettings, resolve, split_destination
+from gpunode.names import expand_all
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ def local_target() -> Target:
 
 
 def targets_from_hosts(names: Sequence[str]) -> list[Target]:
-    """``[USER@]HOST[:PORT]`` as ``ssh`` would reach them; ``localhost`` is this machine. Raises UsageError."""
-    doubles = sorted({name for name in names if list(names).count(name) > 1})
-    if doubles:
-        raise UsageError(f"{', '.join(doubles)}: named more than once")
-    return _in_parallel(_from_host, names)
+    """``[USER@]HOST[:PORT]`` as ``ssh`` would reach them; ``localhost`` is this machine. Raises UsageError.
+
+    ``gpu-[01-16]`` stands for sixteen hosts.
+    """
+    return _in_parallel(_from_host, expand_all(names))
 
 
 def targets_from_inventory(
