@@ -26,9 +26,14 @@ _LINE_LIMIT = 4096
 
 def kernel_log(seen: Seen) -> KernelLog:
     """The journal's kernel messages of this boot; dmesg where the journal has none or may not be read."""
-    journal = seen.command("journal-kernel")
-    if journal.rc == 0 and journal.stdout.strip():
-        return parse(journal.stdout, "journal")
+    try:
+        journal = seen.output("journal-kernel")
+    except Unseen:
+        if not seen.ran("dmesg"):
+            raise
+        journal = ""
+    if journal.strip():
+        return parse(journal, "journal")
     if not seen.ran("dmesg"):
         raise Unseen("dmesg was not run")
     return parse(seen.output("dmesg"), "dmesg")

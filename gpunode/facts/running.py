@@ -38,7 +38,7 @@ def time_sync(seen: Seen) -> TimeSync:
 
 
 def _chrony_offset(seen: Seen) -> float | None:
-    """System time's offset in seconds, the fifth field of ``chronyc -c tracking``; None where chrony does not answer."""
+    """The system time's offset, the fifth field of ``chronyc -c tracking``; None where chrony does not answer."""
     try:
         fields = seen.output("chronyc-tracking").strip().split(",")
     except Unseen:

@@ -7,10 +7,14 @@ DKMS for one kernel. The project made it; host name and kernel command line were
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+import facts_host
+from facts_answer import answer
 
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle, CommandResult
+
+__all__ = ["VERSION", "answer", "change", "facts_with", "gpu_facts_with", "gpu_node_bundle", "recorded_bundle"]
 
 RECORDED = Path(__file__).parent / "debian-12-driver.json"
 VERSION = "535.309.01"
@@ -29,6 +33,7 @@ SMI = f"""<?xml version="1.0" ?>
   <gpu id="00000000:00:1E.0">
     <product_name>Tesla T4</product_name>
     <persistence_mode>Enabled</persistence_mode>
+    <gpu_virtualization_mode><virtualization_mode>None</virtualization_mode></gpu_virtualization_mode>
     <processes>
       <process_info><pid>4242</pid><type>C</type><process_name>python</process_name>
         <used_memory>300 MiB</used_memory></process_info>
@@ -36,11 +41,6 @@ SMI = f"""<?xml version="1.0" ?>
   </gpu>
 </nvidia_smi_log>
 """
-
-
-def answer(stdout: str = "", rc: int = 0, stderr: str = "", *argv: str, **more: Any) -> CommandResult:
-    """A command's answer."""
-    return CommandResult(argv=list(argv or ("tool",)), rc=rc, stdout=stdout, stderr=stderr, seconds=0.1, **more)
 
 
 def change(
@@ -64,15 +64,16 @@ def recorded_bundle() -> Bundle:
 
 @cache
 def gpu_node_bundle() -> Bundle:
-    """The recorded node with a T4, its module loaded, systemd and EFI: the additions are typed, not recorded."""
+    """The recorded node with a T4, its module loaded, systemd, EFI, a host: the additions are typed, not recorded."""
     efivar = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
     return change(
         recorded_bundle(),
         {
+            **facts_host.COMMANDS,
             "uname": answer("Linux 6.1.0-56-cloud-amd64 x86_64\n"),
             "systemd-detect-virt": answer("none\n", rc=1),
             "systemctl-failed": answer("apt-daily.service loaded failed failed Daily apt download activities\n"),
-            "systemctl-units": answer(SHOW),
+            "systemctl-units": answer(SHOW + facts_host.SHOW_MORE),
             "nvidia-smi-xml": answer(SMI, 0, "", "nvidia-smi", "-q", "-x"),
             "device-holders": answer(
                 "900\tnvpd\tnvidia-persiste\t/dev/nvidia0\n4242\talice\tpython\t/dev/nvidia-uvm /dev/nvidia0\n"
@@ -80,9 +81,9 @@ def gpu_node_bundle() -> Bundle:
             "process-owners": answer("4242\talice\tpython\n"),
         },
         {
+            **facts_host.FILES,
             "/proc/modules": "nvidia_uvm 1 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0 (POE)\n",
             "/proc/driver/nvidia/version": NVRM,
-            "/sys/bus/pci/devices/": "0000:00:00.0\n0000:00:1e.0\n",
             "/sys/bus/pci/devices/0000:00:1e.0/uevent": UEVENT,
             "/run/systemd/system/": "",
             "/sys/firmware/": "acpi\nefi\n",

@@ -1,0 +1,94 @@
+"""Links between GPUs, as nvidia-smi tells them."""
+
+import pytest
+from facts_samples import answer, gpu_facts_with
+
+from gpunode.facts import links
+from gpunode.facts.errors import ParseError
+
+MATRIX = " \tGPU0\tGPU1\n GPU0\tX\tNS\n GPU1\tNS\tX\n\nLegend:\n"
+
+
+def test_the_gpu_node() -> None:
+    facts = gpu_facts_with()
+    assert facts.topology is not None
+    assert facts.topology.document is not None
+    assert facts.topology.document["links"]["GPU0"] == {"NIC0": "PHB"}
+    assert facts.nvlink is not None
+    assert facts.nvlink.document is not None
+    (gpu,) = facts.nvlink.document["gpus"]
+    assert [(link["link"], link["active"], link["speed_gb_per_s"]) for link in gpu["links"]] == [
+        (0, True, 25),
+        (1, False, None),
+    ]
+    assert facts.nvlink_errors is not None
+    assert facts.nvlink_errors.document is not None
+    assert facts.nvlink_errors.document["gpus"][0]["links"][0]["errors"]["recovery"] == 2
+    assert facts.peer_access is not None
+    assert facts.peer_access.document == {
+        "gpus": ["GPU0", "GPU1"],
+        "links": {"GPU0": {"GPU1": "OK"}, "GPU1": {"GPU0": "OK"}},
+    }
+    assert facts.gpu_virtualization == ("None",)
+
+
+def test_a_node_without_a_module_has_no_answers_and_no_gaps() -> None:
+    keys = ("nvidia-smi-xml", "nvidia-smi-topo", "nvidia-smi-p2p", "nvidia-smi-nvlink", "nvidia-smi-nvlink-errors")
+    facts = gpu_facts_with(
+        dict.fromkeys(keys),
+        {"/proc/driver/nvidia/version": None, "/sys/module/nvidia/version": None, "/proc/modules": ""},
+    )
+    for field in ("topology", "peer_access", "nvlink", "nvlink_errors", "gpu_virtualization"):
+        assert getattr(facts, field) is None
+        assert field not in facts.gaps
+
+
+def test_a_driver_that_says_nothing_of_nvlink_has_no_links() -> None:
+    facts = gpu_facts_with({"nvidia-smi-nvlink": answer("\n")})
+    assert facts.nvlink is not None
+    assert facts.nvlink.document == {"gpus": []}
+
+
+def test_nothing_with_a_failure_is_a_gap() -> None:
+    assert "nvlink" in gpu_facts_with({"nvidia-smi-nvlink": answer("", 9)}).gaps
+
+
+@pytest.mark.parametrize("key", ["nvidia-smi-topo", "nvidia-smi-p2p", "nvidia-smi-nvlink"])
+def test_a_refusal_is_kept_as_such(key: str) -> None:
+    facts = gpu_facts_with({key: answer("Failed to initialize NVML: Driver/library version mismatch\n", 18)})
+    found = {"nvidia-smi-topo": facts.topology, "nvidia-smi-p2p": facts.peer_access, "nvidia-smi-nvlink": facts.nvlink}[
+        key
+    ]
+    assert found is not None
+    assert (found.document, found.error_kind) == (None, "driver-library-mismatch")
+
+
+def test_peer_access_with_colours() -> None:
+    header = " \t\x1b[4mGPU0\tGPU1\x1b[0m\n"
+    assert links.parse_peer_access(header + MATRIX.split("\n", 1)[1])["links"]["GPU0"] == {"GPU1": "NS"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "rubbish",
+        " \tGPU0\tGPU1\n GPU0\tX\tNS\n",
+        " \tGPU0\tGPU1\n GPU0\tX\n GPU1\tNS\tX\n",
+        " \tGPU0\tGPU1\n GPU0\tX\tPIX\n GPU1\tPIX\tX\n",
+        " \tGPU0\tGPU0\n GPU0\tX\tOK\n GPU0\tOK\tX\n",
+    ],
+    ids=["empty", "rubbish", "row missing", "cell missing", "topology matrix", "twice"],
+)
+def test_what_is_no_peer_matrix_is_refused(text: str) -> None:
+    with pytest.raises(ParseError):
+        links.parse_peer_access(text)
+
+
+def test_a_virtualization_mode_for_each_gpu_or_none() -> None:
+    node = gpu_facts_with()
+    assert node.smi is not None
+    without = gpu_facts_with(
+        {"nvidia-smi-xml": answer('<nvidia_smi_log><gpu id="00000000:00:1E.0"/></nvidia_smi_log>')}
+    )
+    assert "virtualization mode" in without.gaps["gpu_virtualization"]
