@@ -11,6 +11,11 @@ from gpunode.stack.question import number
 from gpunode.stack.rules import Case, Choice
 from gpunode.stack.table import rules
 
+COMPONENTS = (
+    *("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex", "dcgm", "container-toolkit"),
+    *("cuda-compat", "cuda-toolkit", "cudnn", "nccl"),
+)
+"""The order of packages behind the driver's."""
 EMPTY: dict[str, Any] = {"remove": ()}
 """What a field is where its rule is left out; None for all others."""
 
@@ -32,7 +37,7 @@ def assemble(case: Case, off: Collection[str] = ()) -> Stack:
         "driver": driver,
         "module": _module(case, flavour_row),
         "cuda": _cuda(case),
-        "packages": (*driver_packages, *extra),
+        "packages": (*driver_packages, *sorted(extra, key=lambda package: COMPONENTS.index(package.component))),
         "restart": Restart(kind=_restart(case)[0]),
         "kept": candidate.installed,
     }

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from gpunode.catalog import Gpu
+from gpunode.catalog import Gpu, Offer
 from gpunode.stack.candidates import is_native, past_eol
 from gpunode.stack.model import Flavour
+from gpunode.stack.naming import DRIVER_VARIANTS, package_set
 from gpunode.stack.question import GpuTerm, Question, number
 from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, warn
 from gpunode.stack.table import rules
@@ -188,7 +189,7 @@ def gpu_min_driver(case: Case) -> Iterator[Verdict]:
         if gpu.min_driver is not None and candidate.number < number(gpu.min_driver):
             text = f"{term.named(gpu)} needs driver {gpu.min_driver} or newer, and this is {candidate.version}"
             return refuse(text, sure=gpu.sure("min_driver"))
-        boards = [row for row in case.question.catalog.platforms.values() if gpu.id in row.gpus]
+        boards = [row for row in case.question.catalog.platforms.values() if gpu.id in row.gpus and platform is None]
         floors = [row.min_driver for row in boards if row.min_driver is not None and row.sure("min_driver")]
         if gpu.fabric != "none" and floors and len(floors) == len(boards):
             floor = min(floors, key=number)
@@ -259,7 +260,21 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
         others = " and ".join(system.origins)
         yield refuse(f"{system.name} has no source {candidate.source!r}; it has {others}")
         return
-    sure = system.sure(f"origins.{candidate.source}")
+    missing = list(_out_of_reach(case, offer))
+    yield from missing
+    if not missing and package_set(case, "driver", (*DRIVER_VARIANTS, "precompiled")) is None:
+        yield refuse(f"{case.source_name} has no packages of branch {branch} with {candidate.flavour} modules")
+    held, sure = offer.versions.get(branch), system.sure(f"origins.{candidate.source}")
+    if held is not None and candidate.decided_by == "wish" and not _release_of(held, candidate.version):
+        yield refuse(f"{case.source_name} holds {held} of branch {branch} and no other release", sure=sure)
+    elif candidate.decided_by == "wish" and candidate.version not in candidate.branch.points:
+        yield warn(f"{candidate.version} is none of the releases of branch {branch} that the catalog knows")
+
+
+def _out_of_reach(case: Case, offer: Offer) -> Iterator[Verdict]:
+    """Bounds of what the source has for the system."""
+    candidate = case.candidate
+    branch, sure = candidate.branch.number, candidate.system.sure(f"origins.{candidate.source}")
     if offer.first_branch is not None and branch < offer.first_branch:
         yield refuse(f"{case.source_name} starts at branch {offer.first_branch}: no {branch}", sure=sure)
     if offer.last_branch is not None and branch > offer.last_branch:
@@ -268,11 +283,6 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
         yield refuse(f"{case.source_name} does not have branch {branch}", sure=sure)
     if candidate.arch not in offer.arches:
         yield refuse(f"{case.source_name} has no packages for {candidate.arch}", sure=sure)
-    held = offer.versions.get(branch)
-    if held is not None and candidate.decided_by == "wish" and not _release_of(held, candidate.version):
-        yield refuse(f"{case.source_name} holds {held} of branch {branch} and no other release", sure=sure)
-    elif candidate.decided_by == "wish" and candidate.version not in candidate.branch.points:
-        yield warn(f"{candidate.version} is none of the releases of branch {branch} that the catalog knows")
 
 
 def _release_of(package_version: str, release: str) -> bool:
@@ -312,8 +322,10 @@ def no_service(case: Case) -> Iterator[Verdict]:
     """An HGX board with Debian's driver has no fabric manager, and no CUDA at all then."""
     board = case.question.board
     for service in board.services:
-        if case.lacks(service):
-            text = f"{case.source_name} has no {service}, which the board needs ({board.why})"
+        if package_set(case, service) is None:
+            text = (
+                f"{case.source_name} has no {service} for branch {case.candidate.branch.number}, and the board needs it"
+            )
             yield refuse(text, sure=board.unsure is None)
     if board.unknown is not None and case.lacks("fabric-manager"):
         yield warn(f"{case.source_name} has no fabric manager: a board with NVSwitches would not work")

@@ -1,6 +1,7 @@
 """Package names and version patterns for a candidate, from the catalog's rows."""
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from gpunode.catalog import PackageSet
 from gpunode.catalog.software import Pinning
@@ -9,8 +10,9 @@ from gpunode.stack.rules import Case
 
 DRIVER_VARIANTS = ("headless", "compute", "full")
 """Kinds of driver packages, the preferred one first: a server needs no X."""
-OWN_VERSION = {"debian": frozenset({"nvidia-persistenced", "nvidia-modprobe"})}
-"""Packages in the rows of a driver that carry versions of their own; compat.yml, debian_archive."""
+OWN_VERSION = {"debian": ("nvidia-persistenced", "nvidia-modprobe"), "ubuntu": ("linux-*",)}
+"""Packages in the rows of a driver that carry versions of their own: helpers of Debian (compat.yml, debian_archive),
+and precompiled modules, which carry their kernel's."""
 
 
 def version_word(case: Case) -> str:
@@ -67,14 +69,17 @@ def choices(
     case: Case, row: PackageSet, *, cuda: str = "", kernel: str = "", version: str | None = None
 ) -> tuple[PackageChoice, ...]:
     """A row's packages for this case; ``version`` replaces the row's pattern."""
-    own = OWN_VERSION.get(case.candidate.source, frozenset())
     pattern = version if version is not None else row.version
-    return tuple(
-        PackageChoice(
-            name=fill(case, name, cuda=cuda, kernel=kernel),
-            version=None if pattern is None or name in own else fill(case, pattern, cuda=cuda),
-            component=row.component,
-            with_driver=row.with_driver and name not in own,
+    found = []
+    for template in row.names:
+        name = fill(case, template, cuda=cuda, kernel=kernel)
+        own = any(fnmatchcase(name, glob) for glob in OWN_VERSION.get(case.candidate.source, ()))
+        found.append(
+            PackageChoice(
+                name=name,
+                version=None if pattern is None or own else fill(case, pattern, cuda=cuda),
+                component=row.component,
+                with_driver=row.with_driver and not own,
+            )
         )
-        for name in row.names
-    )
+    return tuple(found)

@@ -255,12 +255,12 @@ def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tup
     return wishes, picture
 
 
-def checked(question: Question) -> Question:
-    """The question with every name looked up once, so that an unknown one is a UsageError here and not later."""
-    rows = (question.system, question.platform, question.gpus, question.cuda, question.toolkit, question.driver_branch)
+def must_be_known(question: Question) -> None:
+    """Look every name up, so that an unknown one is a UsageError before anything is decided."""
     if question.node.platform and question.node.gpus:
-        raise UsageError("--platform names the GPUs already; leave --gpu out")
+        raise UsageError("a platform names its GPUs itself: leave the others out")
     labels = [group.label for group in question.node.gpus]
-    if len(set(labels)) != len(labels) or not rows:
+    if len(set(labels)) != len(labels):
         raise UsageError(f"a GPU is named twice: {', '.join(labels)}")
-    return question
+    for look_up in ("system", "platform", "gpus", "cuda", "toolkit", "driver_branch"):
+        getattr(question, look_up)

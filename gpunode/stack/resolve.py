@@ -11,7 +11,7 @@ from gpunode.catalog import Catalog
 from gpunode.stack.assemble import assemble
 from gpunode.stack.conflict import explain, first_case
 from gpunode.stack.model import Conflict, NodePicture, Request, Stack
-from gpunode.stack.question import Question, checked
+from gpunode.stack.question import Question, must_be_known
 
 
 def resolve(
@@ -22,7 +22,8 @@ def resolve(
     ``off`` leaves rules out by id. Raises UsageError where request or node name something that the catalog does not
     know.
     """
-    question = checked(Question(request, node, catalog, today))
+    question = Question(request, node, catalog, today)
+    must_be_known(question)
     case = first_case(question, off)
     if case is not None:
         return assemble(case, off)
