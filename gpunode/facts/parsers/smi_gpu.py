@@ -82,6 +82,7 @@ def gpu(node: Node, index: int, printed_bus_id: str | None) -> dict[str, Any]:
         "minor_number": integer(node.get("minor_number")),
         "persistence_mode": flag(node.get("persistence_mode")),
         "mig_mode": flag(node.get("mig_mode/current_mig", "mig_mode/current")),
+        "mig_mode_pending": flag(node.get("mig_mode/pending_mig", "mig_mode/pending")),
         "compute_mode": text_or_none(node.get("compute_mode")),
         "virtualization_mode": _printed(node.get("gpu_virtualization_mode/virtualization_mode")),
         "performance_state": text_or_none(node.get("performance_state")),
@@ -197,6 +198,8 @@ def _temperatures(node: Node) -> dict[str, Any]:
         "memory_temperature_c": quantity(node.get("memory_temp", "memory_current_temp"), "C"),
         "slowdown_temperature_c": quantity(node.get("gpu_temp_slow_threshold", "gpu_slowdown_temp"), "C"),
         "slowdown_tlimit_c": quantity(node.get("gpu_temp_slow_tlimit_threshold", "gpu_slowdown_t_limit_temp"), "C"),
+        "tlimit_c": quantity(node.get("gpu_temp_tlimit", "gpu_t_limit_temp"), "C"),
+        "memory_max_temperature_c": quantity(node.get("gpu_temp_max_mem_threshold", "memory_max_operating_temp"), "C"),
     }
 
 
