@@ -8,6 +8,7 @@ from gpunode.cli import selection as selection_
 from gpunode.cli.selection import Selection
 from gpunode.cli.writing import folder_for_bundles
 from gpunode.errors import Exit
+from gpunode.names import fold
 
 
 @click.command("collect")
@@ -27,18 +28,20 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
     Exit codes: 0 all were collected, 2 wrong usage, 3 a node could not be reached.
 
     \b
-    Example:
+    Examples:
       gpunode collect -i inventory/hosts.yml --save bundles/
+      gpunode collect 'root@gpu-[01-16]' --save bundles/
     """
     folder = folder_for_bundles(save)
-    written, missed = 0, 0
+    written, missed = 0, list[str]()
     for answer in selection.collect(save=folder):
         if answer.bundle is None:
-            missed += 1
+            missed.append(answer.host)
             click.echo(f"{answer.host}: {answer.reason}", err=True)
         else:
             written += 1
             if verbose:
                 click.echo(f"{answer.host}: collected in {answer.seconds:.1f} s", err=True)
-    click.echo(f"{written} collected into {folder}, {missed} not reached", err=True)
+    names = f": {fold(missed)}" if missed else ""
+    click.echo(f"{written} collected into {folder}, {len(missed)} not reached{names}", err=True)
     return Exit.UNDETERMINED if missed or not written else Exit.GOOD

@@ -59,9 +59,9 @@ def of_inventory(options: Options, catalog: Catalog) -> Answers:
         from gpunode.cli.plan import host_of  # noqa: PLC0415 (it imports this module)
 
         answers = collect(found, parallel=options.parallel, timeout_s=options.timeout_s, become_password=password)
-        with shown_progress(len(found)) as update:
-            for number, answer in enumerate(answers, start=1):
-                update(number)
+        with shown_progress([target.name for target in found]) as update:
+            for answer in answers:
+                update(answer.host)
                 if answer.bundle is None:
                     yield PlanHost(answer.host, None, answer.reason)
                 else:

@@ -1,17 +1,21 @@
 """Saved bundles: files, and folders of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpunode.errors import UsageError
 from gpunode.probe.bundle import Bundle
 
 
-def read_bundles(places: Sequence[str]) -> list[Bundle]:
-    """Every bundle named; a folder stands for all ``*.json`` in it. Raises UsageError at the first that is none."""
+def read_bundles(places: Sequence[str]) -> Iterator[Bundle]:
+    """Every bundle named, one in memory at a time; a folder stands for all ``*.json`` in it.
+
+    Raises UsageError at once where there is nothing to read, and later at the first file that is no bundle.
+    """
     if not places:
         raise UsageError("--replay needs a bundle or a folder of bundles: gpunode validate --replay FILE|DIR...")
-    return [_read(path) for place in places for path in _files(Path(place))]
+    paths = [path for place in places for path in _files(Path(place))]
+    return map(_read, paths)
 
 
 def _files(place: Path) -> list[Path]:

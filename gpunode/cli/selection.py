@@ -4,7 +4,7 @@ import functools
 import getpass
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
 from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
+from gpunode.names import fold
 
 if TYPE_CHECKING:
     from gpunode.fleet import Collected, Target
@@ -62,23 +64,38 @@ class Selection:
         targets = self.targets()
         password = ask_password() if self.ask_become_pass else None
         answers = fleet.collect(targets, parallel=self.parallel, timeout_s=self.timeout_s, become_password=password)
-        with shown_progress(len(targets)) as update:
-            for number, answer in enumerate(answers, start=1):
-                update(number)
+        with shown_progress([target.name for target in targets]) as update:
+            for answer in answers:
+                update(answer.host)
                 if save is not None and answer.bundle is not None:
                     write_bundle(save, answer.host, answer.bundle)
                 yield answer
 
 
 @contextmanager
-def shown_progress(nodes: int) -> Iterator[Callable[[int], None]]:
-    """A line on stderr that says how many nodes have answered; nothing in a pipe or with NO_COLOR."""
+def shown_progress(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """A line on stderr: how many nodes have answered, and at the end which have not; called with each that has.
+
+    Nothing in a pipe or with NO_COLOR.
+    """
     console = Console(stderr=True)
     if not console.is_terminal or "NO_COLOR" in os.environ:
-        yield lambda number: None  # noqa: ARG005
+        yield lambda name: None  # noqa: ARG005
         return
-    with console.status(f"collecting: 0 of {nodes} nodes") as status:
-        yield lambda number: status.update(f"collecting: {number} of {nodes} nodes")
+    waiting = set(names)
+
+    def update(name: str) -> None:
+        waiting.discard(name)
+        status.update(escape(progress(waiting, len(names))))
+
+    with console.status(progress(waiting, len(names))) as status:
+        yield update
+
+
+def progress(waiting: Collection[str], nodes: int) -> str:
+    """How far it is; the names of the last few, so that a node that hangs is known before its time is over."""
+    line = f"collecting: {nodes - len(waiting)} of {nodes} nodes"
+    return f"{line}, waiting for {fold(waiting)}" if 0 < len(waiting) <= min(8, nodes - 1) else line
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
