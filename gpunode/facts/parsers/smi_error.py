@@ -23,6 +23,7 @@ _ERROR_LINE = re.compile(
       | Unable\ to\ determine\ the\ device\ handle
       | Error:?\ (?:Driver|Unable|Failed|Unknown|No)
       | (?:NVML|nvidia-smi):\s
+      | Field\ ".*"\ is\ not\ a\ valid\ field
       | GPU\ is\ lost
       | Insufficient\ Permissions\s*$
     )""",
@@ -45,7 +46,7 @@ def is_error_line(line: str) -> bool:
 
 def is_remark(line: str) -> bool:
     """True for a line that nvidia-smi prints beside its output: an error, or ``WARNING: infoROM is corrupted ...``."""
-    return is_error_line(line) or _WARNING.match(line[:2000]) is not None
+    return any((is_error_line(line), _WARNING.match(line[:2000]), _NVML_VERSION.fullmatch(line[:2000])))
 
 
 def find(text: str) -> dict[str, Any] | None:

@@ -136,9 +136,7 @@ def _add_line(rows: list[_Row], line: str, height: int | None) -> None:
     cells = line.strip("|").split("|")
     first = _GPU.fullmatch(cells[0]) is not None and len(cells) > 1 and _ADDRESS.fullmatch(cells[1]) is not None
     if not line.endswith("|") or len(cells) != 3:
-        if first or (rows and height and len(rows[-1].lines) < height):
-            raise ParseError(f"expected three cells in the table of nvidia-smi, {found(line)}: it is cut")
-        return
+        raise ParseError(f"expected three cells in a row of nvidia-smi's table, {found(line)}: it is cut")
     if first:
         rows.append(_Row([cells]))
     elif rows and len(rows[-1].lines) < (height or 3):

@@ -14,6 +14,7 @@ _ELEMENT = re.compile(r"(?:GPU|NIC)\d{1,4}|[a-z][\w.-]*\d[\w.-]*")
 _CELL = re.compile(r"X|NV\d{1,3}|(?!CPU$|NUMA$|GPU$)[A-Z][A-Z0-9]{2,4}|N/A|ERR!")
 _PEER_WORDS = frozenset({"OK", "NS", "CNS", "GNS", "TNS", "DR", "U", "NP"})
 _AFFINITY = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
+_TITLES = {"cpu": "CPU Affinity", "numa": "NUMA Affinity", "gpu_numa": "GPU NUMA ID"}
 _LEGEND = re.compile(r"\s*(NIC\d{1,4})\s*:\s+(\S+)\s*")
 _LINE_LIMIT = 20_000
 
@@ -45,7 +46,7 @@ def parse(text: str) -> dict[str, Any]:
 class _Header:
     elements: list[str]
     affinities: dict[str, int]
-    """Where the columns ``CPU Affinity`` and ``NUMA Affinity`` begin."""
+    """Where the columns right of the elements begin, those that there are."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _header(line: str) -> _Header:
         elements.append(word)
     if len(set(elements)) < len(elements):
         raise ParseError("expected every GPU once in the heading of nvidia-smi topo -m, found one twice")
-    places = {name: line.find(title) for name, title in (("cpu", "CPU Affinity"), ("numa", "NUMA Affinity"))}
+    places = {name: line.find(title) for name, title in _TITLES.items()}
     return _Header(elements, {name: place for name, place in places.items() if place >= 0})
 
 

@@ -85,6 +85,7 @@ def _tree(text: str) -> tuple[Node, list[str | None]]:
     parser.EndElementHandler = builder.end
     parser.CharacterDataHandler = builder.data
     parser.EntityDeclHandler = _refuse_entity
+    parser.SkippedEntityHandler = _refuse_entity
     try:
         parser.Parse(text.encode("utf-8", "replace"), True)
     except expat.ExpatError as err:
@@ -93,4 +94,4 @@ def _tree(text: str) -> tuple[Node, list[str | None]]:
 
 
 def _refuse_entity(name: str, *_rest: object) -> None:
-    raise ParseError(f"expected the XML of nvidia-smi -q -x, found a declaration of the entity '{shorten(name)}'")
+    raise ParseError(f"expected the XML of nvidia-smi -q -x, found the entity '{shorten(name)}'")
