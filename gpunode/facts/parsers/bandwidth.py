@@ -131,6 +131,8 @@ def parse_p2p(text: str) -> dict[str, Any]:
             matrices[reading[0]].append(_cells(row, reading, len(matrices[reading[0]])))
         elif device and device[2] and not matrices:
             devices.append(device[2])
+    if heading and heading not in matrices:
+        raise ParseError(f"expected a matrix below the heading of {heading}, found the text cut there")
     for name, matrix in matrices.items():
         if not matrix or len(matrix) != len(matrix[0]):
             raise ParseError(f"expected as many rows as columns in the matrix {name}, found it cut after {len(matrix)}")
