@@ -8,6 +8,13 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
+try:
+    from gpunode import variables
+except ImportError as err:
+    MISSING: str | None = str(err)
+else:
+    MISSING = None
+
 # Set by the roles themselves.
 FACTS = ("gpunode_node", "gpunode_apt", "gpunode_reboot_required")
 
@@ -18,10 +25,8 @@ def unknown_variables(names: Iterable[str], root: str, sources: Iterable[str] = 
     Ours are the options in ``ROOT/roles/*/meta/argument_specs.yml``; it is looked for in the inventory ``sources`` and
     in the variable files beside them.
     """
-    try:
-        from gpunode import variables  # noqa: PLC0415
-    except ImportError as err:
-        raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({err})") from None
+    if MISSING is not None:
+        raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({MISSING})")
     top = Path(str(root))
     known = (*variables.known_variables(top), *FACTS)
     found = variables.unknown_variables([str(name) for name in names], known, variables.role_prefixes(top))

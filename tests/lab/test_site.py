@@ -33,7 +33,7 @@ PACKAGES = "Install the driver's packages in one transaction"
 IMAGES = "Refresh those images"
 
 # Hash and target of everything in /etc, all packages with their selections, all units with their states. Left out is
-# what changes by itself: the clock's own state, and units that live as long as a login.
+# what comes and goes by itself: units that live as long as a login, and services that D-Bus starts for one question.
 SNAPSHOT = r"""
 cd /
 find etc -xdev -type f -print0 | sort -z | xargs -0 sha256sum
@@ -43,7 +43,7 @@ dpkg-query -W -f '${Package}:${Architecture} ${Version} ${Status}\n' | sort
 echo ---
 { systemctl list-unit-files --no-legend --no-pager
   systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
-} | grep -v -e '^session-' -e '^user' -e '\.slice ' -e '\.device ' -e '\.scope ' | sort
+} | grep -v -E -e '^(session-|user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' | sort
 """
 
 FOREIGN_PACKAGE = """

@@ -9,7 +9,7 @@ from ansible.errors import AnsibleFilterError
 from plugin_loader import load
 
 node = load("node")
-variables = load("variables")
+spelling = load("variables")
 
 ROOT = Path(__file__).parents[3]
 BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
@@ -138,7 +138,7 @@ def test_a_typing_error_is_told_with_its_place(tmp_path: Path) -> None:
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("all:\n  vars:\n    nvidia_driver_flavor: open\n", encoding="utf-8")
     names = ["nvidia_driver_flavor", "nvidia_driver_state", "gpunode_node", "ansible_user", "docker_users"]
-    lines = variables.unknown_variables(names, str(ROOT), [str(inventory)])
+    lines = spelling.unknown_variables(names, str(ROOT), [str(inventory)])
     assert lines == [
         f"{inventory}:3: nvidia_driver_flavor is no variable of any role, did you mean nvidia_driver_flavour?"
     ]
