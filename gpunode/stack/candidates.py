@@ -173,9 +173,9 @@ def is_native(question: Question, candidate: Candidate) -> bool:
 def _rank(question: Question, candidate: Candidate) -> tuple[object, ...]:
     """Sort key: the smallest is tried first. Nothing here refuses anything."""
     branch = candidate.branch
-    ended = past_eol(candidate, question)
+    unsupported = branch.eol is None or past_eol(candidate, question)
     word = question.request.driver
-    keeps = candidate.installed and not (word in ("lts", "production") and ended)
+    keeps = candidate.installed and not (word in ("lts", "production") and past_eol(candidate, question))
     newest_first = -branch.number
     flavour = candidate.flavour != branch.default_modules
     if word == "newest":
@@ -184,7 +184,7 @@ def _rank(question: Question, candidate: Candidate) -> tuple[object, ...]:
     return (
         candidate.compat is not None,
         not keeps,
-        ended,
+        unsupported,
         not long_lived,
         not is_native(question, candidate),
         newest_first,

@@ -13,6 +13,8 @@ from gpunode.stack.rules import Case
 from gpunode.stack.table import rules
 
 MOST_OFFERS = 4
+MACHINE = ("gpu", "platform", "os", "arch", "kernel", "installed")
+"""Terms that describe the machine; all others are wishes."""
 
 
 @dataclass(frozen=True)
@@ -137,19 +139,20 @@ def _touches(change: Change, smallest: Collection[Term]) -> bool:
 
 
 def _relaxed_offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
-    """Where no single change helps: as much as can hold together, once with the hardware first, once the wishes."""
+    """Where no single change helps: the machine, and as many wishes as can hold with it, from either end."""
     everything = terms(question.request, question.node)
-    seen = [term for term in everything if term.given == "node"]
-    asked = [term for term in everything if term.given == "wish"]
+    machine = [term for term in everything if term.name in MACHINE]
+    wishes = [term for term in everything if term.name not in MACHINE]
     told: set[tuple[Term, ...]] = set()
-    for order in (asked, asked[::-1]):
-        kept = list(seen)
+    for order in (machine + wishes, machine + wishes[::-1]):
+        kept: list[Term] = []
         for term in order:
             if _holds(question, [*kept, term], off):
                 kept.append(term)
         dropped = tuple(term for term in everything if term not in kept)
         case = first_case(_only(question, kept), off)
-        if case is not None and dropped not in told:
+        seen = any(term.given == "node" for term in dropped)
+        if case is not None and dropped not in told and not seen:
             told.add(dropped)
             stack = assemble(case, off)
             yield Offer(change=tuple(f"without {term}" for term in dropped), summary=summary(stack), stack=stack)

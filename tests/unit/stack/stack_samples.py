@@ -65,7 +65,7 @@ def case(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Case:
     """One candidate in front of a question: ``version``, ``flavour`` and ``compat`` make the candidate."""
     version, flavour = wanted.pop("version", "580.95.05"), wanted.pop("flavour", "open")
     compat, decided_by = wanted.pop("compat", None), wanted.pop("decided_by", "catalog")
-    arch = wanted.get("arch") or "x86_64"
+    arch: Any = wanted.get("arch") or "x86_64"
     question = Question(*parts(*gpus, **wanted), CATALOG, today)
     candidate = Candidate(
         CATALOG.os(question.node.os or "ubuntu-24.04"),

@@ -1,0 +1,315 @@
+"""What is decided, why, and what a conflict says."""
+
+import json
+from datetime import date
+from typing import Any
+
+import pytest
+from stack_samples import CATALOG, TODAY, conflict, group, on_node, parts, stack
+
+from gpunode.errors import UsageError
+from gpunode.stack import Conflict, Stack, resolve
+from gpunode.stack.table import rules
+
+ON_580 = on_node(
+    ("nvidia-dkms-580-open", "580.95.05-1", "nvidia"),
+    ("libnvidia-compute-580", "580.95.05-1", "nvidia"),
+    flavour="open",
+)
+
+
+def test_an_hgx_board_with_long_term_support() -> None:
+    found = stack(platform="hgx-h100-8", driver="lts", cuda="13.0")
+    assert (found.driver.branch, found.driver.version, found.driver.type) == (580, "580.178.04", "LTSB")
+    assert (found.module.flavour, found.module.build) == ("open", "dkms")
+    assert found.fabric_manager is not None
+    assert found.fabric_manager.version == found.driver.version
+    assert found.dcgm is not None
+    assert found.dcgm.packages == ("datacenter-gpu-manager-4-cuda13",)
+    assert found.warnings == ()
+    assert found.eol == date(2028, 6, 30)
+
+
+def test_a_board_that_is_not_said_is_warned_of_and_nothing_invented() -> None:
+    found = stack(group("H100 SXM", None), driver="lts", cuda="13.0")
+    assert found.fabric_manager is None
+    assert "depends on the board" in found.reasons["fabric_manager"].text
+    assert [warning.rule for warning in found.warnings] == ["R11-fm-exact"]
+
+
+def test_volta_cannot_have_cuda_13() -> None:
+    found = conflict("V100", os="ubuntu-22.04", cuda="13.0")
+    assert [str(term) for term in found.terms] == ["gpu V100", "cuda 13.0"]
+    assert "Volta, compute capability 7.0" in found.message
+    assert "floor of CUDA 13" in found.message
+    assert found.offers[0].summary.startswith("580 proprietary with CUDA 12.9")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "terms"),
+    [
+        (["B200"], {"kernel_module": "proprietary"}, ["gpu B200", "kernel-module proprietary"]),
+        (["V100", "B200"], {}, ["gpu V100", "gpu B200"]),
+        ([], {"os": "ubuntu-26.04", "driver": "580"}, ["os ubuntu-26.04", "driver 580"]),
+        (["GH200"], {"arch": "x86_64"}, ["gpu GH200", "arch x86_64"]),
+        (["A100"], {"source": "debian", "os": "debian-12", "cuda": "13.0"}, ["source debian", "cuda 13.0"]),
+        (["A100"], {"driver": "570", "cuda": "13.0", "kernel_module": "open"}, ["driver 570", "cuda 13.0"]),
+        (["A100"], {"driver": "535", "past_eol": "refuse"}, ["driver 535", "past-eol refuse"]),
+        (["A100"], {"driver": "keep"}, ["driver keep"]),
+    ],
+)
+def test_a_conflict_names_the_smallest_set(gpus: list[str], wanted: dict[str, Any], terms: list[str]) -> None:
+    found = conflict(*gpus, **wanted)
+    assert [str(term) for term in found.terms] == terms
+    assert found.clashes
+    assert found.offers
+
+
+def test_what_a_repository_starts_at_is_said() -> None:
+    found = conflict(os="ubuntu-26.04", driver="580")
+    assert "starts at branch 595" in found.message
+    assert [offer.change[0] for offer in found.offers] == [
+        "--driver 595 in place of 580",
+        "--source ubuntu",
+        "--os ubuntu-24.04",
+    ]
+
+
+def test_offers_change_no_machine() -> None:
+    found = conflict("V100", cuda="13.0", observed=True, os="ubuntu-26.04")
+    assert all("--os" not in change and "--gpu" not in change for offer in found.offers for change in offer.change)
+    assert all(offer.stack.os == "ubuntu-26.04" for offer in found.offers)
+
+
+def test_several_changes_where_one_does_not_help() -> None:
+    found = conflict("V100", os="ubuntu-24.04", cuda="13.0", kernel_module="open", driver="610")
+    assert all(len(offer.change) > 1 for offer in found.offers)
+    assert found.offers
+
+
+def test_debian_s_own_driver_with_its_gaps() -> None:
+    found = stack("A100", os="debian-12", source="debian", cuda="12.2")
+    assert found.driver.version == "535.261.03"
+    assert found.driver.decided_by == "repository"
+    assert (found.dcgm, found.container_toolkit, found.fabric_manager) == (None, None, None)
+    assert "has no DCGM" in found.reasons["dcgm"].text
+    assert [warning.rule for warning in found.warnings] == ["R13-branch-eol", "R21-no-service", "R21-no-service"]
+    own = {package.name: package.with_driver for package in found.packages}
+    assert own["nvidia-kernel-dkms"]
+    assert not own["nvidia-persistenced"]
+
+
+def test_every_field_has_its_reason() -> None:
+    for found in (stack(platform="hgx-b200-8"), stack("V100", toolkit="12.9"), stack("A100", source="ubuntu")):
+        told = set(found.reasons)
+        assert told == set(Stack.model_fields) - {
+            *("schema_name", "os", "arch", "kernel", "platform", "gpus", "warnings", "reasons")
+        }
+        known = {rule.id for rule in rules} | {"wish", "preference", "installed", "catalog"}
+        assert {reason.rule for reason in found.reasons.values()} <= known
+        assert all(reason.text for reason in found.reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "branch"),
+    [
+        (["A100"], {}, 595),
+        (["A100"], {"driver": "production"}, 595),
+        (["A100"], {"driver": "lts"}, 580),
+        (["A100"], {"driver": "newest"}, 620),
+        (["V100"], {"driver": "newest"}, 580),
+        (["V100"], {"driver": "production"}, 580),
+        (["K80"], {}, 470),
+        (["A100"], {"cuda": "13.4"}, 595),
+        (["A100"], {"driver": "R575"[1:]}, 575),
+        (["A100"], {"os": "ubuntu-26.04"}, 595),
+    ],
+)
+def test_which_branch_a_wish_means(gpus: list[str], wanted: dict[str, Any], branch: int) -> None:
+    assert stack(*gpus, **wanted).driver.branch == branch
+
+
+def test_lifetimes_are_those_of_the_day() -> None:
+    assert stack("A100", driver="production", today=date(2025, 9, 1)).driver.branch == 595
+    assert stack("A100", driver="570", today=date(2025, 9, 1)).warnings == ()
+    assert [w.rule for w in stack("A100", driver="570").warnings] == ["R13-branch-eol"]
+
+
+def test_what_is_installed_stays_where_it_satisfies() -> None:
+    for wish in (None, "keep", "580", "580.95.05", "lts", "production"):
+        found = stack("A100", driver=wish, installed=ON_580, observed=True)
+        assert (found.kept, found.driver.version, found.driver.decided_by) == (True, "580.95.05", "installed"), wish
+    for wish in ("580.126.09", "595", "newest"):
+        assert not stack("A100", driver=wish, installed=ON_580, observed=True).kept
+    assert not stack("A100", kernel_module="proprietary", installed=ON_580, observed=True).kept
+
+
+def test_a_branch_past_its_end_does_not_satisfy_lts() -> None:
+    old = on_node(("nvidia-dkms-535-open", "535.309.01-1", "nvidia"), flavour="open")
+    assert stack("A100", installed=old, observed=True).kept
+    assert stack("A100", installed=old, observed=True, driver="lts").driver.branch == 580
+
+
+def test_a_switch_of_source_removes_the_other() -> None:
+    debian = on_node(("nvidia-kernel-dkms", "535.261.03-1", "debian"), flavour="proprietary")
+    kept = stack("A100", os="debian-12", installed=debian, observed=True)
+    assert (kept.source, kept.kept, kept.remove) == ("debian", True, ())
+    switched = stack("A100", os="debian-12", installed=debian, observed=True, source="nvidia")
+    assert (switched.source, switched.remove) == ("nvidia", ("nvidia-kernel-dkms",))
+
+
+def test_mixed_publishers_are_a_conflict_with_the_way_out() -> None:
+    mixed = on_node(
+        ("nvidia-dkms-580-open", "580.95.05-1", "nvidia"),
+        ("libnvidia-compute-580", "580.95.05-0ubuntu1.24.04", "ubuntu"),
+    )
+    found = conflict("A100", installed=mixed, observed=True)
+    assert [term.name for term in found.terms] == ["installed"]
+    assert {offer.change[0] for offer in found.offers} == {"--source nvidia"}
+
+
+def test_one_answer_for_a_node_with_several_gpus() -> None:
+    found = stack("V100", "A100")
+    assert (found.driver.branch, found.module.flavour) == (580, "proprietary")
+    assert found.cuda.newest == "12.9"
+    assert found.cuda.oldest == "11.0"
+
+
+def test_forward_compatibility_while_the_branch_lived() -> None:
+    found = stack("A100", driver="535", cuda="13.0", today=date(2026, 1, 15))
+    assert found.cuda.support == "forward-compat"
+    assert found.cuda_compat is not None
+    assert "cuda-compat-13-0" in [package.name for package in found.packages]
+    assert stack("A100", driver="580", cuda="13.2", today=date(2026, 1, 15)).cuda_compat is None
+
+
+def test_rack_trays_and_nvlink_5() -> None:
+    tray = stack(platform="gb200-nvl72-tray-4")
+    assert tray.arch == "aarch64"
+    assert tray.imex is not None
+    assert tray.imex.version == tray.driver.version
+    assert (tray.fabric_manager, tray.nvlsm) == (None, None)
+    board = stack(platform="hgx-b200-8")
+    assert board.nvlsm is not None
+    assert board.nvlsm.kernel_modules == ("mlx5_core", "ib_umad")
+    assert board.nvsdm is not None
+    assert board.nscq is None
+
+
+def test_precompiled_modules_move_with_their_kernel() -> None:
+    aws = stack("A100", source="ubuntu", driver="580", kernel="6.8.0-1009-aws")
+    assert aws.module.build == "precompiled"
+    assert aws.module.kernel_packages == (
+        *("linux-image-aws", "linux-headers-aws", "linux-modules-nvidia-580-server-open-aws"),
+    )
+    closure = {package.name for package in aws.packages if package.with_driver}
+    assert "linux-modules-nvidia-580-server-open-aws" not in closure
+    hwe = stack("A100", source="ubuntu", kernel="6.14.0-29-generic")
+    assert any("hwe" in warning.text for warning in hwe.warnings)
+    own = stack("A100", source="ubuntu", kernel="6.8.0-rt-custom")
+    assert (own.module.build, own.module.kernel_packages) == ("dkms", ())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mechanism", "what"),
+    [
+        ({"driver": "580"}, "pinning-package", "nvidia-driver-pinning-580.178.04"),
+        ({"driver": "595"}, "pinning-package", "nvidia-driver-pinning-595.91.07"),
+        ({"driver": "575"}, "preferences", "version 575.64.05-*"),
+        ({"driver": "580", "os": "rhel-9"}, "module-stream", "nvidia-driver:580-open"),
+        ({"driver": "580", "os": "rhel-10"}, "versionlock", "*nvidia*580*"),
+        ({"source": "debian", "os": "debian-12"}, "preferences", "version 535.*-*"),
+    ],
+)
+def test_how_a_version_is_held(wanted: dict[str, Any], mechanism: str, what: str) -> None:
+    pin = stack("A100", **wanted).pin
+    assert pin is not None
+    assert pin.mechanism == mechanism
+    assert what in (*pin.packages, pin.pattern, *(stanza.pin for stanza in pin.preferences))
+
+
+@pytest.mark.parametrize(
+    ("branch", "names"),
+    [
+        ("575", {"nvidia-headless-575-open", "nvidia-fabricmanager-575", "libnvidia-nscq-575"}),
+        ("580", {"nvidia-headless-580-open", "nvidia-fabricmanager", "libnvidia-nscq"}),
+        ("595", {"nvidia-headless-open", "nvidia-fabricmanager", "libnvidia-nscq"}),
+    ],
+)
+def test_names_by_branch(branch: str, names: set[str]) -> None:
+    found = stack(platform="hgx-h100-8", driver=branch)
+    assert names <= {package.name for package in found.packages}
+    tied = {package.version for package in found.packages if package.with_driver}
+    assert tied == {f"{found.driver.version}-*"}
+
+
+def test_a_toolkit_brings_libraries_that_know_the_gpu() -> None:
+    old, young = stack("V100", toolkit="12.9"), stack("H100 PCIe", toolkit="13.0")
+    assert old.cudnn is not None
+    assert old.cudnn.version == "9.10.2.21"
+    assert young.cudnn is not None
+    assert young.cudnn.version == "9.28.0.42"
+    versions = {package.name: package.version for package in (*old.packages, *young.packages)}
+    assert versions["cuda-toolkit-12-9"] == "12.9.*"
+    nccl = {package.version for package in (*old.packages, *young.packages) if package.name == "libnccl2"}
+    assert nccl == {"2.30.7-*+cuda12.9", "2.30.7-*+cuda13.3"}
+    assert old.dcgm is not None
+    assert old.dcgm.packages == ("datacenter-gpu-manager-4-cuda13", "datacenter-gpu-manager-4-cuda12")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [
+        ({}, "load-module"),
+        ({"nouveau": True}, "reboot"),
+        ({"installed": ON_580, "loaded_version": "580.95.05"}, "none"),
+        ({"installed": ON_580}, "load-module"),
+        ({"installed": ON_580, "loaded_version": "570.211.01"}, "reload-module"),
+        ({"installed": ON_580, "loaded_version": "580.95.05", "driver": "595"}, "reload-module"),
+    ],
+)
+def test_what_must_be_restarted(wanted: dict[str, Any], kind: str) -> None:
+    assert stack("A100", observed=True, **wanted).restart.kind == kind
+
+
+def test_secure_boot_needs_a_person_where_dkms_signs() -> None:
+    assert any("secure boot" in warning.text for warning in stack("A100", secure_boot=True).warnings)
+    assert not any("secure boot" in w.text for w in stack("A100", secure_boot=True, source="ubuntu").warnings)
+
+
+def test_resolving_is_deterministic_and_asks_for_nothing() -> None:
+    wanted = parts("A100", cuda="13.0")
+    first, second = (resolve(*wanted, CATALOG, TODAY) for _ in range(2))
+    assert first == second
+    assert isinstance(first, Stack)
+    assert Stack.model_validate(json.loads(first.to_json())) == first
+    nothing = resolve(*parts(os=None), CATALOG, TODAY)
+    assert isinstance(nothing, Stack)
+    assert any("no operating system was said" in warning.text for warning in nothing.warnings)
+
+
+def test_a_rule_that_is_left_out_says_so() -> None:
+    found = resolve(*parts("A100"), CATALOG, TODAY, off={"R17-dcgm"})
+    assert isinstance(found, Stack)
+    assert found.dcgm is None
+    assert found.reasons["dcgm"].text == "rule R17-dcgm is left out"
+    assert isinstance(resolve(*parts("V100", driver="595"), CATALOG, TODAY), Conflict)
+    assert isinstance(resolve(*parts("V100", driver="595"), CATALOG, TODAY, off={"R03-arch-last-branch"}), Stack)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"os": "ubuntu-23.13"}, "ubuntu"),
+        ({"cuda": "13.9"}, "CUDA toolkit"),
+        ({"driver": "581"}, "driver branch"),
+        ({"platform": "hgx-h100"}, None),
+        ({"platform": "hgx-h1000-8"}, "hgx-h100-8"),
+    ],
+)
+def test_unknown_names_are_a_usage_error_with_the_nearest(wanted: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        assert stack(**wanted).fabric_manager is not None
+        return
+    with pytest.raises(UsageError, match=words):
+        resolve(*parts(**wanted), CATALOG, TODAY)
