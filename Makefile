@@ -18,10 +18,12 @@ demo: bootstrap engine ## Provision a lab node with NVIDIA's real driver package
 
 test: bootstrap ## Every tier that this machine can run, in under 30 minutes
 	@scripts/docker-engine || true
+	@scripts/sshd-for-tests
 	@$(BIN)/python scripts/run_tests.py
 
 test-all: bootstrap ## Every tier, every scenario
 	@scripts/docker-engine || true
+	@scripts/sshd-for-tests
 	@$(BIN)/python scripts/run_tests.py --all
 
 lint: bootstrap ## ruff, mypy, yamllint, ansible-lint
