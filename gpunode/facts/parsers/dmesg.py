@@ -17,6 +17,7 @@ _ADDRESS = re.compile(r"(?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}
 _SEVERITY = re.compile(r"(Fatal|Non-fatal)\b", re.I)
 _TROUBLE = re.compile(
     r"fail|error|fallen off|\blost\b|mismatch|tim(?:ed|e)\s?out|unable|cannot|can't|could not|not supported|unsupported"
+    r"|not support|none of"
     r"|invalid|not called|no nvidia|crash|assert|refus|exception|\bhung\b|halt|denied|conflict|unexpected",
     re.I,
 )

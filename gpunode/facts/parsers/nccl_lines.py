@@ -86,7 +86,7 @@ def _classify(body: str) -> tuple[str, dict[str, Any]]:
     if version:
         return "version", {"version": version[1], "library": version[2]}
     words = body.split()
-    if words[:2] == ["size", "count"] and "busbw" in words:
+    if words[:2] in (["size", "count"], ["bytes", "N"]) and "busbw" in words:
         return "header", {"columns": words}
     if not body[:1].isdigit():
         command = _COMMAND.search(body)

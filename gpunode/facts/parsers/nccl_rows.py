@@ -17,6 +17,7 @@ _KEYS = {
     "busbw": "busbw_gb_per_s",
     "#wrong": "wrong",
     "error": "error",
+    "res": "error",
 }
 _TIMES = frozenset({"time", "cputime"})
 _ROOT = re.compile(r"-?\d{1,7}")
@@ -67,7 +68,7 @@ class RowReader:
 
     def _values(self, words: list[str]) -> list[str]:
         """The words right of ``redop``, a word or blank, and of ``root``, a number wherever there is the column."""
-        if words and "redop" in self._optional and words[0].isalpha():
+        if words and self._optional[:1] in (["redop"], ["op"]) and words[0].isalpha():
             words = words[1:]
         if words and "root" in self._optional and _ROOT.fullmatch(words[0]):
             words = words[1:]
@@ -98,11 +99,12 @@ class RowReader:
 
 def _row(match: re.Match[str], columns: list[str], values: list[str]) -> dict[str, Any]:
     groups: list[dict[str, Any]] = []
+    in_milliseconds = "res" in columns
     for name, value in zip(columns, values, strict=True):
         if name in _TIMES:
             groups.append({"time_us": None, "algbw_gb_per_s": None, "busbw_gb_per_s": None, "wrong": None})
         key = _KEYS.get(name)
-        if key and groups:
+        if key and groups and not (in_milliseconds and key == "time_us"):
             groups[-1][key] = count(value) if key == "wrong" else measure(value)
     return {
         "size_bytes": int(match[1]),

@@ -56,10 +56,13 @@ _REASON_NAMES = {"idle": "gpu_idle", "display_clock_setting": "display_clocks_se
 
 def document(root: Node, gpus: list[dict[str, Any]], messages: list[str]) -> dict[str, Any]:
     """The whole answer: the head's fields, the GPUs, and what nvidia-smi said beside them."""
+    attached = integer(root.get("attached_gpus"))
+    if attached is not None and attached != len(gpus):
+        messages = [*messages, f"{len(gpus)} of {attached} attached GPUs are listed"]
     return {
         "driver_version": version(root.get("kmd_version")) or version(root.get("driver_version")),
         "cuda_version": version(root.get("cuda_umd_version")) or version(root.get("cuda_version")),
-        "attached_gpus": integer(root.get("attached_gpus")),
+        "attached_gpus": attached,
         "gpus": gpus,
         "messages": messages,
     }

@@ -183,6 +183,23 @@ def test_more_columns_of_later_versions() -> None:
     assert run["rows"][0]["in_place"]["busbw_gb_per_s"] == 5.0
 
 
+def test_the_first_version_measured_milliseconds() -> None:
+    columns = (
+        "#      bytes             N    type      op     time  algbw  busbw      res     time  algbw  busbw      res\n"
+    )
+    line = (
+        "    10000000      10000000    char     sum    1.628   6.14  11.44    0e+00    1.932   5.18   9.65    0e+00\n"
+    )
+    (run,) = runs(columns + line + CLOSING)
+    assert run["rows"][0]["in_place"] == {
+        "time_us": None,
+        "algbw_gb_per_s": 5.18,
+        "busbw_gb_per_s": 9.65,
+        "wrong": None,
+        "error": 0.0,
+    }
+
+
 def test_in_place_that_does_not_exist() -> None:
     nothing = "    N/A     N/A     N/A    N/A"
     line = f"           8             2     float    none      -1    10.00    1.00    5.00      0  {nothing}\n"

@@ -114,6 +114,12 @@ class TestXml:
         document = smi_xml.parse(f"{sample('nvidia-smi-xml.kepler')}{remark}\n")
         assert document["messages"] == [remark]
 
+    def test_fewer_gpus_than_attached_are_told(self) -> None:
+        text = sample("nvidia-smi-xml.kepler").replace("<attached_gpus>1<", "<attached_gpus>4<")
+        document = smi_xml.parse(text)
+        assert document["attached_gpus"] == 4
+        assert document["messages"] == ["1 of 4 attached GPUs are listed"]
+
     @pytest.mark.parametrize(
         "damage",
         [
