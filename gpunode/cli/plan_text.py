@@ -5,12 +5,12 @@ import sys
 from collections.abc import Iterator
 from io import StringIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpunode.stack import Conflict, Drift, Plan, PlanGroup, Stack
+from gpunode.stack import Conflict, Plan, PlanGroup, Stack
 from gpunode.stack.model import Library, Service
 
 PIPE_WIDTH = 160
@@ -41,31 +41,33 @@ def as_text(document: Plan, *, verbose: bool) -> str:
     for number, group in enumerate(document.groups):
         if number:
             console.print()
-        console.print(_group(group, verbose=verbose))
+        for part in _group(group, verbose=verbose):
+            console.print(part, soft_wrap=isinstance(part, Text))
     console.print()
-    console.print(_last_line(document))
+    console.print(_last_line(document), soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _group(group: PlanGroup, *, verbose: bool) -> RenderableType:
-    parts: list[RenderableType] = []
+def _group(group: PlanGroup, *, verbose: bool) -> Iterator[RenderableType]:
     if group.hosts:
         shown = ", ".join(group.hosts[:MOST_HOSTS])
         more = f" and {len(group.hosts) - MOST_HOSTS} more" if len(group.hosts) > MOST_HOSTS else ""
-        parts.append(Text(f"{len(group.hosts)} node(s): {shown}{more}", style="bold"))
+        yield Text(f"{len(group.hosts)} node(s): {shown}{more}", style="bold")
     if group.stack is not None:
-        parts.append(_stack(group.stack, verbose=verbose))
+        yield from _stack(group.stack, verbose=verbose)
     if group.conflict is not None:
-        parts.append(_conflict(group.conflict))
+        yield from _conflict(group.conflict)
     if group.undetermined is not None:
-        parts.append(Text(f"could not be determined: {group.undetermined}", style="yellow"))
-    parts += [_drift(drift) for drift in group.drift]
-    return Group(*parts)
+        yield Text(f"could not be determined: {group.undetermined}", style="yellow")
+    for drift in group.drift:
+        style = "yellow" if drift.state != "in-step" or drift.past_eol else ""
+        whose = "" if len(drift.hosts) == len(group.hosts) else f" ({', '.join(drift.hosts[:MOST_HOSTS])})"
+        yield Text(f"drift: {drift.state}: {drift.text}{whose}", style=style)
 
 
-def _stack(stack: Stack, *, verbose: bool) -> RenderableType:
+def _stack(stack: Stack, *, verbose: bool) -> Iterator[RenderableType]:
     gpus = stack.platform or ", ".join(stack.gpus) or "no GPU named"
-    head = Text(f"{gpus} on {stack.os}, {stack.arch}" + (f", kernel {stack.kernel}" if stack.kernel else ""))
+    yield Text(f"{gpus} on {stack.os}, {stack.arch}" + (f", kernel {stack.kernel}" if stack.kernel else ""))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -76,18 +78,15 @@ def _stack(stack: Stack, *, verbose: bool) -> RenderableType:
     for field, name in NAMES.items():
         if getattr(stack, field) is None and verbose:
             table.add_row(name, "-", f"{stack.reasons[field].rule}: {stack.reasons[field].text}")
+    yield Padding(table, (0, 0, 0, 2))
+    yield Text("  packages")
     packages = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for package in stack.packages:
         tie = "exactly the driver's version" if package.with_driver else ""
         packages.add_row(package.name, package.version or "the repository decides", tie)
-    warnings = [Text(f"warning: {warning.text} [{warning.rule}]", style="yellow") for warning in stack.warnings]
-    return Group(
-        head,
-        Padding(table, (0, 0, 0, 2)),
-        Text("  packages"),
-        Padding(packages, (0, 0, 0, 4)),
-        *warnings,
-    )
+    yield Padding(packages, (0, 0, 0, 4))
+    for warning in stack.warnings:
+        yield Text(f"warning: {warning.text} [{warning.rule}]", style="yellow")
 
 
 def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
@@ -120,19 +119,15 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
     yield "end of life", str(stack.eol or "unknown"), "eol"
 
 
-def _conflict(conflict: Conflict) -> RenderableType:
+def _conflict(conflict: Conflict) -> Iterator[RenderableType]:
     asked = " + ".join(str(term) for term in conflict.terms)
-    parts: list[RenderableType] = [Text(f"no stack: {asked} cannot hold together", style="bold red")]
-    parts += [Text(f"  {clash.text} [{clash.rule}]") for clash in conflict.clashes]
+    yield Text(f"no stack: {asked} cannot hold together", style="bold red")
+    for clash in conflict.clashes:
+        yield Text(f"  {clash.text} [{clash.rule}]")
     if conflict.offers:
-        parts.append(Text("nearest that can:"))
-        parts += [Text(f"  {', '.join(offer.change)}: {offer.summary}") for offer in conflict.offers]
-    return Group(*parts)
-
-
-def _drift(drift: Drift) -> RenderableType:
-    style = "yellow" if drift.state != "in-step" or drift.past_eol else ""
-    return Text(f"drift: {drift.state}: {drift.text}", style=style)
+        yield Text("nearest that can:")
+    for offer in conflict.offers:
+        yield Text(f"  {', '.join(offer.change)}: {offer.summary}")
 
 
 def _last_line(document: Plan) -> Text:

@@ -79,8 +79,9 @@ DECLARED = (
     ),
     (
         "R16-repo-mix",
-        "No second publisher beside the installed driver packages; an explicit switch of source removes the first",
-        "origins.yml",
+        "No second publisher beside the installed driver packages; an explicit switch of source removes the first. What "
+        "the container toolkit superseded (nvidia-docker2) goes too",
+        "origins.yml, container_toolkit",
     ),
     (
         "R17-dcgm",
@@ -89,7 +90,7 @@ DECLARED = (
     ),
     (
         "R18-ctk",
-        "The container toolkit's four packages carry one version; nvidia-docker2 and nvidia-container-runtime go",
+        "The container toolkit's four packages carry one version",
         "container_toolkit",
     ),
     (

@@ -1,0 +1,277 @@
+"""gpunode plan as a user meets it: output, exit codes, locks."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from gpunode.cli import VERBS, plan_fleet, run
+from gpunode.cli.plan_fleet import LOCK_FILE, write_locks
+from gpunode.errors import UsageError
+from gpunode.fleet import Collected
+from gpunode.fleet.inventory import Inventory
+from gpunode.probe.bundle import Bundle
+from gpunode.stack import Plan, Stack
+
+ROOT = Path(__file__).parents[3]
+BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
+TODAY = ("--today", "2026-11-20")
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    monkeypatch.setitem(VERBS, "plan", "Decide a matched stack")
+
+    def call(*arguments: str) -> Answer:
+        code = run(["plan", *arguments, *TODAY])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_an_hgx_board(plan: Callable[..., Answer]) -> None:
+    code, out, err = plan("--platform", "hgx-h100-8", "--os", "ubuntu-24.04", "--driver", "lts", "--cuda", "13.0")
+    assert (code, err) == (0, "")
+    for words in (
+        "branch 580 (LTSB)",
+        "open, dkms",
+        "580.178.04 (nvidia-fabricmanager)",
+        "datacenter-gpu-manager-4-cuda13",
+    ):
+        assert words in out
+    assert "warning" not in out
+
+
+def test_the_same_without_a_number(plan: Callable[..., Answer]) -> None:
+    code, out, _ = plan("--gpu", "H100 SXM", "--os", "ubuntu-24.04", "--driver", "lts", "--cuda", "13.0")
+    assert code == 0
+    assert (
+        "warning: H100 SXM: whether NVSwitches are there, and a fabric manager with them, depends on the board" in out
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--gpu", "V100", "--os", "ubuntu-22.04", "--cuda", "13.0"],
+            ["Volta, compute capability 7.0", "floor of CUDA 13", "580 proprietary with CUDA 12.9"],
+        ),
+        (["--gpu", "B200", "--kernel-module", "proprietary", "--os", "ubuntu-24.04"], ["open kernel modules alone"]),
+        (["--gpu", "V100", "--gpu", "B200", "--os", "ubuntu-24.04"], ["a node loads one of them", "without B200"]),
+        (["--os", "ubuntu-26.04", "--driver", "580"], ["starts at branch 595"]),
+        (
+            ["--gpu", "A100", "--count", "1", "--os", "debian-12", "--source", "debian", "--cuda", "13.0"],
+            ["580.65.06", "--source nvidia", "--cuda 12.9"],
+        ),
+    ],
+)
+def test_conflicts_end_with_1(plan: Callable[..., Answer], arguments: list[str], words: list[str]) -> None:
+    code, out, _ = plan(*arguments)
+    assert code == 1
+    for word in words:
+        assert word in out
+
+
+def test_debian_s_own_driver(plan: Callable[..., Answer]) -> None:
+    code, out, _ = plan(*["--gpu", "A100", "--count", "1", "--os", "debian-12", "--source", "debian", "--cuda", "12.2"])
+    assert code == 0
+    assert "warning: branch 535 is past its end of life: 2026-06-01" in out
+    assert "warning: the archive of Debian 12 has no dcgm" in out
+    assert "warning: the archive of Debian 12 has no container-toolkit" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu", "V101", "--os", "ubuntu-24.04"], ["'V101'", "V100"]),
+        (["--gpu", "10de:ffff", "--os", "ubuntu-24.04"], ["10de:ffff"]),
+        (["--platform", "hgx-h1000-8"], ["hgx-h100-8"]),
+        (["--gpu", "A100", "--os", "ubuntu-24.40"], ["ubuntu-24.04"]),
+        (["--gpu", "A100", "--driver", "prodcution"], ["production"]),
+        (["--gpu", "A100", "--driver", "581"], ["580"]),
+        (["--gpu", "A100", "--driver", "580.x"], ["580"]),
+        (["--gpu", "A100", "--cuda", "13.01"], ["--cuda", "13.0"]),
+        (["--gpu", "A100", "--toolkit", "12.10"], ["--toolkit", "12"]),
+        (["--gpu", "A100", "--source", "nvida"], ["nvidia"]),
+        (["--gpu", "A100", "--platform", "hgx-h100-8"], ["leave --gpu out"]),
+        (["--count", "4"], ["--count needs a --gpu"]),
+        ([], ["say what to plan for"]),
+        (["--gpu", "A100", "--replay", str(BUNDLE)], ["--gpu describes a thought node"]),
+        (["--replay", "nowhere.json"], ["nowhere.json"]),
+        (["--gpu", "A100", "--write"], ["--write needs an inventory"]),
+        (["--gpu", "A100", "--limit", "gpu"], ["--limit needs an inventory"]),
+        (["some.json"], ["say --replay before"]),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_what_is_near(
+    plan: Callable[..., Answer], arguments: list[str], words: list[str]
+) -> None:
+    code, out, err = plan(*arguments)
+    assert (code, out) == (2, "")
+    for word in words:
+        assert word in err
+
+
+def test_a_bad_day(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(VERBS, "plan", "Decide a matched stack")
+    assert run(["plan", "--gpu", "A100", "--today", "2026-13-01"]) == 2
+    assert "a date is wanted" in capsys.readouterr().err
+
+
+def test_json_and_yaml_are_one_document_that_obeys_the_schema(plan: Callable[..., Answer]) -> None:
+    arguments = ["--platform", "hgx-b200-8", "--os", "ubuntu-24.04"]
+    code, out, _ = plan(*arguments, "--format", "json")
+    document = json.loads(out)
+    schema = json.loads((ROOT / "gpunode" / "schemas" / "plan.json").read_text(encoding="utf-8"))
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    assert (code, document["schema"], document["today"]) == (0, "gpunode.plan/1", "2026-11-20")
+    stack_schema = json.loads((ROOT / "gpunode" / "schemas" / "stack.json").read_text(encoding="utf-8"))
+    jsonschema.validate(document["groups"][0]["stack"], stack_schema, cls=jsonschema.Draft202012Validator)
+    assert yaml.safe_load(plan(*arguments, "--format", "yaml")[1]) == document
+    conflict = json.loads(plan("--gpu", "V100", "--cuda", "13.0", "--format", "json")[1])
+    jsonschema.validate(conflict, schema, cls=jsonschema.Draft202012Validator)
+    assert conflict["groups"][0]["conflict"]["terms"][0]["name"] == "gpu"
+
+
+@pytest.mark.parametrize(("name", "model"), [("plan", Plan), ("stack", Stack)])
+def test_the_schema_files_are_what_the_models_say(name: str, model: Any) -> None:
+    says = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"gpunode.{name}/1",
+        **model.model_json_schema(by_alias=True, mode="serialization"),
+    }
+    text = (ROOT / "gpunode" / "schemas" / f"{name}.json").read_text(encoding="utf-8")
+    assert text == json.dumps(says, indent=1, sort_keys=True) + "\n"
+
+
+def test_saved_bundles(plan: Callable[..., Answer], tmp_path: Path) -> None:
+    document = json.loads(BUNDLE.read_text(encoding="utf-8"))
+    for name in ("n1", "n2"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document | {"host": name}))
+    blind = document | {"host": "n3", "files": {}, "commands": {}}
+    code, out, _ = plan("--replay", str(tmp_path))
+    assert code == 0
+    assert "2 node(s): n1, n2" in out
+    assert "535.261.03" in out
+    (tmp_path / "n3.json").write_text(json.dumps(blind))
+    code, out, _ = plan("--replay", str(tmp_path), str(BUNDLE))
+    assert code == 3
+    assert "could not be determined" in out
+    code, out, _ = plan("--replay", str(tmp_path / "n1.json"), "--cuda", "13.0")
+    assert code == 1, "Debian has no newer driver, and the source changes only by wish"
+    assert "--source nvidia" in out
+
+
+HOSTS = "all: {children: {gpu: {hosts: {n1: {}, n2: {}}}}}\n"
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts.yml"
+    path.write_text(HOSTS)
+    return path
+
+
+def locked(document: Plan, path: Path, limit: str | None, *groups: str) -> list[str]:
+    listing = Inventory((str(path),), {}, groups)
+    return [str(one.relative_to(path.parent)) for one in write_locks(document, listing, limit)]
+
+
+def decided(*hosts: tuple[str, ...], driver: tuple[str, ...] = ("580", "595")) -> Plan:
+    from stack_samples import TODAY as DAY  # noqa: PLC0415
+    from stack_samples import stack  # noqa: PLC0415
+
+    groups = [
+        {"hosts": names, "stack": stack(platform="hgx-h100-8", driver=branch)}
+        for names, branch in zip(hosts, driver, strict=False)
+    ]
+    return Plan.model_validate({"today": DAY, "request": {}, "groups": groups})
+
+
+def test_one_stack_for_a_group_is_locked_in_the_group(inventory: Path) -> None:
+    old = inventory.parent / "host_vars" / "n1" / LOCK_FILE
+    old.parent.mkdir(parents=True)
+    old.write_text("gpunode_stack: {}\n")
+    mine = old.parent / "mine.yml"
+    mine.write_text("a: 1\n")
+    assert locked(decided(("n1", "n2")), inventory, "gpu", "all", "gpu") == [f"group_vars/gpu/{LOCK_FILE}"]
+    assert not old.exists(), "an older lock of a host would win over the group's"
+    assert mine.read_text() == "a: 1\n"
+    text = (inventory.parent / "group_vars" / "gpu" / LOCK_FILE).read_text()
+    assert text.startswith("# Written by gpunode plan --write")
+    assert yaml.safe_load(text)["gpunode_stack"]["driver"]["version"] == "580.178.04"
+
+
+def test_different_stacks_are_locked_by_host(inventory: Path) -> None:
+    files = locked(decided(("n1",), ("n2",)), inventory, None, "all", "gpu")
+    assert files == [f"host_vars/n1/{LOCK_FILE}", f"host_vars/n2/{LOCK_FILE}"]
+    assert locked(decided(("n1", "n2")), inventory, "n*", "all", "gpu") == files
+    assert locked(decided(("n1", "n2")), inventory, None, "all", "gpu") == [f"group_vars/all/{LOCK_FILE}"]
+
+
+def test_ansible_reads_the_lock(inventory: Path) -> None:
+    locked(decided(("n1", "n2")), inventory, "gpu", "all", "gpu")
+    program = Path(sys.executable).with_name("ansible-inventory")
+    done = subprocess.run(
+        [program, "-i", inventory, "--host", "n1"], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(done.stdout)["gpunode_stack"]["driver"]["branch"] == 580
+
+
+def test_a_file_of_the_user_is_never_masked(inventory: Path) -> None:
+    user = inventory.parent / "host_vars" / "n1.yml"
+    user.parent.mkdir()
+    user.write_text("a: 1\n")
+    with pytest.raises(UsageError, match=r"host_vars/n1\.yml or the folder .*n1/, not both"):
+        locked(decided(("n1",), ("n2",)), inventory, None, "all")
+    assert sorted(path.name for path in inventory.parent.rglob("*")) == ["host_vars", "hosts.yml", "n1.yml"]
+
+
+def test_nothing_is_locked_where_a_host_has_no_stack(inventory: Path) -> None:
+    document = decided(("n1",)).model_copy()
+    groups = (
+        *document.groups,
+        document.groups[0].model_copy(update={"hosts": ("n2",), "stack": None, "undetermined": "x"}),
+    )
+    with pytest.raises(UsageError, match="there is no stack for n2"):
+        locked(document.model_copy(update={"groups": groups}), inventory, None, "all")
+    with pytest.raises(UsageError, match="no file or folder"):
+        locked(decided(("n1",)), inventory.parent / "n1,", None, "all")
+    assert not (inventory.parent / "host_vars").exists()
+
+
+def test_an_inventory_is_planned_locked_and_drifts(
+    plan: Callable[..., Answer], inventory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.from_json(BUNDLE.read_bytes(), str(BUNDLE))
+
+    answers = {"n1": Collected("n1", bundle, None, 0.1), "n2": Collected("n2", bundle, None, 0.1)}
+    monkeypatch.setattr(plan_fleet, "collect", lambda targets, **_: [answers[target.name] for target in targets])
+    code, out, err = plan("-i", str(inventory), "--limit", "gpu", "--write")
+    assert code == 0
+    assert f"locked in {inventory.parent / 'group_vars' / 'gpu' / LOCK_FILE}" in err
+    assert "2 node(s): n1, n2" in out
+    code, out, _ = plan("-i", str(inventory))
+    assert code == 0
+    assert "drift: in-step: 535.261.03" in out
+    assert "past its end of life" in out
+    listed = bundle.commands["dpkg-packages"]
+    older = listed.model_copy(update={"stdout": listed.stdout.replace("535.261.03", "535.247.01")})
+    changed = bundle.model_copy(update={"commands": bundle.commands | {"dpkg-packages": older}})
+    answers["n1"] = Collected("n1", changed, None, 0.1)
+    _, out, _ = plan("-i", str(inventory), "--limit", "n1")
+    assert "drift: differs-from-lock: 535.247.01" in out
+    answers["n2"] = Collected("n2", None, "connection refused", 0.1)
+    code, out, _ = plan("-i", str(inventory))
+    assert code == 3
+    assert "could not be determined: connection refused" in out
