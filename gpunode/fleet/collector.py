@@ -41,6 +41,8 @@ class _Work:
     target: Target
     started: float
     abort: Abort
+    stage: str = "it did not let us in"
+    """How far it came, for the case that it goes no further."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,11 @@ def _give_up(running: dict[int, _Work], timeout_s: float) -> Iterator[Collected]
         if now - work.started >= timeout_s + _GRACE_S:
             del running[number]
             work.abort()
-            yield Collected(work.target.name, None, _over(timeout_s), now - work.started)
+            yield Collected(work.target.name, None, _over(work, timeout_s), now - work.started)
 
 
-def _over(timeout_s: float) -> str:
-    return f"no answer within {timeout_s:g} s; the node hangs or is overloaded (--timeout S)"
+def _over(work: _Work, timeout_s: float) -> str:
+    return f"no answer within {timeout_s:g} s, {work.stage}; the node hangs or is overloaded (--timeout S)"
 
 
 def _collect_one(work: _Work, common: _Common) -> None:
@@ -124,7 +126,7 @@ def _collect_one(work: _Work, common: _Common) -> None:
         work.abort()
     seconds = time.monotonic() - work.started
     if reason is not None and seconds >= common.timeout_s:
-        reason = _over(common.timeout_s)
+        reason = _over(work, common.timeout_s)
     common.results.put((work.number, Collected(work.target.name, bundle, reason, seconds)))
 
 
@@ -139,10 +141,14 @@ def _probe(work: _Work, common: _Common) -> bytes:
         ask=password is not None,
         limit_s=deadline - time.monotonic(),
     )
+
+    def started() -> None:
+        work.stage = "the probe was started and did not end"
+
     if target.ssh is None:
         local = LocalSession(shlex.split(what.command))
         work.abort.add(local.close)
-        return converse(local, what, common.script, password, deadline)
+        return converse(local, what, common.script, password, deadline, ready=started)
     connection = connect(
         target.ssh,
         gateways=common.gateways,
@@ -152,9 +158,10 @@ def _probe(work: _Work, common: _Common) -> bytes:
         passphrase=target.key_passphrase,
     )
     work.abort.add(connection.close)
+    work.stage = "it let us in and did not start the probe"
     session = start(connection, what.command, deadline)
     work.abort.add(session.close)
-    return converse(session, what, common.script, password, deadline)
+    return converse(session, what, common.script, password, deadline, ready=started)
 
 
 def _bundle(output: bytes) -> Bundle:

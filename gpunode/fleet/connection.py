@@ -206,6 +206,7 @@ def connect(  # noqa: PLR0913
     for key in trusted:
         with suppress(paramiko.SSHException, ValueError):
             client.get_host_keys().add(asked, key.key_type, paramiko.PKey.from_type_string(key.key_type, key.blob))
+    began = time.monotonic()
     try:
         connection.open()
     except paramiko.BadHostKeyException as err:
@@ -213,7 +214,7 @@ def connect(  # noqa: PLR0913
     except AuthFailure:
         raise NodeFailure(strategy.explain()) from None
     except (paramiko.SSHException, EOFError, OSError) as err:
-        raise NodeFailure(_explain(settings, err, step)) from None
+        raise NodeFailure(_explain(settings, err, step, time.monotonic() - began)) from None
     finally:
         strategy.close()
         if not connection.is_connected:
@@ -317,14 +318,14 @@ def _common(option: str, wanted: tuple[str, ...], offered: Sequence[str]) -> tup
     return both
 
 
-def _explain(settings: SshSettings, err: Exception, step: float) -> str:
-    text = _text(err)
-    if "banner" in text.lower() or "no existing session" in text.lower() or isinstance(err, TimeoutError):
-        return (
-            f"unreachable: {settings.hostname}:{settings.port} accepts the connection but does not speak SSH "
-            f"within {step:.0f} s"
-        )
-    return f"the SSH connection to {settings.hostname}:{settings.port} failed: {text}"
+def _explain(settings: SshSettings, err: Exception, step: float, took_s: float) -> str:
+    text, place = _text(err), f"{settings.hostname}:{settings.port}"
+    silent = "banner" in text.lower() or "no existing session" in text.lower() or isinstance(err, TimeoutError)
+    if silent and took_s >= step - 0.5:
+        return f"unreachable: {place} accepts the connection but does not speak SSH within {step:.0f} s"
+    if silent:
+        return f"unreachable: {place} accepts the connection and closes it before it speaks SSH"
+    return f"the SSH connection to {place} failed: {text}"
 
 
 def _text(err: Exception) -> str:

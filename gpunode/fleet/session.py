@@ -6,14 +6,14 @@ import selectors
 import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Protocol, cast
 
 from gpunode.fleet.process import kill_group
 
-MAX_STDOUT = 64 * 1024 * 1024
+MAX_STDOUT = 32 * 1024 * 1024
 MAX_STDERR = 1024 * 1024
 MAX_NOISE = 1024 * 1024
 """Bytes of login banners and the like before the probe starts."""
@@ -93,14 +93,23 @@ def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Pro
     return Program(shlex.join(words), token, sudo, python)
 
 
-def converse(session: Session, program: Program, script: bytes, password: str | None, deadline: float) -> bytes:
+def converse(  # noqa: PLR0913
+    session: Session,
+    program: Program,
+    script: bytes,
+    password: str | None,
+    deadline: float,
+    *,
+    ready: Callable[[], None] = lambda: None,
+) -> bytes:
     """Run the probe over a session and return its stdout; raise NodeFailure with one line otherwise.
 
     The password is written when sudo's prompt appears and at no other time. ``deadline`` is a time.monotonic() value.
+    ``ready`` is called when the node is about to run the probe.
     """
     out, err = bytearray(), bytearray()
     errors_seen, asked, started = 0, 0, False
-    prompt, ready = f"{program.token}:".encode(), f"{program.token} ready".encode()
+    prompt, mark = f"{program.token}:".encode(), f"{program.token} ready".encode()
     while not session.ended:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -115,11 +124,12 @@ def converse(session: Session, program: Program, script: bytes, password: str | 
             if err.count(prompt) > asked:
                 asked += 1
                 _answer_prompt(session, password, asked, left)
-            line = out.find(ready)
+            line = out.find(mark)
             end = out.find(b"\n", line) if line >= 0 else -1
             if end >= 0:
                 del out[: end + 1]
                 started = True
+                ready()
                 with suppress(OSError):
                     session.write(script, left)
                 session.close_stdin()

@@ -96,7 +96,9 @@ def test_a_thread_that_cannot_be_woken_does_not_hold_up_the_others(monkeypatch: 
     results = {collected.host: collected.reason for collected in collect([local("deaf"), local("b")], timeout_s=0.5)}
     release.set()
     assert time.monotonic() - started < 5
-    assert results["deaf"] == "no answer within 0.5 s; the node hangs or is overloaded (--timeout S)"
+    assert results["deaf"] == (
+        "no answer within 0.5 s, it did not let us in; the node hangs or is overloaded (--timeout S)"
+    )
 
 
 def test_a_surprise_on_one_node_is_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
