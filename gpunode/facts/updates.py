@@ -10,6 +10,7 @@ from gpunode.facts.units import units
 
 _SETTING = re.compile(r"([A-Za-z0-9:_-]{1,200}) \"(.*)\";")
 _LINE_LIMIT = 4000
+_OFF = frozenset({"0", "no", "false"})
 _DNF_TIMERS = frozenset({"dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer"})
 
 
@@ -40,7 +41,8 @@ def parse_apt_config(text: str) -> AutomaticUpdates:
     )
     return AutomaticUpdates(
         tool="unattended-upgrades",
-        enabled=last("apt::periodic::unattended-upgrade") not in {"", "0", "no", "false"},
+        enabled=last("apt::periodic::unattended-upgrade") not in {"", *_OFF}
+        and last("apt::periodic::enable") not in _OFF,
         origins=tuple(value for value in origins if value),
         kept_back=tuple(value for value in settings.get("unattended-upgrade::package-blacklist", []) if value),
         reboots=last("unattended-upgrade::automatic-reboot") in {"true", "1", "yes"},

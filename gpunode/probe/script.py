@@ -89,6 +89,17 @@ FILTERED_FILES = (
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
 )
+# Commands of which only the lines that matter are kept.
+FILTERED_COMMANDS = (
+    (
+        "apt-config",
+        ["apt-config", "dump", "Unattended-Upgrade", "APT::Periodic"],
+        re.compile(
+            r"(?i)^(Unattended-Upgrade::(Origins-Pattern|Allowed-Origins|Package-Blacklist|Automatic-Reboot)"
+            r"|APT::Periodic::(Enable|Unattended-Upgrade|Update-Package-Lists))\b"
+        ),
+    ),
+)
 FOLDERS = (
     "/run/systemd/system/",
     "/sys/firmware/",
@@ -129,7 +140,6 @@ COMMANDS = (
     ("systemctl-defaults", ["systemctl", "show", "-p", "DefaultLimitMEMLOCK,DefaultLimitNOFILE,DefaultLimitNPROC"]),
     ("timedatectl", ["timedatectl", "show", "-p", "NTP", "-p", "NTPSynchronized", "-p", "Timezone"]),
     ("chronyc-tracking", ["chronyc", "-n", "-c", "tracking"]),
-    ("apt-config", ["apt-config", "dump", "Unattended-Upgrade", "APT::Periodic"]),
     ("version-docker", ["docker", "--version"]),
     ("version-containerd", ["containerd", "--version"]),
     ("version-podman", ["podman", "--version"]),
@@ -410,7 +420,7 @@ SECRET_NAME = (
 SECRET_VALUE = (
     r"(?P<value>\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|(?:(?:basic|bearer|digest)\s{1,3})?\S{1,4096})"
 )
-SECRET = re.compile(r"(?i)(?P<name>%s[\"']?\s{0,3}[=:]\s{0,3})%s" % (SECRET_NAME, SECRET_VALUE))
+SECRET = re.compile(r"(?i)(?P<name>%s[\"']?(?:\s{0,3}[=:]\s{0,3}|\s{1,3}(?=[\"'])))%s" % (SECRET_NAME, SECRET_VALUE))
 SECRET_FLAG = re.compile(
     r"(?i)(?P<name>(?<![\w-])--?(?:\w{1,20}-){0,3}%s[\"']?(?:,\s{0,3}|\s{1,3}))%s" % (SECRET_NAME, SECRET_VALUE)
 )
@@ -529,6 +539,7 @@ class Probe:
         self.files: Dict[str, Optional[str]] = {}
         self.unreadable: Dict[str, str] = {}
         self.groups: Set[int] = set()
+        self.leaving = False
 
     # Reading
 
@@ -658,6 +669,8 @@ class Probe:
         """
         started = time.monotonic()
         limit_s = max(0.0, min(limit_s or self.command_s, self.deadline - started))
+        if self.leaving:
+            return answer(argv, 126, "", "not started: the probe was ended", 0.0)
         try:
             process = subprocess.Popen(
                 argv,
@@ -744,12 +757,16 @@ class Probe:
             return "unknown"
 
     def kill_all(self) -> None:
-        """End every command that still runs; for the way out."""
-        for group in list(self.groups):
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except OSError:
-                continue  # It ended by itself.
+        """End every command that still runs; for the way out. One may have been started a moment ago by a thread that
+        had no time to name its group: the process table knows it, and the second look those started meanwhile.
+        """
+        self.leaving = True
+        for _ in range(2):
+            for group in set(self.groups) | children_of(os.getpid()):
+                try:
+                    os.killpg(group, signal.SIGKILL)
+                except OSError:
+                    continue  # It ended by itself.
 
     # The whole
 
@@ -759,6 +776,8 @@ class Probe:
         threads = []
         for key, argv in COMMANDS:
             threads.append((key, threading.Thread(target=self.run, args=(key, argv))))
+        for key, argv, keep in FILTERED_COMMANDS:
+            threads.append((key, threading.Thread(target=self.run, args=(key, argv, None, keep))))
         for source in PASSIVE:
             threads.append((source.__name__, threading.Thread(target=source, args=(self,))))
         for row in TREES:
@@ -794,6 +813,22 @@ class Probe:
             "files": {path: None if text is None else scrub(text) for path, text in self.files.items()},
             "results": [],
         }
+
+
+def children_of(parent: int) -> Set[int]:
+    """Numbers of a process's children."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open("/proc/%s/stat" % name, "rb") as stream:
+                fields = stream.read(4096).rpartition(b")")[2].split()
+        except OSError:
+            continue  # Gone in the meantime.
+        if len(fields) > 1 and int(fields[1]) == parent:
+            found.add(int(name))
+    return found
 
 
 def await_end(process: "subprocess.Popen[bytes]", deadline: float) -> str:

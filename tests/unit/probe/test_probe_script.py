@@ -1,43 +1,18 @@
 """The probe as a whole: on this machine, and on folders made to look like a node."""
 
 import ast
-import json
 import os
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from probe_node import collect, printing, put, tool
 
 from gpunode.probe import Bundle, script, script_text
-from gpunode.probe.script import Probe
 
 SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin") or ""
 NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue Jun  3 17:26:33 UTC 2025\n"
-
-
-def put(root: Path, path: str, content: str | bytes) -> None:
-    file = root / path.lstrip("/")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def tool(folder: Path, name: str, body: str) -> None:
-    folder.mkdir(exist_ok=True)
-    file = folder / name
-    file.write_text(f"#!/bin/sh\n{body}\n")
-    file.chmod(0o755)
-
-
-def printing(lines: list[str]) -> str:
-    """A tool's body that prints these lines with nothing but the shell."""
-    return "printf '%s\\n' " + " ".join(shlex.quote(line) for line in lines)
-
-
-def collect(root: Path, tools: Path) -> Bundle:
-    probe = Probe(root=str(root), path=str(tools), command_s=5, nvidia_tool_s=5, passive_s=8)
-    return Bundle.from_json(json.dumps(probe.collect()), "the probe")
 
 
 def test_it_is_python_3_6() -> None:
@@ -230,18 +205,3 @@ def test_holders_of_devices_are_named(tmp_path: Path) -> None:
     pid, _user, name, devices = result.stdout.rstrip("\n").split("\t")
     assert (pid, name, devices) == ("77", "train.py", "/dev/nvidia-uvm /dev/nvidia0")
     assert len(result.stdout.splitlines()) == 1
-
-
-def test_secrets_do_not_leave_the_node(tmp_path: Path) -> None:
-    put(tmp_path, "/proc/cmdline", "root=/dev/sda ds=http://bob:hunter2@10.0.0.1/x luks.password=s3cret quiet\n")
-    tool(tmp_path / "bin", "dkms", "echo proxy https://alice:pa55@proxy:3128; echo API_KEY=abcdef >&2")
-    text = collect(tmp_path, tmp_path / "bin").to_json()
-    for secret in ("hunter2", "s3cret", "alice", "pa55", "abcdef"):
-        assert secret not in text
-    assert "root=/dev/sda" in text
-    assert "http://***@10.0.0.1/x" in text
-
-
-def test_scrubbing_takes_linear_time_on_rubbish() -> None:
-    text = "a.b-" * 500_000 + "://" * 500_000 + "password" * 200_000
-    assert script.scrub(text) == text
