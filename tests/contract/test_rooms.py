@@ -46,9 +46,8 @@ def forbidden(room: str, source: str, rooms: set[str]) -> list[str]:
         parts = module.split(".")
         if module == "<relative>":
             wrong.append("a relative import: write the full name, so that the room shows")
-        elif parts[0] == "gpunode" and len(parts) > 1 and parts[1] in rooms:
-            if parts[1] != room and parts[1] not in MAY_IMPORT[room]:
-                wrong.append(module)
+        elif parts[0] == "gpunode" and len(parts) > 1 and parts[1] in rooms - {room} - MAY_IMPORT[room]:
+            wrong.append(module)
     return wrong
 
 
