@@ -5,6 +5,8 @@
 
 Runs as ``python3 -`` on any Linux with Python 3.6 or later, as root or not; the standard library is all it needs.
 It leaves nothing behind: no copy of itself, no temporary file, no process, and it does not load the NVIDIA module.
+(timedatectl wakes systemd-timedated, which ends by itself.) Of processes it tells names, never arguments or
+environments; what is named as a secret, and passwords in URLs, are covered before anything leaves the node.
 
 Order: sources that only read (/proc, /sys, the package database) run first and side by side. NVIDIA's tools follow,
 one after another, and only where the module is loaded already, for ``nvidia-smi`` run as root would load it.
