@@ -99,7 +99,7 @@ class Options:
     show_default=True,
     help="What a branch past its end of life is.",
 )
-@click.option("--catalog", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
+@click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
 @click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")
 @click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.option("--write", is_flag=True, help="Lock: write gpunode_stack.yml beside the variables of host or group.")

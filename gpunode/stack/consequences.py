@@ -13,7 +13,7 @@ from gpunode.stack.table import rules
 GDR_KERNEL = Number("5.12")
 GDR_CUDA = Number("11.7")
 GDR_CAPABILITY = Number("7.5")
-"""compat.yml, gpudirect: dma-buf."""
+"""NVIDIA's documentation of GPUDirect RDMA with NCCL: the dma-buf path; compat.yml, gpudirect."""
 PIN_PRIORITY = 1001
 """Above 1000 apt goes back to an older version, which a pin that is to hold must be able to."""
 

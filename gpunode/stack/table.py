@@ -79,8 +79,8 @@ DECLARED = (
     ),
     (
         "R16-repo-mix",
-        "No second publisher beside the installed driver packages; an explicit switch of source removes the first. What "
-        "the container toolkit superseded (nvidia-docker2) goes too",
+        "No second publisher beside the installed driver packages; an explicit switch of source removes the first. "
+        "What the container toolkit superseded (nvidia-docker2) goes too",
         "origins.yml, container_toolkit",
     ),
     (
@@ -96,7 +96,7 @@ DECLARED = (
     (
         "R19-gdr",
         "GPUDirect RDMA over dma-buf needs the open modules, kernel 5.12, CUDA 11.7 and Turing or younger",
-        "compat.yml, gpudirect",
+        "NVIDIA's GPUDirect RDMA documentation (in the code)",
     ),
     (
         "R20-framework",
@@ -113,7 +113,7 @@ DECLARED = (
     (
         "R23-kernel-floor",
         "The open kernel modules build against kernel 4.15 or newer",
-        "compat.yml, kernel_module_rules",
+        "README of the open kernel modules (in the code)",
     ),
     (
         "R24-toolkit-source",

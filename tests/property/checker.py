@@ -135,8 +135,14 @@ class Look:
         return [gpu["name"] for gpu, _ in self.gpus if gpu["open_modules"].split(" ")[0] in words]
 
     def on_switch(self) -> list[dict[str, Any]]:
-        """GPUs of an 8- or 16-GPU board with NVSwitches."""
-        return [gpu for gpu, count in self.gpus if count in (8, 16) and re.search(r"8-GPU.*yes", gpu["fabric_manager"])]
+        """GPUs of an 8- or 16-GPU board with NVSwitches, as far as the facts are sure of them."""
+        return [
+            gpu
+            for gpu, count in self.gpus
+            if count in (8, 16)
+            and re.search(r"8-GPU.*yes", gpu["fabric_manager"])
+            and not any(what.startswith("everything") for what in gpu.get("unsure") or ())
+        ]
 
     def in_rack(self) -> list[dict[str, Any]]:
         """GPUs whose switches are in the rack."""
@@ -322,7 +328,7 @@ def nvlink5(look: Look) -> Iterator[str]:
             yield "nvlsm without ib_umad"
         if look.stack["arch"] != "x86_64" and look.stack["nvsdm"] is not None:
             yield "NVSDM is x86_64 only"
-    elif nvlsm is not None:
+    elif nvlsm is not None and not any("nvlsm" in gpu["fabric_manager"] for gpu, _ in look.gpus):
         yield "nvlsm without NVLink 5 switches"
     if look.in_rack() and look.stack["imex"] is None:
         yield "a tray of a rack without IMEX"
