@@ -94,6 +94,7 @@ READERS: Mapping[str, Callable[[Seen], Any]] = {
     "load_1min": running.load_1min,
     "kernel_log": kernel_log.kernel_log,
     "stuck_processes": running.stuck_processes,
+    "unanswered": running.unanswered,
 }
 """One reader per field of NodeFacts; each raises Unseen or ParseError with the reason where it has no answer."""
 

@@ -241,6 +241,8 @@ class NodeFacts(Fact):
     load_1min: float | None = None
     kernel_log: KernelLog | None = None
     stuck_processes: tuple[Process, ...] | None = None
+    unanswered: tuple[str, ...] | None = None
+    """Commands that did not come back in time, as they were called; not those that were left out because of them."""
 
     @property
     def gpus_on_bus(self) -> tuple[PciDevice, ...] | None:

@@ -73,3 +73,8 @@ def stuck_processes(seen: Seen) -> tuple[Process, ...]:
             raise ParseError(f"expected a process number, found '{first_line(pid)}'")
         found.append(Process(pid=int(pid), name=name, waits_in=function or None))
     return tuple(found)
+
+
+def unanswered(seen: Seen) -> tuple[str, ...]:
+    """Commands that hung, or were slower than the probe waits."""
+    return seen.unanswered()

@@ -89,6 +89,16 @@ class Seen:
                 raise ParseError(f"expected {width} fields of {key}, found {len(row)}: '{first_line(row[0])}'")
         return rows
 
+    def unanswered(self) -> tuple[str, ...]:
+        """Commands that were run and did not come back in time; raise Unseen where none was run at all."""
+        if not self._bundle.commands:
+            raise Unseen("no command was run")
+        return tuple(
+            shown(result)
+            for _, result in sorted(self._bundle.commands.items())
+            if result.timed_out and result.argv[:1] != ["(probe)"] and not result.stderr.startswith("not run:")
+        )
+
     def ran(self, key: str) -> bool:
         """True where the probe ran the command, whatever came of it."""
         return key in self._bundle.commands
