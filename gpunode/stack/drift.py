@@ -47,7 +47,7 @@ class Wanted:
     @property
     def installed(self) -> Installed | None:
         """The driver on the nodes; None where there is none."""
-        return self.picture.installed if self.picture.installed and self.picture.installed.closure else None
+        return self.picture.installed if self.picture.installed and self.picture.installed.present else None
 
     @cached_property
     def bare(self) -> NodePicture:

@@ -293,17 +293,19 @@ def _release_of(package_version: str, release: str) -> bool:
 def repo_mix(question: Question) -> Iterator[Verdict]:
     """One publisher for the driver closure; a switch is a wish."""
     installed = question.installed
-    if installed is None or question.request.source is not None:
+    if installed is None:
         return
-    if len(installed.origins) > 1:
+    if question.request.source is not None:
+        if installed.runfile is not None:
+            yield warn(f"a driver from a .run file is on the node: take it away first, with {installed.runfile}")
+    elif len(installed.origins) > 1:
         yield refuse(
-            f"driver packages from {' and '.join(installed.origins)} are mixed on the node; a wished source replaces "
-            "the others"
+            f"drivers from {' and '.join(installed.origins)} are mixed on the node; a wished source replaces them"
         )
     elif installed.origins != (question.source,):
         yield refuse(
-            f"the installed driver packages are from {installed.origins[0]}, not from {question.source}; a wished "
-            "source replaces them"
+            f"the installed driver is from {installed.origins[0]}, not from {question.source}; a wished source replaces "
+            "it"
         )
 
 

@@ -66,6 +66,13 @@ class Installed(Model):
     """Release without epoch and revision; None where no driver package is installed or they disagree."""
     flavour: Flavour | None = None
     packages: tuple[InstalledPackage, ...] = ()
+    runfile: str | None = None
+    """The uninstaller that a ``.run`` file of the driver left: a driver that no package database knows."""
+
+    @property
+    def present(self) -> bool:
+        """A driver is on the node."""
+        return bool(self.closure or self.runfile)
 
     @property
     def closure(self) -> tuple[InstalledPackage, ...]:
@@ -74,8 +81,9 @@ class Installed(Model):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Publishers of the driver closure, sorted; unknown ones as ``unknown origin``."""
-        return tuple(sorted({package.origin or "unknown origin" for package in self.closure}))
+        """Publishers of the driver closure, sorted; unknown ones as ``unknown origin``, a ``.run`` file as itself."""
+        found = {package.origin or "unknown origin" for package in self.closure}
+        return tuple(sorted(found | ({"a .run file"} if self.runfile else set())))
 
 
 class NodePicture(Model):

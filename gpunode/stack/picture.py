@@ -96,6 +96,7 @@ def _installed(facts: NodeFacts) -> Installed | None:
         version=versions.pop() if len(versions) == 1 else None,
         flavour=_flavour(facts, packages),
         packages=tuple(sorted(held, key=lambda row: row.name)),
+        runfile=next((one.path for one in facts.foreign_installs or () if one.kind == "driver-runfile"), None),
     )
 
 

@@ -114,7 +114,7 @@ class Question:
     @property
     def installed(self) -> Installed | None:
         """What is on the node, where a driver package is."""
-        return self.node.installed if self.node.installed and self.node.installed.closure else None
+        return self.node.installed if self.node.installed and self.node.installed.present else None
 
     @cached_property
     def source(self) -> Origin:
@@ -201,7 +201,7 @@ def _listed(words: Collection[str]) -> str:
 
 def terms(request: Request, node: NodePicture) -> tuple[Term, ...]:
     """Everything that was asked or seen and could be part of a conflict."""
-    installed = node.installed if node.installed and node.installed.closure else None
+    installed = node.installed if node.installed and node.installed.present else None
     on_node = installed and f"{installed.version or 'driver packages'} from {' and '.join(installed.origins)}"
     seen: list[tuple[str, str | None]] = [("gpu", group.label) for group in node.gpus]
     seen += [("platform", node.platform), ("os", node.os), ("arch", node.arch), ("kernel", node.kernel)]

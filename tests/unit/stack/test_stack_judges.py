@@ -194,6 +194,16 @@ def test_a_switch_of_source_is_a_wish() -> None:
     assert said("R16-repo-mix", case("A100", installed=MIXED, source="nvidia")) == []
 
 
+def test_a_driver_from_a_run_file_is_another_publisher() -> None:
+    by_hand = on_node().model_copy(update={"runfile": "/usr/bin/nvidia-uninstall"})
+    refusal = said("R16-repo-mix", case("A100", installed=by_hand))
+    assert [verdict.refuses for verdict in refusal] == [True]
+    assert "a .run file" in refusal[0].text
+    switch = said("R16-repo-mix", case("A100", installed=by_hand, source="nvidia"))
+    assert [verdict.refuses for verdict in switch] == [False]
+    assert "/usr/bin/nvidia-uninstall" in switch[0].text
+
+
 def test_a_publisher_that_is_no_source_is_refused() -> None:
     stranger = on_node(("nvidia-dkms-580", "580.95.05-0ubuntu0~gpu24.04.1", "graphics-drivers-ppa"))
     verdicts = said("R16-repo-mix", case("A100", installed=stranger))
