@@ -304,8 +304,8 @@ def repo_mix(question: Question) -> Iterator[Verdict]:
         )
     elif installed.origins != (question.source,):
         yield refuse(
-            f"the installed driver is from {installed.origins[0]}, not from {question.source}; a wished source replaces "
-            "it"
+            f"the installed driver is from {installed.origins[0]}, not from {question.source}: a wished source "
+            "replaces it"
         )
 
 
