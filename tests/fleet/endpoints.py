@@ -34,8 +34,7 @@ node={folder}/$3
 stay() {{ echo $$ >>{folder}/staying; exec sleep 600; }}
 [ -e "$node.hangs" ] && stay
 token=${{SSH_ORIGINAL_COMMAND#*gpunode-}}
-[ "$token" = "$SSH_ORIGINAL_COMMAND" ] || echo "gpunode-${{token%% *}} ready"
-{drain}
+[ "$token" = "$SSH_ORIGINAL_COMMAND" ] || {{ echo "gpunode-${{token%% *}} ready"; cat >/dev/null; }}
 [ -e "$node.floods" ] && exec yes "$token"
 [ -e "$node.half" ] && {{ head -c {half} "$node.json"; stay; }}
 exec cat "$node.json"
@@ -67,11 +66,10 @@ class Endpoints:
 
 
 @contextmanager
-def endpoints(
-    folder: Path, bundles: Mapping[str, str], bad: Mapping[str, str], *, stdin: bool = True
-) -> Iterator[Endpoints]:
-    """Endpoints for the nodes in ``bundles``, those in ``bad`` (name to kind) bad ones; the kinds half and floods need
-    a bundle too. ``stdin`` False: for callers that never end the input, which is then not waited for.
+def endpoints(folder: Path, bundles: Mapping[str, str], bad: Mapping[str, str]) -> Iterator[Endpoints]:
+    """Endpoints for the nodes in ``bundles``; those in ``bad`` (name to kind) are bad ones.
+
+    The kinds half and floods need a bundle too. Callers other than gpunode get the bundle without being read from.
     """
     folder.chmod(0o755)
     names = sorted({*bundles, *bad})
@@ -82,7 +80,7 @@ def endpoints(
     for name, kind in bad.items():
         (folder / f"{addresses[name]}.{kind}").touch()
     answer = folder / "answer"
-    answer.write_text(_ANSWER.format(folder=folder, half=_HALF, drain="cat >/dev/null" if stdin else ":"))
+    answer.write_text(_ANSWER.format(folder=folder, half=_HALF))
     _write_client_files(standing)
     listening = [address for name, address in addresses.items() if bad.get(name) not in ("silent", "refused", "closes")]
     with ExitStack() as stack:

@@ -1,0 +1,148 @@
+# ruff: noqa: T201 (its output is what it is for)
+"""What it costs the controller to ask many nodes: gpunode beside clush, pdsh, Ansible and plain Fabric, in one run.
+
+All of them call the same real sshds on this machine's loopback (tests/fleet/endpoints.py), 32 nodes at a time, and
+each node answers with a bundle of its own. gpunode sends its probe and reads the answers; ``validate`` judges them as
+well; the others fetch the same text by a command that sends nothing. The sshds run on the same machine, so the elapsed
+time is theirs too: compare processor time and memory.
+
+    python benchmarks/fleet.py [--nodes 94] [--rounds 3]
+
+pdsh is measured where it is installed (apt-get install pdsh).
+"""
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "fleet"))
+
+from endpoints import SSHD, Endpoints, endpoints  # noqa: E402
+from fleet_bundles import healthy  # noqa: E402
+from measure import Cost, measured  # noqa: E402
+
+from gpunode.names import fold  # noqa: E402
+
+BIN = Path(sys.executable).parent
+PARALLEL = "32"
+LIMIT_S = 600.0
+COMMAND = "python3 -"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One way to ask all nodes. ``in_stdout`` False: the answers are written to files."""
+
+    name: str
+    argv: list[str | Path]
+    env: Mapping[str, str] = field(default_factory=dict)
+    in_stdout: bool = True
+
+
+def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]:
+    """What there is on this machine, asking these nodes."""
+    config = standing.ssh_config
+    hosts: list[str | Path] = ["-i", standing.inventory, "--limit", ",".join(names)]
+    found = [
+        Tool(
+            "gpunode collect",
+            [BIN / "gpunode", "collect", *hosts, "--parallel", PARALLEL, "--save", folder],
+            in_stdout=False,
+        ),
+        Tool(
+            "gpunode validate",
+            [BIN / "gpunode", "validate", *hosts, "--parallel", PARALLEL, "--format", "json"],
+            in_stdout=False,
+        ),
+        Tool(
+            "plain Fabric",
+            [sys.executable, ROOT / "benchmarks" / "plain_fabric.py", config, COMMAND, *names],
+        ),
+        Tool("clush", [BIN / "clush", "-q", "-f", PARALLEL, "-w", fold(names), "--options", f"-F {config}", COMMAND]),
+        Tool(
+            "ansible -m raw",
+            [BIN / "ansible", "all", *hosts, "-f", PARALLEL, "-m", "ansible.builtin.raw", "-a", COMMAND],
+            # A master connection would outlive the run, and its cost would be nobody's.
+            {"ANSIBLE_SSH_ARGS": f"-F {config} -o ControlMaster=no", "ANSIBLE_SSH_USETTY": "False"},
+        ),
+    ]
+    pdsh = shutil.which("pdsh")
+    if pdsh is None:
+        print("pdsh is not installed and was not measured", file=sys.stderr)
+        return found
+    argv: list[str | Path] = [pdsh, "-R", "ssh", "-f", PARALLEL, "-w", ",".join(names), COMMAND]
+    return [*found, Tool("pdsh", argv, {"PDSH_SSH_ARGS_APPEND": f"-F {config}"})]
+
+
+def run(tool: Tool, nodes: int, folder: Path) -> Cost:
+    """One run; SystemExit where not every node's answer came."""
+    shutil.rmtree(folder, ignore_errors=True)
+    cost = measured(tool.argv, timeout_s=LIMIT_S, env={**os.environ, **tool.env})
+    came = cost.stdout.count("gpunode.bundle/1") if tool.in_stdout else nodes
+    if cost.rc != 0 or came != nodes:
+        raise SystemExit(f"{tool.name}: exit {cost.rc}, {came} of {nodes} answers\n{cost.stderr[-2000:]}")
+    return cost
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=94, help="two or more")
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    if SSHD is None:
+        raise SystemExit("no sshd on this machine: apt-get install openssh-server")
+    names = [f"gpu-{number:03d}" for number in range(1, chosen.nodes + 1)]
+    bundles = {name: healthy(number, name) for number, name in enumerate(names, start=1)}
+    size = statistics.mean(len(text.encode()) for text in bundles.values()) / 1024
+    costs: dict[str, list[Cost]] = {}
+    starts: dict[str, list[Cost]] = {}
+    with tempfile.TemporaryDirectory(prefix="gpunode-benchmark-") as place:
+        saved = Path(place) / "saved"
+        sshds = Path(place) / "sshds"
+        sshds.mkdir()
+        with endpoints(sshds, bundles, {}) as standing:
+            for number in range(chosen.rounds):
+                print(f"round {number + 1} of {chosen.rounds}", file=sys.stderr)
+                for one in tools(standing, names[:1], saved):
+                    starts.setdefault(one.name, []).append(run(one, 1, saved))
+                for tool in tools(standing, names, saved):
+                    costs.setdefault(tool.name, []).append(run(tool, len(names), saved))
+    print(f"{len(names)} nodes, {size:.0f} KiB each, {PARALLEL} at a time, median of {chosen.rounds} rounds;", end=" ")
+    print(f"{datetime.now(UTC):%Y-%m-%d}, {_machine()}\n")
+    print("| | one node | each further node | memory at most | elapsed |")
+    print("|---|---|---|---|---|")
+    for name, runs in costs.items():
+        start, cpu = _median(starts[name], "cpu_s"), _median(runs, "cpu_s")
+        further = (cpu - start) / (len(names) - 1)
+        memory, wall = _median(runs, "memory_mib"), _median(runs, "wall_s")
+        print(f"| {name} | {1000 * start:.0f} ms | {1000 * further:.0f} ms | {memory:.0f} MiB | {wall:.1f} s |")
+
+
+def _median(costs: Sequence[Cost], key: str) -> float:
+    return statistics.median(getattr(cost, key) for cost in costs)
+
+
+def _machine() -> str:
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores ({cpu}), load {load:.0f}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    main()

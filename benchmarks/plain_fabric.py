@@ -1,0 +1,25 @@
+"""What a script with Fabric alone would do: ``plain_fabric.py SSH_CONFIG COMMAND HOST...``, 32 hosts at a time."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from fabric import Config, Connection
+
+
+def answer(config: Config, host: str, command: str) -> str:
+    """The output of one host."""
+    with Connection(host, config=config) as connection:
+        output: str = connection.run(command, hide=True, in_stream=False).stdout
+        return output
+
+
+def main() -> None:
+    path, command, *hosts = sys.argv[1:]
+    config = Config(runtime_ssh_path=path)
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        for output in pool.map(lambda host: answer(config, host, command), hosts):
+            sys.stdout.write(output)
+
+
+if __name__ == "__main__":
+    main()
