@@ -31,7 +31,8 @@ def smi(seen: Seen) -> Smi | None:
     result = seen.command("nvidia-smi-xml")
     if result.missing:
         return None
-    document = smi_xml.parse(result.stdout if result.stdout.strip() else result.stderr)
+    text = result.stdout if result.stdout.strip() else result.stderr
+    document = seen.once("nvidia-smi-xml", lambda: smi_xml.parse(text))
     error = document.get("error")
     if error:
         return Smi(error_kind=error["kind"], error_message=error["message"], error_nvml_version=error["nvml_version"])

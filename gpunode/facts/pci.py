@@ -37,6 +37,11 @@ def _require_places(seen: Seen) -> None:
 
 
 def _functions(seen: Seen) -> list[PciDevice]:
+    found: list[PciDevice] = seen.once("pci", lambda: _read_functions(seen))
+    return found
+
+
+def _read_functions(seen: Seen) -> list[PciDevice]:
     slots = seen.folder(_FOLDER)
     if slots is None:
         raise Unseen(f"{_FOLDER} is not there: the PCI bus cannot be seen")

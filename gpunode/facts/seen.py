@@ -1,6 +1,8 @@
 """What a bundle holds, asked for with the reason at hand where it does not hold it."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from gpunode.facts.errors import ParseError
 from gpunode.probe.bundle import Bundle, CommandResult
@@ -23,6 +25,7 @@ class Seen:
         self._bundle = bundle
         log = bundle.commands.get(READ_LOG)
         self._problems = log.stderr.splitlines() if log else []
+        self._parsed: dict[str, Any] = {}
 
     def text(self, path: str) -> str | None:
         """The text of a file, None where there is none; raise Unseen where it could not be read."""
@@ -88,6 +91,12 @@ class Seen:
             if len(row) != width:
                 raise ParseError(f"expected {width} fields of {key}, found {len(row)}: '{first_line(row[0])}'")
         return rows
+
+    def once(self, what: str, parse: Callable[[], Any]) -> Any:
+        """What ``parse`` returns, asked once however many facts want it; what it raises, each time."""
+        if what not in self._parsed:
+            self._parsed[what] = parse()
+        return self._parsed[what]
 
     def unanswered(self) -> tuple[str, ...]:
         """Commands that were run and did not come back in time; raise Unseen where none was run at all."""
