@@ -1,8 +1,8 @@
-"""Typos in the names of role variables: what looks like one of ours and is none."""
+"""Variables as they come from Ansible: their values made plain, and typos in their names found."""
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,15 @@ _NEAR = 0.85
 """Likeness from which a name outside our prefixes is taken for a mistyped one of ours."""
 _SUFFIXES = frozenset({"", ".yml", ".yaml", ".json", ".ini", ".cfg", ".toml"})
 _MAX_FILE_BYTES = 1 << 20
+
+
+def plain(value: Any) -> Any:
+    """The value without Ansible's lazy and tagged containers, which Rust code would look behind."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
 
 
 def known_variables(root: Path) -> tuple[str, ...]:

@@ -16,8 +16,15 @@ from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 from gpunode.probe.bundle import Bundle
 from gpunode.report import Report
+from gpunode.stack import Plan, Stack
 
-MODELS: dict[str, type[BaseModel]] = {"bundle": Bundle, "checks": CheckList, "report": Report}
+MODELS: dict[str, type[BaseModel]] = {
+    "bundle": Bundle,
+    "checks": CheckList,
+    "plan": Plan,
+    "report": Report,
+    "stack": Stack,
+}
 
 
 def from_model(name: str) -> str:

@@ -13,6 +13,7 @@ try:
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts, facts_from_bundle
     from gpunode.probe import Bundle, script_text
+    from gpunode.variables import plain
 except ImportError as err:
     MISSING: str | None = str(err)
 else:
@@ -32,19 +33,10 @@ def _need_gpunode() -> None:
         )
 
 
-def _plain(value: Any) -> Any:
-    """The value without Ansible's lazy and tagged containers, which Rust code would look behind."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
 def _node(facts: Mapping[str, Any]) -> NodeFacts:
     _need_gpunode()
     try:
-        return NodeFacts.model_validate(_plain(facts))
+        return NodeFacts.model_validate(plain(facts))
     except ValueError as err:
         raise AnsibleFilterError(f"not a NodeFacts document: {err}") from None
 
@@ -78,7 +70,7 @@ def findings(
     if unknown:
         raise AnsibleFilterError(f"no such check: {', '.join(unknown)}")
     try:
-        expectation = Expectation.model_validate(_plain(expect or {}))
+        expectation = Expectation.model_validate(plain(expect or {}))
     except ValueError as err:
         raise AnsibleFilterError(f"not an expectation: {err}") from None
     return [finding.model_dump(mode="json") for finding in judge(_node(facts), expectation, only=wanted)]

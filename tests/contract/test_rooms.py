@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": {"probe"},
     "report": {"checks", "facts"},
     "lab": {"catalog"},
-    "plugins": {"stack", "facts", "tuning", "checks", "probe"},
+    "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe"},
 }
 FREE = {"cli"}
 
