@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def _median(costs: Sequence[Cost], key: str) -> float:
-    return statistics.median(getattr(cost, key) for cost in costs)
+    return statistics.median(float(getattr(cost, key)) for cost in costs)
 
 
 def _machine() -> str:
