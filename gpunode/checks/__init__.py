@@ -1,6 +1,24 @@
 """The check registry. Importing this package registers every check."""
 
-from gpunode.checks import driver, gpu, node, packages  # noqa: F401
+from gpunode.checks import (  # noqa: F401
+    containers,
+    driver,
+    fabric,
+    gpu,
+    gpu_settings,
+    host,
+    host_health,
+    host_pci,
+    links,
+    memory_errors,
+    node,
+    nvlink,
+    packages,
+    rdma,
+    thermal,
+    upkeep,
+    xids,
+)
 from gpunode.checks.identity import Gpu, Identity, Stack, identify
 from gpunode.checks.registry import (
     LEVELS,

@@ -12,6 +12,7 @@ from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
 
 ROLE = "role nvidia_driver, tag nvidia_driver_install"
 MISMATCH = "driver-library-mismatch"
+NVIDIA_TOOLS = ("nvidia-smi", "nv-fabricmanager", "nv-hostengine", "dcgmi")
 
 
 @registry.check(
@@ -176,3 +177,24 @@ def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
         yield Verdict(Status.WARN, "nouveau is not loaded, but not blacklisted: it may take the GPU on the next boot")
     else:
         yield Verdict(Status.PASS, "nouveau is blacklisted and not loaded")
+
+
+@registry.check(
+    "driver.tools-answer",
+    needs=("unanswered", "loaded_driver"),
+    needs_gpu=True,
+    means="NVIDIA's tools come back in time. One that hangs mostly waits for a GPU that does not answer the driver; "
+    "after it no other is started, and what they would have told is not known.",
+    remedy="dmesg has the driver's own words (Xid, GSP timeout); host.stuck-processes says who else hangs. Drain the "
+    "node and restart it.",
+)
+def tools_answer(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    hung = [command for command in node.unanswered or () if command.split()[0] in NVIDIA_TOOLS]
+    if node.loaded_driver is None:
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded: its tools were not run")
+    elif hung:
+        yield Verdict(Status.FAIL, f"did not come back in time: {listed(hung)}", expected=0, measured=len(hung))
+    elif node.gap("smi") is not None:
+        yield Verdict(Status.ERROR, f"nvidia-smi told nothing: {node.gap('smi')}")
+    else:
+        yield Verdict(Status.PASS, "NVIDIA's tools came back in time", expected=0, measured=0)

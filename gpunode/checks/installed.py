@@ -2,11 +2,16 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gpunode.catalog import origins
 from gpunode.facts.node import NodeFacts, Package
 
 GONE = ("config-files", "not-installed")
+
+# Nodes of a fleet have the same packages.
+_origin_of = lru_cache(maxsize=10_000)(origins.origin_of)
+_closure_line = lru_cache(maxsize=10_000)(origins.closure_line)
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,12 @@ def present(package: Package) -> bool:
 
 def origin_of(package: Package) -> str | None:
     """The package's origin after the catalog; None where no row knows it."""
-    return origins.origin_of(package.name, package.version, package.maintainer)
+    return _origin_of(package.name, package.version, package.maintainer)
 
 
 def line_of(package: Package) -> str | None:
     """The closure line that the package belongs to; None where it may have a version of its own."""
-    return origins.closure_line(package.name, package.source, origin_of(package))
+    return _closure_line(package.name, package.source, origin_of(package))
 
 
 def upstream(package: Package) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.facts import NodeFacts
+from gpunode.facts.node import MAY_BE_NONE
 
 Value = bool | int | float | str | None
 Level = Literal["quick", "standard", "deep"]
@@ -47,6 +48,16 @@ class Expectation(BaseModel):
 
     gpus: int | None = Field(None, ge=0)
     """GPUs on the bus; 0 says that the node is meant to have none."""
+    model: str | None = None
+    """What all GPUs are, as a person writes it: ``H100 SXM``, ``l40s``, ``NVIDIA H200``, ``10de:2330``."""
+    driver: str | None = Field(None, pattern=r"^\d{3,4}(\.\d+){0,2}$")
+    """The loaded driver, as exactly as is wanted: ``580`` or ``580.95.05``."""
+    mig: bool | None = None
+    """MIG mode of all GPUs."""
+    nics: int | None = Field(None, ge=0)
+    """InfiniBand and RoCE ports that are active."""
+    nic_rate_gbit_per_s: float | None = Field(None, gt=0)
+    """The least rate of each of them."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +76,6 @@ class Verdict:
 
 
 Judge = Callable[[NodeFacts, Expectation], Iterable[Verdict]]
-
-MAY_BE_NONE = frozenset({"loaded_driver", "driver_library_version", "smi"})
-"""Facts whose None says something as long as they have no gap; any other None was not seen."""
 
 
 def why_unseen(node: NodeFacts, field: str) -> str | None:
@@ -145,13 +153,13 @@ class Check:
 
 
 class Registry:
-    """All checks by id, in the order in which they were registered."""
+    """All checks, in the order of their ids."""
 
     def __init__(self) -> None:
         self._checks: dict[str, Check] = {}
 
     def __iter__(self) -> Iterator[Check]:
-        return iter(self._checks.values())
+        return iter(sorted(self._checks.values(), key=lambda check: check.id))
 
     def __getitem__(self, check_id: str) -> Check:
         return self._checks[check_id]

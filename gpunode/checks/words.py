@@ -10,6 +10,6 @@ def listed(items: Sequence[str], most: int = 6) -> str:
     return f"{', '.join(items[:most])} and {len(items) - most} more"
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 package``, ``2 packages``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """``1 package``, ``2 packages``, ``2 processes``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

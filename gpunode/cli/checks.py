@@ -37,7 +37,7 @@ class CheckList(BaseModel):
 
 
 def check_list() -> CheckList:
-    """All registered checks, in the order in which they are run."""
+    """All registered checks, in the order of their ids."""
     return CheckList(
         checks=[
             CheckEntry(

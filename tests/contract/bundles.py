@@ -1,74 +1,57 @@
-"""Bundles to judge, and edits of their raw text.
-
-``fixtures/bundles/debian-12-driver.json`` is the probe's answer from a lab node (Debian 12) on which Debian's own
-driver packages were installed, built by DKMS and held; the host's kernel name and command line were replaced. The node
-has no GPU. ``with_two_gpus`` adds to it what the probe would print of a node with two GPUs: written for these tests,
-simulated, never seen on a machine.
-"""
+"""Bundles to judge, and edits of their raw text."""
 
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
+
+from machines import DRIVER_NODE, GRACE, GUEST, HGX, PCIE_2, PCIE_4, T4_1, Document, bundle, recorded
 
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.report.model import worst
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-DRIVER_NODE = FIXTURES / "bundles" / "debian-12-driver.json"
-TWO_GPUS_XML = FIXTURES / "smi" / "two-l40s-simulated.xml"
+__all__ = ["DRIVER_NODE", "Document"]
 
-KERNEL = "6.1.0-56-cloud-amd64"
-SLOTS = ("0000:1a:00.0", "0000:3d:00.0")
-UEVENT = "DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:26B9\nPCI_SUBSYS_ID=10DE:1851\nPCI_SLOT_NAME={slot}\n"
-NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue Jul  1 00:00:00 UTC 2025\n"
-LOADED = (
-    "nvidia_uvm 1540096 0 - Live 0x0000000000000000 (POE)\n"
-    "nvidia 56823808 1 nvidia_uvm, Live 0x0000000000000000 (POE)\n"
-)
-
-Document = dict[str, Any]
-
-
-@cache
-def _driver_node_text() -> str:
-    return DRIVER_NODE.read_text(encoding="utf-8")
+KERNEL = PCIE_2.kernel
+SLOTS = tuple(gpu.slot for gpu in PCIE_2.gpus)
 
 
 def driver_node() -> Document:
-    """Driver installed, built and held; no GPU; the running kernel is the host's."""
-    document: Document = json.loads(_driver_node_text())
-    return document
+    """Recorded: driver installed, built and held; no GPU; the running kernel is the host's; an older probe."""
+    return recorded()
 
 
 def with_two_gpus() -> Document:
-    """The same node with two GPUs, its own kernel running and the driver loaded: everything is good."""
-    document = driver_node()
-    commands, files = document["commands"], document["files"]
-    commands["uname"]["stdout"] = f"Linux {KERNEL} x86_64\n"
-    commands["nvidia-smi-xml"] = {
-        "argv": ["nvidia-smi", "-q", "-x"],
-        "rc": 0,
-        "stdout": TWO_GPUS_XML.read_text(encoding="utf-8"),
-        "stderr": "",
-        "seconds": 0.5,
-        "timed_out": False,
-        "truncated": False,
-    }
-    files["/proc/modules"] = LOADED
-    files["/proc/driver/nvidia/version"] = NVRM
-    files["/sys/bus/pci/devices/"] += "".join(f"{slot}\n" for slot in SLOTS)
-    for slot in SLOTS:
-        files[f"/sys/bus/pci/devices/{slot}/uevent"] = UEVENT.format(slot=slot)
-    return apply(
-        document,
-        [stdout("systemctl-units", "ActiveState=inactive\nSubState=dead", "ActiveState=active\nSubState=running")],
-    )
+    """Two L40S, Debian's driver."""
+    return bundle(PCIE_2)
+
+
+def pcie_4() -> Document:
+    """Four L40S in slots of their own, two sockets."""
+    return bundle(PCIE_4)
+
+
+def hgx() -> Document:
+    """Eight H100 behind four NVSwitches, four InfiniBand adapters."""
+    return bundle(HGX)
+
+
+def t4() -> Document:
+    """One T4, one socket."""
+    return bundle(T4_1)
+
+
+def guest() -> Document:
+    """A virtual machine with one L40S passed through."""
+    return bundle(GUEST)
+
+
+def grace() -> Document:
+    """One GH200: its GPU is linked to its processor (C2C)."""
+    return bundle(GRACE)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""Checks on what containers are given of the driver: runtime, toolkit, CDI specification."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from gpunode.checks.driver import same_version
+from gpunode.checks.installed import present, upstream
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import CdiSpec, NodeFacts
+
+TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+TOOLKIT_SOURCE = "catalog (libraries.yml, container_toolkit)"
+KIND = "nvidia.com/gpu"
+REGENERATE = (
+    "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml writes it anew (nvidia-cdi-refresh.service does)."
+)
+
+
+@registry.check(
+    "container.toolkit",
+    needs=("packages",),
+    means="The four packages of NVIDIA's container toolkit are installed in one version.",
+    remedy="Install all four in one version: nvidia-container-toolkit, nvidia-container-toolkit-base, "
+    "libnvidia-container-tools, libnvidia-container1.",
+)
+def toolkit(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    found = {package.name: package for package in node.packages or () if package.name in TOOLKIT and present(package)}
+    if not found:
+        yield Verdict(Status.SKIP, "no package of NVIDIA's container toolkit is installed")
+        return
+    versions = sorted({upstream(package) for package in found.values()})
+    broken = [f"{name} ({package.state})" for name, package in found.items() if not package.installed]
+    told = Verdict(
+        Status.PASS,
+        f"{counted(len(found), 'package')} at {versions[0]}",
+        measured=listed(versions),
+        source=TOOLKIT_SOURCE,
+    )
+    if broken:
+        yield replace(told, status=Status.FAIL, message=f"not completely installed: {listed(broken)}")
+    elif len(versions) > 1:
+        words = listed([f"{name} {upstream(package)}" for name, package in sorted(found.items())])
+        yield replace(told, status=Status.FAIL, message=f"{len(versions)} versions: {words}", expected=1)
+    else:
+        yield told
+
+
+def has_toolkit(node: NodeFacts) -> bool:
+    """NVIDIA's container toolkit is on the node, as a package or a program."""
+    return "nvidia-ctk" in (node.tool_versions or {}) or any(
+        package.name.startswith("nvidia-container-toolkit") and package.installed for package in node.packages or ()
+    )
+
+
+@registry.check(
+    "container.runtime",
+    needs=("docker", "containers", "tool_versions", "packages"),
+    needs_gpu=True,
+    means="Where Docker runs and the container toolkit is installed, the daemon knows the runtime nvidia: it was told, "
+    "and restarted since.",
+    remedy="nvidia-ctk runtime configure --runtime=docker, then systemctl restart docker on an idle node.",
+)
+def runtime(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    docker, settings = node.docker, node.containers
+    if docker is None:
+        yield Verdict(Status.SKIP, "no Docker daemon runs here")
+        return
+    if not has_toolkit(node):
+        yield Verdict(Status.SKIP, "NVIDIA's container toolkit is not installed: containers get no GPU")
+        return
+    told = partial(Verdict, expected="nvidia", measured=listed(docker.runtimes))
+    if "nvidia" in docker.runtimes:
+        yield told(Status.PASS, f"Docker {docker.version} knows the runtime nvidia")
+    elif settings is not None and "nvidia" in settings.docker_runtimes:
+        yield told(Status.FAIL, "daemon.json has the runtime nvidia, the running daemon has not: it was not restarted")
+    else:
+        yield told(Status.FAIL, f"Docker {docker.version} does not know the runtime nvidia")
+
+
+@registry.check(
+    "container.cdi",
+    needs=("cdi_specs", "loaded_driver"),
+    needs_gpu=True,
+    means="The CDI specification that containers are made from names this driver's libraries, and only files that are "
+    "there. One that an upgrade left behind breaks every new container.",
+    remedy=REGENERATE,
+)
+def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
+    if not specs:
+        yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")
+    for spec in specs:
+        yield replace(_spec(spec, node), component=spec.path)
+    if len(specs) > 1:
+        paths = listed([spec.path for spec in specs])
+        yield Verdict(
+            Status.WARN,
+            f"{len(specs)} specifications of {KIND}: {paths}",
+            expected=1,
+            measured=len(specs),
+            remedy="Remove all but one: engines refuse devices that two files define.",
+        )
+
+
+def _spec(spec: CdiSpec, node: NodeFacts) -> Verdict:
+    # Containers are given the libraries on disk; whether those match the module is another check's affair.
+    driver = node.driver_library_version or (node.loaded_driver.version if node.loaded_driver else None)
+    told = Verdict(
+        Status.PASS,
+        f"names {counted(len(spec.devices), 'device')} and driver {listed(spec.driver_versions) or 'of no version'}",
+        expected=driver,
+        measured=listed(spec.driver_versions) or None,
+    )
+    stale = [version for version in spec.driver_versions if driver is not None and not same_version(version, driver)]
+    if stale:
+        message = f"made for driver {listed(stale)}, {driver} is installed"
+        return replace(told, status=Status.FAIL, message=message)
+    if spec.missing:
+        message = f"{counted(len(spec.missing), 'file')} that it names are missing: {listed(spec.missing, most=3)}"
+        return replace(told, status=Status.FAIL, message=message, expected=0, measured=len(spec.missing))
+    if not spec.devices:
+        return replace(told, status=Status.FAIL, message="names no device", expected=None, measured=0)
+    return told

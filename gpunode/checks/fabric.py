@@ -1,0 +1,152 @@
+"""Checks on what GPUs behind NVSwitches need: fabric manager and its kin, and what GPUs say of the fabric."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpunode.catalog import Platform
+from gpunode.checks.driver import same_version
+from gpunode.checks.gpus import SeenGpu, seen_gpus
+from gpunode.checks.machine import is_guest, nvswitches, platforms
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import listed
+from gpunode.facts.node import NodeFacts, Unit
+
+UNITS = {
+    "fabric-manager": "nvidia-fabricmanager.service",
+    "nvlsm": "nvlsm.service",
+    "imex": "nvidia-imex.service",
+}
+PLATFORMS = "catalog (platforms.yml)"
+NOT_NEEDED = "this platform needs no fabric manager"
+# Words for the parts of a fabric's health, after NVML's fabric definitions.
+WELL = frozenset({"healthy", "full", "false", "no", "none", "not supported", "n/a"})
+BAD = re.compile(r"unhealthy|degraded|limited|true|yes|incorrect|insufficient|incompatible|invalid|no partition", re.I)
+
+
+def wanted_services(node: NodeFacts) -> tuple[str, ...]:
+    """Services that the node's platform needs, as far as all platforms with its GPUs agree.
+
+    NVSwitches on the bus need a fabric manager whatever the catalog knows of the platform.
+    """
+    known: tuple[Platform, ...] = platforms(node)
+    agreed = set(known[0].services).intersection(*(platform.services for platform in known)) if known else set()
+    if nvswitches(node):
+        agreed.add("fabric-manager")
+    return tuple(name for name in UNITS if name in agreed)
+
+
+@registry.check(
+    "fabric.manager",
+    needs=("pci", "units", "architecture", "virtualization"),
+    needs_gpu=True,
+    means="The services that this platform's GPUs need beside the driver are active: without the fabric manager, GPUs "
+    "behind NVSwitches cannot start CUDA (error 802).",
+    remedy="systemctl enable --now UNIT; journalctl -u UNIT and /var/log/fabricmanager.log say why it does not start. "
+    "Its version must be the driver's.",
+)
+def manager(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    services = wanted_services(node)
+    units = {unit.name: unit for unit in node.units or ()}
+    if not services:
+        yield Verdict(Status.SKIP, NOT_NEEDED)
+    for service in services:
+        yield _service(node, service, units.get(UNITS[service]))
+
+
+def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
+    name = UNITS[service].removesuffix(".service")
+    told = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured="active", source=PLATFORMS)
+    absent = unit is None or unit.load == "not-found"
+    if absent and is_guest(node) and not nvswitches(node):
+        return replace(told, status=Status.SKIP, message=f"{name} is not installed: the host may run it", measured=None)
+    if absent:
+        return replace(told, status=Status.FAIL, message=f"{name} is not installed", measured="not installed")
+    if unit is not None and unit.active != "active":
+        since = f" since {unit.since}" if unit.since else ""
+        message = f"{name} is {unit.active} ({unit.sub}){since}"
+        return replace(told, status=Status.FAIL, message=message, measured=unit.active)
+    return told
+
+
+@registry.check(
+    "fabric.manager-version",
+    needs=("pci", "loaded_driver", "nvidia_tool_versions", "architecture", "virtualization"),
+    needs_gpu=True,
+    means="The fabric manager has exactly the version of the driver in memory: with any other it refuses to run.",
+    remedy="Install the fabric manager of the driver's version (nvidia-fabricmanager, before branch 580 "
+    "nvidia-fabricmanager-BRANCH) and restart it on an idle node.",
+)
+def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    version = (node.nvidia_tool_versions or {}).get("nv-fabricmanager")
+    if node.loaded_driver is None:
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        return
+    if version is None:
+        needed = "fabric-manager" in wanted_services(node)
+        reason = "no fabric manager is installed (fabric.manager says more)" if needed else NOT_NEEDED
+        yield Verdict(Status.SKIP, reason)
+        return
+    driver = node.loaded_driver.version
+    if same_version(version, driver):
+        yield Verdict(Status.PASS, f"fabric manager and driver are {driver}", expected=driver, measured=version)
+    else:
+        message = f"the fabric manager is {version}, the driver {driver}"
+        yield Verdict(Status.FAIL, message, expected=driver, measured=version)
+
+
+@registry.check(
+    "fabric.state",
+    needs=("loaded_driver", "smi", "pci", "architecture", "virtualization"),
+    needs_gpu=True,
+    means="Every GPU of a fabric says that it joined it (Completed, Success) and that its part is healthy, and all are "
+    "in one.",
+    remedy="Look at fabric.manager; journalctl -u nvidia-fabricmanager names the GPU or switch that it could not use. "
+    "Restart it on an idle node, then reset the GPUs or reboot.",
+)
+def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    members = [gpu for gpu in gpus if gpu.part("fabric").get("state") is not None]
+    if not members:
+        yield _nothing_said(node, gpus)
+        return
+    for gpu in gpus:
+        yield replace(_state_of(gpu), component=gpu.component)
+    cliques = {(gpu.part("fabric").get("cluster_uuid"), gpu.part("fabric").get("clique_id")) for gpu in members}
+    if len(cliques) > 1:
+        yield Verdict(
+            Status.FAIL, f"the GPUs of this node are in {len(cliques)} fabrics", expected=1, measured=len(cliques)
+        )
+
+
+def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> Verdict:
+    kinds = {gpu.known.get("fabric") for gpu in gpus}
+    if kinds <= {"none", None}:
+        return Verdict(Status.SKIP, "these GPUs belong to no fabric")
+    capability = max((float(gpu.known.get("compute_capability") or 0) for gpu in gpus), default=0.0)
+    if capability < 9.0 or not wanted_services(node) or is_guest(node):
+        # GPUs tell of a fabric from Hopper on.
+        return Verdict(Status.SKIP, "these GPUs tell nothing of a fabric; nvlink.state judges their links")
+    return Verdict(Status.ERROR, "nvidia-smi does not tell the state of the fabric")
+
+
+def _state_of(gpu: SeenGpu) -> Verdict:
+    fabric = gpu.part("fabric")
+    state, status = fabric.get("state"), fabric.get("status")
+    told = Verdict(Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
+    if state is None:
+        return replace(told, status=Status.FAIL, message="tells of no fabric, the other GPUs do", measured="N/A")
+    if state != "Completed":
+        return replace(told, status=Status.FAIL, message=f"has not joined the fabric: {state}")
+    if status not in (None, "Success"):
+        return replace(told, status=Status.FAIL, message=f"could not join the fabric: {status}")
+    health = {name: word for name, word in (fabric.get("health") or {}).items() if word}
+    odd = [f"{name.replace('_', ' ')} {word}" for name, word in health.items() if word.lower() not in WELL]
+    if odd:
+        known = any(BAD.search(word) for word in odd)
+        message = f"the fabric is not healthy: {listed(odd)}" if known else f"the fabric says: {listed(odd)}"
+        return replace(told, status=Status.FAIL if known else Status.WARN, message=message, measured=odd[0])
+    return told

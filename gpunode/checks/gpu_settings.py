@@ -1,0 +1,230 @@
+"""Checks on how GPUs are set and used: persistence, compute mode, MIG, power limit, clocks, memory."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from gpunode.checks.gpu import SITE
+from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, seen_gpus
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import NodeFacts
+
+PERSISTENCE_UNIT = "nvidia-persistenced.service"
+PERSISTENCED = "nvidia-persiste"  # as /proc/PID/comm has it
+PERSISTENCE_REMEDY = "Switch persistence on: role nvidia_driver, tag nvidia_driver_service."
+IDLE_MEMORY_MIB = 512
+BUSY_PERCENT = 90
+LEAST_OF_MAXIMUM = 0.9
+
+
+@registry.check(
+    "gpu.persistence",
+    needs=("loaded_driver", "smi", "units"),
+    needs_gpu=True,
+    means="Every GPU is kept initialised, and the daemon that keeps it so is active: without it the driver lets go of "
+    "an idle GPU, and its settings and fast start with it.",
+    remedy=PERSISTENCE_REMEDY,
+)
+def persistence(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    for gpu in gpus:
+        yield replace(_mode_of(gpu, _held_by_daemon(node)), component=gpu.component)
+    daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
+    state = daemon.active if daemon is not None else "not installed"
+    if state == "active":
+        yield Verdict(Status.PASS, "the persistence daemon is active", component="nvidia-persistenced", measured=state)
+    else:
+        yield Verdict(
+            Status.WARN,
+            f"the persistence daemon is {state}: the mode is not set again after a reboot",
+            component="nvidia-persistenced",
+            expected="active",
+            measured=state,
+        )
+
+
+def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
+    """Device files that the persistence daemon has open."""
+    return frozenset(
+        device for process in node.gpu_processes or () if process.name == PERSISTENCED for device in process.devices
+    )
+
+
+def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
+    mode = gpu.said.get("persistence_mode")
+    if gpu.is_vgpu:
+        return Verdict(Status.SKIP, "a vGPU: its host keeps the card initialised")
+    if mode is None:
+        return Verdict(Status.ERROR, "nvidia-smi does not say the persistence mode")
+    if mode:
+        return Verdict(Status.PASS, "persistence mode is on", expected=True, measured=True)
+    if f"/dev/nvidia{gpu.said.get('minor_number')}" in held:
+        # Drivers from 590 on may say "Disabled" of a GPU that the daemon keeps.
+        return Verdict(Status.PASS, "the persistence daemon holds it", expected=True, measured=True)
+    return Verdict(Status.FAIL, "persistence mode is off", expected=True, measured=False)
+
+
+@gpu_check(
+    "gpu.compute-mode",
+    means="Any number of processes may use the GPU (compute mode Default).",
+    remedy="nvidia-smi -i GPU -c DEFAULT, unless a job asked for the mode and is still there.",
+    seen_by_guest=True,
+)
+def compute_mode(gpu: SeenGpu) -> Verdict:
+    mode = gpu.said.get("compute_mode")
+    if mode is None:
+        return Verdict(Status.ERROR, "nvidia-smi does not say the compute mode")
+    if mode == "Default":
+        return Verdict(Status.PASS, "compute mode is Default", expected="Default", measured=mode)
+    if mode == "Prohibited":
+        return Verdict(Status.FAIL, "compute mode is Prohibited: CUDA cannot start", expected="Default", measured=mode)
+    return Verdict(
+        Status.WARN,
+        f"compute mode is {mode}: a second process on this GPU fails",
+        expected="Default",
+        measured=mode,
+    )
+
+
+@registry.check(
+    "gpu.mig",
+    needs=("loaded_driver", "smi"),
+    needs_gpu=True,
+    means="MIG is as the site says, the same on all GPUs, has instances where it is on, and no change of it waits for "
+    "a reset.",
+    remedy="nvidia-smi -i GPU -mig 0 or 1 and a reset of the idle GPU change the mode; nvidia-smi mig -cgi PROFILE -C "
+    "makes instances.",
+)
+def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    modes = {gpu.said.get("mig_mode") for gpu in gpus}
+    if modes == {None}:
+        can = [gpu.component for gpu in gpus if gpu.known.get("mig_instances") and not gpu.is_vgpu]
+        if can:
+            yield Verdict(Status.ERROR, f"nvidia-smi does not tell the MIG mode of {listed(can)}")
+        else:
+            yield Verdict(Status.SKIP, "these GPUs have no MIG")
+        return
+    for gpu in gpus:
+        yield replace(_mig_of(gpu, expect.mig), component=gpu.component)
+    if len(modes) > 1:
+        on = [gpu.component for gpu in gpus if gpu.mig]
+        yield Verdict(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
+
+
+def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
+    mode, pending = gpu.said.get("mig_mode"), gpu.said.get("mig_mode_pending")
+    if mode is None:
+        return Verdict(Status.SKIP, f"{gpu.name} has no MIG")
+    word = "on" if mode else "off"
+    if wanted is not None and mode != wanted:
+        return Verdict(Status.FAIL, f"MIG is {word}", expected=wanted, measured=mode, source=SITE)
+    if pending is not None and pending != mode:
+        after = "on" if pending else "off"
+        return Verdict(Status.WARN, f"MIG is {word}, and {after} after the next reset", expected=pending, measured=mode)
+    if mode and not gpu.said.get("mig_devices"):
+        return Verdict(Status.WARN, "MIG is on and has no instance: nothing can run on this GPU")
+    instances = f" with {counted(len(gpu.said.get('mig_devices') or ()), 'instance')}" if mode else ""
+    return Verdict(Status.PASS, f"MIG is {word}{instances}", measured=mode)
+
+
+@gpu_check(
+    "gpu.power-limit",
+    means="The power limit in force is the card's default; with a lower one it is slower than others of its model.",
+    remedy="nvidia-smi -i GPU -pl DEFAULT sets it back, unless the limit is meant.",
+)
+def power_limit(gpu: SeenGpu) -> Verdict:
+    limit, default = gpu.said.get("power_limit_w"), gpu.said.get("power_default_limit_w")
+    if limit is None or default is None:
+        return gpu.untold("the power limit", expected=gpu.for_servers)
+    told = partial(Verdict, expected=default, measured=limit, unit="W", source="the card's own default")
+    # Limits are set in whole watts and printed with decimals.
+    if limit < default - 1:
+        return told(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
+    return told(Status.PASS, f"the power limit is {limit:g} W")
+
+
+@gpu_check(
+    "gpu.clocks",
+    means="The highest clocks that the card offers are those of its model, and a busy GPU that nothing holds back runs "
+    "near them.",
+    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE shows what holds the clocks down; nvidia-smi -i GPU -rgc and -rmc take "
+    "locked clocks away.",
+)
+def clocks(gpu: SeenGpu) -> Verdict:
+    now, most = gpu.part("clocks_mhz"), gpu.part("max_clocks_mhz")
+    if most.get("sm") is None or now.get("sm") is None:
+        return gpu.untold("the clocks", expected=gpu.for_servers)
+    for kind, field in (("sm", "sm_clock_mhz"), ("memory", "memory_clock_mhz")):
+        wanted = gpu.known.get(field)
+        if wanted is not None and most.get(kind) is not None and most[kind] < LEAST_OF_MAXIMUM * wanted:
+            return Verdict(
+                Status.WARN,
+                f"the card offers a {kind} clock of {most[kind]} MHz at most, its model {wanted} MHz",
+                expected=wanted,
+                measured=most[kind],
+                unit="MHz",
+                source=CATALOG,
+            )
+    busy = (gpu.said.get("utilization_percent") or 0) >= BUSY_PERCENT
+    held_back = set(gpu.said.get("throttle_reasons") or ())
+    if busy and not held_back and now["sm"] < LEAST_OF_MAXIMUM * most["sm"]:
+        return Verdict(
+            Status.WARN,
+            f"busy, held back by nothing, and its SM clock is {now['sm']} of {most['sm']} MHz",
+            expected=most["sm"],
+            measured=now["sm"],
+            unit="MHz",
+            source="the card's own maximum",
+        )
+    return Verdict(Status.PASS, f"up to {most['sm']} MHz are offered", measured=most["sm"], unit="MHz", source=CATALOG)
+
+
+@registry.check(
+    "gpu.memory-used",
+    needs=("loaded_driver", "smi", "gpu_processes"),
+    needs_gpu=True,
+    means="Memory of a GPU belongs to a process. What no process has is left of one that died, or of one in a "
+    "container that cannot be seen from here.",
+    remedy="fuser -v /dev/nvidia* as root finds who holds the GPU; if nobody does, reset the idle GPU.",
+)
+def memory_used(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    for gpu in gpus:
+        yield replace(_memory_of(gpu, node), component=gpu.component)
+
+
+def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
+    used = gpu.said.get("memory_used_mib")
+    if gpu.is_vgpu or gpu.mig:
+        return Verdict(Status.SKIP, "memory of a divided GPU is not counted by process")
+    if used is None:
+        # A superchip's memory is the machine's own.
+        return gpu.untold("the memory in use", expected=gpu.for_servers)
+    device = f"/dev/nvidia{gpu.said.get('minor_number')}"
+    users = [
+        process
+        for process in node.gpu_processes or ()
+        if process.gpu == gpu.component or (process.computes and device in process.devices)
+    ]
+    if used > IDLE_MEMORY_MIB and not users:
+        message = f"{used} MiB are in use, and no process has them"
+        return Verdict(Status.WARN, message, expected=IDLE_MEMORY_MIB, measured=used, unit="MiB")
+    if users:
+        return Verdict(
+            Status.PASS,
+            f"{used} MiB are in use by {counted(len(users), 'process', 'processes')}",
+            measured=used,
+            unit="MiB",
+        )
+    return Verdict(Status.PASS, f"{used} MiB are in use", expected=IDLE_MEMORY_MIB, measured=used, unit="MiB")

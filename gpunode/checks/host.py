@@ -1,0 +1,225 @@
+"""Checks on how the host is set and sized: clock, disks, memory, processors, limits, environment."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
+
+GUIDES = "training guides: node sizes"
+OFFSET_MOST_S = 0.1
+FULL_PERCENT = 95
+NEARLY_FULL_PERCENT = 90
+FULL_SOURCE = "imbue cluster-health, health_checks.py"
+INODES_LEAST_PERCENT = 5
+MEMORY_LEAST_PERCENT = 5
+CORES_PER_GPU = 8
+MEMORY_PER_GPU_GIB = 32
+LOCAL_DISK_GB = 900
+"""1 TB as makers count, with room for what they round."""
+NOFILE_LEAST = 65536
+PERFORMANCE = ("performance",)
+UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
+
+
+@registry.check(
+    "host.time",
+    needs=("time_sync",),
+    means="Something keeps the clock right: certificates, logs and distributed jobs go by it.",
+    remedy="Install and start chrony, or systemctl enable --now systemd-timesyncd; chronyc tracking shows how it goes.",
+)
+def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    sync = node.time_sync
+    if sync is None or sync.synchronized is None:
+        yield Verdict(Status.ERROR, "whether the clock is synchronised was not told (timedatectl)")
+        return
+    by = f" by {sync.service}" if sync.service else ""
+    if not sync.synchronized:
+        yield Verdict(Status.FAIL, f"the clock is not synchronised{by}", expected=True, measured=False)
+    elif sync.offset_s is not None and abs(sync.offset_s) > OFFSET_MOST_S:
+        message = f"the clock is {abs(sync.offset_s):g} s off{by}"
+        yield Verdict(Status.WARN, message, expected=OFFSET_MOST_S, measured=sync.offset_s, unit="s")
+    else:
+        yield Verdict(Status.PASS, f"the clock is synchronised{by}", expected=True, measured=True)
+
+
+@registry.check(
+    "host.disk-space",
+    needs=("file_systems",),
+    means="No local file system is full, of bytes or of inodes.",
+    remedy="du -xh --max-depth=2 MOUNT finds what fills it; docker system df and journalctl --disk-usage are a start.",
+)
+def disk_space(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not node.file_systems:
+        yield Verdict(Status.SKIP, "no local file system was shown")
+    for file_system in node.file_systems or ():
+        yield _space(file_system)
+
+
+def _space(file_system: FileSystem) -> Verdict:
+    size, free, inodes = file_system.size_mib, file_system.free_mib, file_system.inodes_free_percent
+    used = round(100 * (1 - free / size)) if size else 100
+    told = partial(
+        Verdict, component=file_system.mount, expected=FULL_PERCENT, measured=used, unit="% used", source=FULL_SOURCE
+    )
+    # What is made full, and cannot be written: squashfs, ISO images, firmware's variables.
+    if file_system.type in ("squashfs", "iso9660", "erofs", "efivarfs"):
+        return told(Status.PASS, f"{file_system.type} is always full")
+    if used >= FULL_PERCENT:
+        return told(Status.FAIL, f"{used} % used, {free} MiB free")
+    if inodes is not None and inodes < INODES_LEAST_PERCENT:
+        return told(Status.FAIL, f"{inodes} % of its inodes are free", expected=INODES_LEAST_PERCENT, measured=inodes)
+    if used >= NEARLY_FULL_PERCENT:
+        return told(Status.WARN, f"{used} % used, {free} MiB free")
+    return told(Status.PASS, f"{used} % used, {free} MiB free")
+
+
+@registry.check(
+    "host.memory-free",
+    needs=("memory",),
+    means="The host has memory left for a job.",
+    remedy="ps --sort=-rss aux shows who has it; look at tmpfs (df -t tmpfs) and reserved huge pages too.",
+)
+def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    memory = node.memory
+    if memory is None or memory.available_mib is None or not memory.total_mib:
+        yield Verdict(Status.ERROR, "/proc/meminfo does not tell the available memory")
+        return
+    percent = round(100 * memory.available_mib / memory.total_mib)
+    told = partial(Verdict, expected=MEMORY_LEAST_PERCENT, measured=percent, unit="% available")
+    message = f"{memory.available_mib} of {memory.total_mib} MiB are available"
+    yield told(Status.WARN if percent < MEMORY_LEAST_PERCENT else Status.PASS, message)
+
+
+@registry.check(
+    "host.cpu-governor",
+    needs=("cpu_frequency",),
+    means="Processors run at full clock when they are needed (governor or energy preference: performance), so that "
+    "they do not keep GPUs waiting.",
+    remedy="cpupower frequency-set -g performance, or tuned-adm profile accelerator-performance to keep it.",
+)
+def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    frequency = node.cpu_frequency
+    if frequency is None or not frequency.governors:
+        yield Verdict(
+            Status.SKIP, "the kernel does not choose the processors' clock here (firmware or hypervisor does)"
+        )
+        return
+    slow = {name: number for name, number in frequency.governors.items() if name not in PERFORMANCE}
+    preferences = {name: number for name, number in frequency.preferences.items() if name not in PERFORMANCE}
+    words = listed([f"{name}: {number} processors" for name, number in frequency.governors.items()])
+    told = partial(Verdict, expected="performance", measured=listed(sorted(frequency.governors)))
+    # With intel_pstate and amd-pstate, the governor powersave and the preference performance are full clock as well.
+    if not slow or (frequency.preferences and not preferences):
+        yield told(Status.PASS, f"processors run for performance ({words})")
+    else:
+        hint = f", preference {listed(sorted(preferences))}" if preferences else ""
+        yield told(Status.WARN, f"processors save power: {words}{hint}")
+
+
+@registry.check(
+    "host.limits",
+    needs=("limits", "infiniband"),
+    means="Processes may open enough files, and where the node has RDMA they may lock memory without limit, which "
+    "NCCL and MPI need for it.",
+    remedy="Lines `* - memlock unlimited` and `* - nofile 1048576` in a file of /etc/security/limits.d, and "
+    "DefaultLimitMEMLOCK=infinity in a drop-in of /etc/systemd/system.conf.d; then log in anew.",
+)
+def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    files = _limit(node, "nofile")
+    if files is None:
+        yield Verdict(Status.SKIP, "no limit of open files is set by systemd or limits.conf", "nofile")
+    else:
+        enough = files in UNLIMITED or (files.isdigit() and int(files) >= NOFILE_LEAST)
+        status = Status.PASS if enough else Status.WARN
+        yield Verdict(status, f"{files} open files", "nofile", expected=NOFILE_LEAST, measured=files)
+    if not node.infiniband:
+        return
+    memory = _limit(node, "memlock")
+    status = Status.PASS if memory in UNLIMITED else Status.WARN
+    message = f"{memory or 'the default amount'} of memory may be locked"
+    yield Verdict(status, message, "memlock", expected="unlimited", measured=memory)
+
+
+def _limit(node: NodeFacts, item: str) -> str | None:
+    """The hard limit for users after limits.conf, else systemd's default; the last line of a kind counts."""
+    limits = node.limits
+    if limits is None:
+        return None
+    lines = [
+        limit.value
+        for limit in limits.settings
+        if limit.item == item and limit.domain == "*" and limit.type in ("hard", "-")
+    ]
+    return lines[-1] if lines else (limits.defaults or {}).get(item)
+
+
+DEBUGGING: dict[str, tuple[str, ...]] = {
+    # Variable to the values with which it does no harm.
+    "CUDA_LAUNCH_BLOCKING": ("0", ""),
+    "CUDA_CACHE_DISABLE": ("0", ""),
+    "CUDA_FORCE_PTX_JIT": ("0", ""),
+    "CUDA_INJECTION64_PATH": ("",),
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": ("0", ""),
+    "CUDA_VISIBLE_DEVICES": (),
+    "LD_PRELOAD": ("",),
+    "NCCL_DEBUG": ("", "VERSION", "WARN"),
+    "NCCL_P2P_DISABLE": ("0", ""),
+    "NCCL_SHM_DISABLE": ("0", ""),
+    "NCCL_IB_DISABLE": ("0", ""),
+    "NCCL_NVLS_ENABLE": ("1", "2", ""),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("0", ""),
+    "TORCH_CUDA_SANITIZER": ("0", ""),
+    "TORCH_DISTRIBUTED_DEBUG": ("OFF", ""),
+    "TORCH_NCCL_BLOCKING_WAIT": ("0", ""),
+    "TORCH_USE_CUDA_DSA": ("0", ""),
+}
+
+
+@registry.check(
+    "host.environment",
+    needs=("environment",),
+    means="No variable for debugging is left set for everybody: CUDA_LAUNCH_BLOCKING and its like make every job "
+    "slower, or hide GPUs from it.",
+    remedy="Take the line out of the file that is named; those who debug set it for themselves.",
+)
+def environment(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    left = [setting for setting in node.environment or () if _slows(setting)]
+    if left:
+        words = listed([f"{setting.name}={setting.value} in {setting.path}" for setting in left])
+        yield Verdict(Status.WARN, words, expected=0, measured=len(left), unit="variables")
+    else:
+        yield Verdict(Status.PASS, "no variable for debugging is set for everybody", expected=0, measured=0)
+
+
+def _slows(setting: EnvironmentSetting) -> bool:
+    harmless = DEBUGGING.get(setting.name)
+    return harmless is not None and setting.value.strip().upper() not in harmless
+
+
+@registry.check(
+    "host.sized-for-gpus",
+    needs=("pci", "cpu", "memory", "disks", "nvmes"),
+    needs_gpu=True,
+    means="The host can feed its GPUs: cores and memory for each of them, and a fast local disk for data.",
+    remedy="Nothing to repair: plan with fewer loader processes and smaller batches, or another machine.",
+)
+def sized_for_gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = len(node.gpus_on_bus or ())
+    if node.cpu is None or node.memory is None:
+        return
+    cores = node.cpu.cpus // (node.cpu.threads_per_core or 1)
+    gib = round(node.memory.total_mib / 1024)
+    yield _enough("cores", cores, CORES_PER_GPU * gpus, "cores", f"{cores} cores for {counted(gpus, 'GPU')}")
+    yield _enough("memory", gib, MEMORY_PER_GPU_GIB * gpus, "GiB", f"{gib} GiB for {counted(gpus, 'GPU')}")
+    fast = [disk for disk in node.disks or () if disk.name.startswith("nvme") and not disk.read_only]
+    gigabytes = round(sum(disk.size_bytes for disk in fast) / 1e9)
+    message = f"{gigabytes} GB on {counted(len(fast), 'NVMe disk')}"
+    yield _enough("disk", gigabytes, LOCAL_DISK_GB, "GB", message)
+
+
+def _enough(component: str, has: int, wants: int, unit: str, message: str) -> Verdict:
+    # Firmware and kernel keep some of the memory for themselves.
+    status = Status.PASS if has >= 0.9 * wants else Status.WARN
+    return Verdict(status, message, component, expected=wants, measured=has, unit=unit, source=GUIDES)

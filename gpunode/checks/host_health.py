@@ -1,0 +1,171 @@
+"""Checks on faults of the host: memory, disks, PCI Express, processes that are stuck, killed or hung."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpunode.checks.links import gpus_of
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.checks.xids import nothing_found, reach
+from gpunode.facts.node import KernelEvent, NodeFacts, Nvme
+
+DRIVER_NAMES = ("nvidia", "nv_", "nv-", "rm_", "uvm_", "os_acquire")
+WORN_PERCENT = 100
+SPARE_LEAST_PERCENT = 10
+
+
+@registry.check(
+    "host.memory-errors",
+    needs=("memory_controllers",),
+    means="The host's memory had no error since the boot: uncorrected ones destroy data, corrected ones announce them.",
+    remedy="ras-mc-ctl --errors and the firmware's log name the module; replace it.",
+)
+def memory_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not node.memory_controllers:
+        yield Verdict(Status.SKIP, "the kernel counts no memory errors here (no EDAC)")
+    for controller in node.memory_controllers or ():
+        corrected, uncorrected = controller.corrected, controller.uncorrected
+        if corrected is None or uncorrected is None:
+            yield Verdict(Status.ERROR, "the kernel does not tell its error counts", controller.name)
+            continue
+        status = Status.FAIL if uncorrected else Status.WARN if corrected else Status.PASS
+        message = f"{uncorrected} uncorrected and {counted(corrected, 'corrected error')} since the boot"
+        yield Verdict(status, message, controller.name, expected=0, measured=uncorrected or corrected, unit="errors")
+
+
+@registry.check(
+    "host.nvme",
+    needs=("nvmes",),
+    means="NVMe disks are live, give no warning of their own, and are not worn out.",
+    remedy="nvme smart-log /dev/DISK tells more; move the data and replace the disk.",
+)
+def nvme(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not node.nvmes:
+        yield Verdict(Status.SKIP, "the node has no NVMe disk")
+    for disk in node.nvmes or ():
+        yield replace(_nvme(disk), component=disk.name)
+
+
+def _nvme(disk: Nvme) -> Verdict:
+    if disk.state not in (None, "live"):
+        return Verdict(Status.FAIL, f"its state is {disk.state}", expected="live", measured=disk.state)
+    if disk.critical_warning is None:
+        reason = "its health was not seen: that needs root and the program nvme"
+        return Verdict(Status.SKIP, f"{disk.state or 'of unknown state'}; {reason}", measured=disk.state)
+    if disk.critical_warning:
+        message = f"it warns: {listed(_warnings(disk.critical_warning))}"
+        return Verdict(Status.FAIL, message, expected=0, measured=disk.critical_warning)
+    if disk.media_errors:
+        message = counted(disk.media_errors, "media error")
+        return Verdict(Status.WARN, message, expected=0, measured=disk.media_errors, unit="errors")
+    if (disk.percentage_used or 0) >= WORN_PERCENT:
+        message = f"{disk.percentage_used} % of its life are used"
+        return Verdict(Status.WARN, message, expected=WORN_PERCENT, measured=disk.percentage_used, unit="%")
+    if disk.available_spare_percent is not None and disk.available_spare_percent < SPARE_LEAST_PERCENT:
+        message = f"{disk.available_spare_percent} % of its spare blocks are left"
+        return Verdict(
+            Status.WARN, message, expected=SPARE_LEAST_PERCENT, measured=disk.available_spare_percent, unit="%"
+        )
+    used = f", {disk.percentage_used} % of its life used" if disk.percentage_used is not None else ""
+    return Verdict(Status.PASS, f"healthy{used}", expected=0, measured=0)
+
+
+def _warnings(bits: int) -> list[str]:
+    """The bits of NVMe's critical warning, in words."""
+    words = ("spare blocks low", "too hot or cold", "unreliable", "read-only", "backup of its memory failed", "other")
+    return [word for bit, word in enumerate(words) if bits & 1 << bit] or [f"bits {bits:#x}"]
+
+
+@registry.check(
+    "host.stuck-processes",
+    needs=("stuck_processes",),
+    means="No process hangs in the kernel (state D), where nothing can end it. One that hangs in NVIDIA's driver keeps "
+    "its GPU until the node is restarted.",
+    remedy="cat /proc/PID/stack as root shows where it hangs; for the GPU's driver, drain the node and restart it.",
+)
+def stuck_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    stuck = node.stuck_processes or ()
+    if not stuck:
+        yield Verdict(Status.PASS, "no process hangs in the kernel", expected=0, measured=0, unit="processes")
+        return
+    in_driver = [
+        process
+        for process in stuck
+        if (process.name + (process.waits_in or "")).startswith("nvidia")
+        or (process.waits_in or "").startswith(DRIVER_NAMES)
+    ]
+    words = listed(
+        [
+            f"{process.name} ({process.pid}{', in ' + process.waits_in if process.waits_in else ''})"
+            for process in (in_driver or stuck)
+        ]
+    )
+    yield Verdict(
+        Status.FAIL if in_driver else Status.WARN,
+        f"{counted(len(stuck), 'process hangs', 'processes hang')} in the kernel: {words}",
+        expected=0,
+        measured=len(stuck),
+        unit="processes",
+    )
+
+
+@registry.check(
+    "host.pcie-errors",
+    needs=("kernel_log",),
+    means="The kernel saw no error on PCI Express (AER) since the boot.",
+    remedy="lspci -vv -s SLOT names the device; reseat it, check riser and cable.",
+)
+def pcie_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    events = _events(node, "aer")
+    if not events:
+        yield nothing_found(node, "error on PCI Express")
+        return
+    gpus = {device.slot: component for component, device in gpus_of(node)}
+    places = Counter(event.pci_bus_id or "an unknown place" for event in events)
+    fatal = any(event.fatal for event in events)
+    words = listed([f"{gpus.get(slot, slot)}: {number}" for slot, number in places.most_common()])
+    uncorrected = ", uncorrected ones among them" if fatal else ""
+    yield Verdict(
+        Status.FAIL if fatal else Status.WARN,
+        f"{counted(len(events), 'line')} about errors {reach(node)}{uncorrected}: {words}",
+        expected=0,
+        measured=len(events),
+        unit="lines",
+    )
+
+
+@registry.check(
+    "host.machine-checks",
+    needs=("kernel_log",),
+    means="The processors reported no hardware error (machine check) since the boot.",
+    remedy="ras-mc-ctl --errors and the firmware's log name the part that fails.",
+)
+def machine_checks(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    events = _events(node, "mce")
+    if not events:
+        yield nothing_found(node, "machine check")
+        return
+    message = f"{counted(len(events), 'line')} {reach(node)}: {events[-1].message}"
+    yield Verdict(Status.WARN, message, expected=0, measured=len(events), unit="lines")
+
+
+@registry.check(
+    "host.killed-processes",
+    needs=("kernel_log",),
+    means="No process was killed for want of memory since the boot.",
+    remedy="Give jobs a memory limit of their own, or the node more memory; journalctl -k -b shows who had how much.",
+)
+def killed_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    events = [event for event in _events(node, "oom") if event.process is not None or "Out of memory" in event.message]
+    if not events:
+        yield nothing_found(node, "process killed for want of memory")
+        return
+    killed = Counter(event.process or "unknown" for event in events)
+    words = listed([f"{name} ({number}x)" for name, number in killed.most_common()])
+    yield Verdict(Status.WARN, f"killed {reach(node)}: {words}", expected=0, measured=len(events), unit="processes")
+
+
+def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
+    log = node.kernel_log
+    return tuple(event for event in log.events if event.kind == kind) if log else ()

@@ -1,0 +1,79 @@
+"""Checks on what stands between GPUs and their peers on the PCI bus: IOMMU and Access Control Services."""
+
+from collections.abc import Iterator
+
+from gpunode.checks.links import GUEST, gpus_of
+from gpunode.checks.machine import is_guest
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import NodeFacts
+
+PASSTHROUGH = "identity"
+SOURCE = "sichek, gpud: P2P on bare metal"
+
+
+def _no_peers(node: NodeFacts) -> str | None:
+    """Why nothing between peers is judged; None where it is."""
+    if is_guest(node):
+        return GUEST
+    if node.architecture == "aarch64":
+        return "this machine's GPUs reach memory through the SMMU (ATS): it belongs there"
+    if len(node.gpus_on_bus or ()) < 2 and not node.infiniband:
+        return "one GPU and no RDMA: there is no peer to reach"
+    return None
+
+
+@registry.check(
+    "host.iommu",
+    needs=("pci", "iommu", "virtualization", "architecture", "infiniband"),
+    needs_gpu=True,
+    means="Addresses of GPUs are not translated on bare metal (IOMMU off, or in passthrough): translation makes every "
+    "transfer between GPUs, and between GPU and network adapter, take the way through the processor.",
+    remedy="Add iommu=pt to the kernel's command line and reboot, or switch the IOMMU off in the firmware.",
+)
+def iommu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    reason = _no_peers(node)
+    if reason is not None or node.iommu is None:
+        yield Verdict(Status.SKIP, reason or "not seen")
+        return
+    if not node.iommu.units:
+        yield Verdict(Status.PASS, "no IOMMU is on", expected=PASSTHROUGH, measured="off", source=SOURCE)
+        return
+    types = {}
+    for component, device in gpus_of(node):
+        if device.iommu_group is None:
+            types[component] = "unknown"
+        else:
+            types[component] = node.iommu.group_types.get(device.iommu_group, "unknown")
+    kinds = sorted(set(types.values()))
+    translated = [f"{component} {kind}" for component, kind in types.items() if kind not in (PASSTHROUGH, "unknown")]
+    if translated:
+        message = f"addresses are translated: {listed(translated)}"
+        yield Verdict(Status.WARN, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
+    elif "unknown" in kinds:
+        yield Verdict(Status.ERROR, "an IOMMU is on, and the kernel does not tell how it treats the GPUs")
+    else:
+        message = "the IOMMU passes addresses of GPUs through"
+        yield Verdict(Status.PASS, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
+
+
+@registry.check(
+    "host.acs",
+    needs=("pci", "pci_acs", "virtualization", "architecture", "infiniband"),
+    needs_gpu=True,
+    means="No bridge above a GPU sends traffic between peers up to the processor (ACS redirection) on bare metal.",
+    remedy="Switch ACS off in the firmware, or for each bridge with setpci -s SLOT ECAP_ACS+6.w=0000 at every boot.",
+)
+def acs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    reason = _no_peers(node)
+    if reason is not None:
+        yield Verdict(Status.SKIP, reason)
+        return
+    above = {slot for device in node.gpus_on_bus or () for slot in device.ports}
+    redirecting = sorted(bridge.slot for bridge in node.pci_acs or () if bridge.redirects and bridge.slot in above)
+    if redirecting:
+        message = f"{counted(len(redirecting), 'bridge')} above GPUs redirect traffic: {listed(redirecting)}"
+        yield Verdict(Status.WARN, message, expected=0, measured=len(redirecting), unit="bridges", source=SOURCE)
+    else:
+        message = f"none of {counted(len(above), 'bridge')} above GPUs redirects traffic"
+        yield Verdict(Status.PASS, message, expected=0, measured=0, unit="bridges", source=SOURCE)

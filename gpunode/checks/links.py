@@ -1,0 +1,274 @@
+"""Checks on how GPUs are connected: PCI Express, topology, NUMA, access to each other's memory."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from gpunode.checks.gpus import SeenGpu, model_of, seen_gpus
+from gpunode.checks.machine import is_guest, platforms
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, Smi
+
+FULL_SPEED_STATES = frozenset({"P0", "P1", "P2"})
+"""Performance states in which the driver does not slow the PCIe link down."""
+GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+BOTH_ENDS = "both ends of the link"
+GUEST = "a virtual machine: only its host sees this"
+SEATING = "Reseat the card and check riser, cable and slot; lspci -vv -s SLOT shows LnkCap and LnkSta of both ends."
+
+
+def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
+    """Why the printed PCIe link of a GPU says nothing about its health; None where it does."""
+    if is_guest(node):
+        return GUEST
+    match = model_of(device)
+    if match is not None and match.common.get("pcie_judged") is False:
+        return "the link that this model prints is not the one that its data takes (C2C)"
+    if device.power_state is not None and device.power_state.startswith("D3"):
+        return "the GPU sleeps (D3): its link tells nothing"
+    return None
+
+
+@registry.check(
+    "link.pcie-width",
+    needs=("pci", "pci_ports", "virtualization"),
+    needs_gpu=True,
+    means="The PCIe link of every GPU has as many lanes as both of its ends can do. The width does not change when a "
+    "GPU is idle: fewer lanes are a fault.",
+    remedy=SEATING,
+)
+def pcie_width(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    for component, device in gpus_of(node):
+        yield replace(_width_of(node, device), component=component)
+
+
+def gpus_of(node: NodeFacts) -> Iterator[tuple[str, PciDevice]]:
+    """GPUs on the bus with their names: nvidia-smi's where it has them, else the slot."""
+    document = (node.smi.document if node.smi else None) or {"gpus": ()}
+    index = {gpu.get("pci_bus_id"): gpu["index"] for gpu in document["gpus"]}
+    for device in node.gpus_on_bus or ():
+        yield (f"gpu{index[device.slot]}" if device.slot in index else f"gpu at {device.slot}"), device
+
+
+def _port_above(node: NodeFacts, device: PciDevice) -> PciPort | None:
+    nearest = device.ports[0] if device.ports else None
+    return next((port for port in node.pci_ports or () if port.slot == nearest), None)
+
+
+def _width_of(node: NodeFacts, device: PciDevice) -> Verdict:
+    reason = why_not_judged(node, device)
+    if reason is not None:
+        return Verdict(Status.SKIP, reason)
+    link = device.link
+    if link is None or link.width is None or link.width_max is None:
+        return Verdict(Status.ERROR, f"the kernel does not tell the PCIe link of {device.slot}")
+    port = _port_above(node, device)
+    if port is None or port.link is None or port.link.width_max is None:
+        return _one_end(link.width, link.width_max, device)
+    can = min(link.width_max, port.link.width_max)
+    status = Status.FAIL if link.width < can else Status.PASS
+    verdict = Verdict(status, "", expected=can, measured=link.width, unit="lanes")
+    return _both_ends(f"x{link.width}", f"x{can}", device, verdict)
+
+
+def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
+    told = Verdict(
+        Status.PASS,
+        f"x{now}, all that the card can",
+        expected=most,
+        measured=now,
+        unit="lanes",
+        source="the card alone",
+    )
+    if now < most:
+        message = f"x{now}, the card can x{most}; what is above {device.slot} does not tell what it can"
+        return replace(told, status=Status.WARN, message=message)
+    return told
+
+
+def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdict:
+    """The verdict with its message; ``verdict`` has the numbers, ``now`` and ``can`` say them in words."""
+    if verdict.status is Status.PASS:
+        return replace(verdict, message=f"{now}, as both ends can", source=BOTH_ENDS)
+    return replace(verdict, message=f"{now} at {device.slot}, both ends can {can}", source=BOTH_ENDS)
+
+
+@registry.check(
+    "link.pcie-speed",
+    needs=("pci", "pci_ports", "virtualization", "loaded_driver", "smi"),
+    needs_gpu=True,
+    means="The PCIe link of every GPU runs at the generation that both of its ends can do. An idle GPU slows its link "
+    "down on purpose: then nothing is said.",
+    remedy=f"{SEATING} A firmware setting may also hold the slot at a lower generation.",
+)
+def pcie_speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    document = (node.smi.document if node.smi else None) or {"gpus": ()}
+    states = {gpu.get("pci_bus_id"): gpu.get("performance_state") for gpu in document["gpus"]}
+    for component, device in gpus_of(node):
+        yield replace(_speed_of(node, device, states.get(device.slot)), component=component)
+
+
+def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> Verdict:
+    reason = why_not_judged(node, device)
+    if reason is not None:
+        return Verdict(Status.SKIP, reason)
+    link = device.link
+    if link is None or link.speed_gt_per_s is None or link.speed_max_gt_per_s is None:
+        return Verdict(Status.ERROR, f"the kernel does not tell the PCIe link of {device.slot}")
+    port = _port_above(node, device)
+    can = _slower_end(link, port.link if port else None)
+    now = link.speed_gt_per_s
+    if now < can and state is not None and state not in FULL_SPEED_STATES:
+        message = f"idle ({state}): {_generation(now)} of {_generation(can)}, which says nothing; look under load"
+        return Verdict(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
+    if now < can and state is None:
+        message = f"{_generation(now)} of {_generation(can)}, and nothing tells whether the GPU is idle"
+        return Verdict(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
+    verdict = Verdict(Status.FAIL if now < can else Status.PASS, "", expected=can, measured=now, unit="GT/s")
+    return _both_ends(_generation(now), _generation(can), device, verdict)
+
+
+def _slower_end(link: PciLink, port: PciLink | None) -> float:
+    ends = [link.speed_max_gt_per_s, port.speed_max_gt_per_s if port else None]
+    return min(end for end in ends if end is not None)
+
+
+def _generation(speed: float) -> str:
+    return f"gen {GENERATIONS[speed]}" if speed in GENERATIONS else f"{speed:g} GT/s"
+
+
+def answer_of(node: NodeFacts, answer: Smi | None, what: str) -> dict[str, Any] | Verdict:
+    """What another call of nvidia-smi answered, or the verdict on there being no answer."""
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        return gpus
+    if answer is None or answer.document is None:
+        said = answer.error_message if answer else "no answer"
+        return Verdict(Status.ERROR, f"{what}: {said}")
+    return answer.document
+
+
+@registry.check(
+    "link.topology",
+    needs=("loaded_driver", "smi", "topology", "pci"),
+    needs_gpu=True,
+    means="The way between any two GPUs is the same in both directions, and where the platform has NVSwitches, or "
+    "links every GPU to every other, all ways are NVLink with the same number of links.",
+    remedy="nvidia-smi topo -m and nvidia-smi nvlink --status show what is missing; look at nvlink.state and "
+    "fabric.manager.",
+)
+def topology(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    document = answer_of(node, node.topology, "nvidia-smi topo -m")
+    if isinstance(document, Verdict):
+        yield document
+        return
+    names, ways = pairs(document)
+    if len(names) < 2:
+        yield Verdict(Status.SKIP, "one GPU has no way to another")
+        return
+    crooked = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
+    if crooked:
+        yield Verdict(Status.FAIL, f"not the same in both directions: {listed(crooked)}")
+        return
+    yield _as_the_platform(node, ways)
+
+
+def pairs(document: dict[str, Any]) -> tuple[list[str], dict[tuple[str, str], str]]:
+    """GPUs of a matrix of nvidia-smi, and the cell of each ordered pair of them."""
+    names: list[str] = document["gpus"]
+    links = document["links"]
+    return names, {(one, other): links[one][other] for one in names for other in names if one != other}
+
+
+def _as_the_platform(node: NodeFacts, ways: dict[tuple[str, str], str]) -> Verdict:
+    kinds = sorted(set(ways.values()))
+    known = platforms(node)
+    switched = bool(known) and all(platform.nvswitches for platform in known)
+    if not switched:
+        return Verdict(Status.PASS, f"the same in both directions: {listed(kinds)}", measured=listed(kinds))
+    match = model_of((node.gpus_on_bus or ())[0])
+    nvlink = match.common.get("nvlink") if match else None
+    wanted = f"NV{nvlink.links}" if nvlink else None
+    name = known[0].name
+    source = f"catalog (platforms.yml: {name})"
+    wrong = [f"{one}-{other} {way}" for (one, other), way in ways.items() if one < other and way != wanted]
+    if wanted is None:
+        return Verdict(Status.SKIP, f"the catalog does not know the links of the GPUs of {name}")
+    if wrong:
+        message = f"{counted(len(wrong), 'pair')} not linked by {wanted}: {listed(wrong)}"
+        return Verdict(Status.FAIL, message, expected=wanted, measured=listed(kinds), source=source)
+    return Verdict(Status.PASS, f"all pairs are linked by {wanted}", expected=wanted, measured=wanted, source=source)
+
+
+@registry.check(
+    "link.numa",
+    needs=("pci", "numa", "virtualization"),
+    needs_gpu=True,
+    means="The firmware tells which NUMA node each GPU is at, so that jobs can be put beside it.",
+    remedy="Update the firmware, or switch NUMA on in it (NPS, sub-NUMA clustering); cat "
+    "/sys/bus/pci/devices/SLOT/numa_node shows what the kernel knows.",
+)
+def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    with_cpus = [entry.node for entry in node.numa or () if entry.cpus]
+    if is_guest(node):
+        yield Verdict(Status.SKIP, GUEST)
+        return
+    if len(with_cpus) < 2:
+        yield Verdict(Status.SKIP, "the machine has one NUMA node with processors")
+        return
+    for component, device in gpus_of(node):
+        if device.numa_node is None:
+            message = f"the firmware does not tell the NUMA node of {device.slot}"
+            yield Verdict(Status.WARN, message, component, expected=f"one of {listed([str(n) for n in with_cpus])}")
+        else:
+            message = f"at NUMA node {device.numa_node}, processors {device.local_cpus or 'unknown'}"
+            yield Verdict(Status.PASS, message, component, measured=device.numa_node)
+
+
+@registry.check(
+    "link.p2p",
+    needs=("loaded_driver", "smi", "peer_access", "topology", "virtualization"),
+    needs_gpu=True,
+    means="GPUs that NVLink connects can read each other's memory; so can GPUs for servers on one PCIe bus, where the "
+    "chipset allows it.",
+    remedy="nvidia-smi topo -p2p r names the reason: CNS chipset, GNS GPU, TNS topology, DR switched off in the driver "
+    "(NVreg_RegistryDwords, NCCL_P2P_DISABLE do not belong on a healthy node). See host.acs and host.iommu.",
+)
+def p2p(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    document = answer_of(node, node.peer_access, "nvidia-smi topo -p2p r")
+    matrix = answer_of(node, node.topology, "nvidia-smi topo -m")
+    gpus = seen_gpus(node)
+    if isinstance(document, Verdict) or isinstance(matrix, Verdict) or isinstance(gpus, Verdict):
+        yield next(found for found in (document, matrix, gpus) if isinstance(found, Verdict))
+        return
+    names, access = pairs(document)
+    if len(names) < 2:
+        yield Verdict(Status.SKIP, "one GPU has no other to reach")
+        return
+    _, ways = pairs(matrix)
+    refused = {pair: word for pair, word in access.items() if word != "OK" and pair[0] < pair[1]}
+    linked = [f"{one}-{other} {word}" for (one, other), word in refused.items() if _is_nvlink(ways.get((one, other)))]
+    yield _access(node, gpus, refused, linked, len(names))
+
+
+def _is_nvlink(way: str | None) -> bool:
+    return way is not None and way.startswith("NV")
+
+
+def _access(
+    node: NodeFacts, gpus: list[SeenGpu], refused: dict[tuple[str, str], str], linked: list[str], number: int
+) -> Verdict:
+    total = number * (number - 1) // 2
+    if linked:
+        message = f"{counted(len(linked), 'pair')} linked by NVLink cannot reach each other: {listed(linked)}"
+        return Verdict(Status.FAIL, message, expected=total, measured=total - len(refused), unit="pairs")
+    if not refused:
+        return Verdict(Status.PASS, f"all {counted(total, 'pair')} reach each other", expected=total, measured=total)
+    words = listed([f"{one}-{other} {word}" for (one, other), word in refused.items()], most=3)
+    if is_guest(node):
+        return Verdict(Status.SKIP, f"{words}; {GUEST}")
+    if not all(gpu.for_servers for gpu in gpus):
+        return Verdict(Status.SKIP, f"{words}; such GPUs need not reach each other over PCIe")
+    message = f"{counted(len(refused), 'pair')} of {total} cannot reach each other over PCIe: {words}"
+    return Verdict(Status.WARN, message, expected=total, measured=total - len(refused), unit="pairs")

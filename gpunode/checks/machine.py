@@ -1,0 +1,53 @@
+"""What kind of machine it is: bare metal or guest, and which platform of the catalog."""
+
+from gpunode.catalog import Platform, load
+from gpunode.checks.gpus import model_of
+from gpunode.facts.node import NodeFacts
+
+# systemd-detect-virt's words for containers: the machine below is the host's own, as far as can be seen.
+CONTAINERS = frozenset(
+    {
+        "container-other",
+        "docker",
+        "lxc",
+        "lxc-libvirt",
+        "openvz",
+        "podman",
+        "private-users",
+        "proot",
+        "rkt",
+        "systemd-nspawn",
+    }
+)
+
+
+def is_guest(node: NodeFacts) -> bool:
+    """True in a virtual machine: buses and the way to other GPUs are the hypervisor's."""
+    return node.virtualization is not None and node.virtualization != "none" and node.virtualization not in CONTAINERS
+
+
+def gpu_ids(node: NodeFacts) -> dict[str, int] | None:
+    """Catalog ids of the GPUs on the bus with their number; None where the catalog does not know one of them."""
+    found: dict[str, int] = {}
+    for device in node.gpus_on_bus or ():
+        match = model_of(device)
+        if match is None or match.gpu is None:
+            return None
+        found[match.gpu.id] = found.get(match.gpu.id, 0) + 1
+    return found
+
+
+def platforms(node: NodeFacts) -> tuple[Platform, ...]:
+    """The catalog's platforms that have this node's GPUs and architecture; empty where none is known."""
+    ids = gpu_ids(node)
+    if not ids:
+        return ()
+    found = [row for row in load().platforms_with(ids) if node.architecture in (None, *row.hosts)]
+    own_kind = [row for row in found if row.virtual == is_guest(node)]
+    return tuple(own_kind or found)
+
+
+def nvswitches(node: NodeFacts) -> tuple[str, ...]:
+    """Slots of the NVSwitches on the bus."""
+    switches = {part.id for part in load().pci_parts.values() if part.role == "nvswitch"}
+    return tuple(device.slot for device in node.pci or () if f"{device.vendor_id}:{device.device_id}" in switches)

@@ -1,0 +1,134 @@
+"""Checks on errors in the memory of GPUs: ECC counters, remapped rows, retired pages."""
+
+from functools import partial
+
+from gpunode.checks.gpus import SeenGpu, gpu_check
+from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.words import counted
+
+CORRECTED_MOST = 20_000_000
+"""Since the last reset."""
+CORRECTED_SOURCE = "AzNHC, azure_gpu_ecc.nhc"
+REMAPPED_MOST = 512
+REMAPPED_SOURCE = "AzNHC azure_gpu_ecc.nhc, OCI check_gpu_setup.py, sichek's specifications"
+RETIRED_MOST = 10
+RETIRED_SOURCE = "GCM check_nvidia_smi.py"
+RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), or reboot."
+
+
+@gpu_check(
+    "gpu.ecc-mode",
+    means="ECC is on where the card has it: without it, errors in memory go unseen into results.",
+    remedy="nvidia-smi -i GPU -e 1 and a reset of the idle GPU switch it on.",
+)
+def ecc_mode(gpu: SeenGpu) -> Verdict:
+    enabled = gpu.part("ecc").get("enabled")
+    if enabled is None:
+        return gpu.untold("its ECC mode", expected=gpu.for_servers)
+    if enabled:
+        return Verdict(Status.PASS, "ECC is on", expected=True, measured=True)
+    if gpu.for_servers:
+        return Verdict(Status.WARN, "ECC is off", expected=True, measured=False)
+    return Verdict(Status.SKIP, f"ECC is off, as it mostly is on a {gpu.name}")
+
+
+@gpu_check(
+    "gpu.ecc-uncorrected",
+    means="Memory has had no uncorrectable error since the driver was loaded (volatile), and none in the card's life "
+    "(aggregate). Older ones were dealt with by remapping or retirement, and are worth watching.",
+    remedy=f"{RESET} Errors that come back: run DCGM's diagnosis (dcgmi diag -r 3) and return the card.",
+)
+def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
+    ecc = gpu.part("ecc")
+    now, ever = ecc.get("volatile_uncorrected"), ecc.get("aggregate_uncorrected")
+    told = partial(Verdict, expected=0, unit="errors")
+    if now is None and ever is None:
+        return gpu.untold("its ECC counters", expected=ecc.get("enabled") is True)
+    if ecc.get("sram_threshold_exceeded"):
+        return told(
+            Status.FAIL,
+            f"uncorrectable errors in SRAM passed the driver's threshold ({ever} in the card's life)",
+            measured=ever,
+            remedy="Return the card: its on-chip memory cannot be repaired.",
+        )
+    if now:
+        return told(
+            Status.FAIL,
+            f"{counted(now, 'uncorrectable error')} since the driver was loaded, {ever} in the card's life",
+            measured=now,
+        )
+    if now is None:
+        return gpu.untold("its volatile ECC counters", expected=True)
+    if ever:
+        message = f"{counted(ever, 'uncorrectable error')} in the card's life, none since the driver was loaded"
+        return told(Status.WARN, message, measured=ever)
+    return told(Status.PASS, "no uncorrectable error", measured=0)
+
+
+@gpu_check(
+    "gpu.ecc-corrected",
+    means="Corrected errors are not so many that an uncorrectable one is to be expected.",
+    remedy="Watch the counters (nvidia-smi -q -d ECC); run DCGM's diagnosis when the GPU is idle.",
+)
+def ecc_corrected(gpu: SeenGpu) -> Verdict:
+    ecc = gpu.part("ecc")
+    now = ecc.get("volatile_corrected")
+    if now is None:
+        return gpu.untold("its ECC counters", expected=ecc.get("enabled") is True)
+    told = partial(Verdict, expected=CORRECTED_MOST, measured=now, unit="errors", source=CORRECTED_SOURCE)
+    if now > CORRECTED_MOST:
+        return told(Status.WARN, f"{now} corrected errors since the driver was loaded")
+    return told(Status.PASS, f"{counted(now, 'corrected error')} since the driver was loaded")
+
+
+@gpu_check(
+    "gpu.remapped-rows",
+    means="No row of memory waits to be remapped, remapping has not failed, and few spare rows are used (cards from "
+    "Ampere on).",
+    remedy=f"{RESET} A failure, or very many rows: return the card.",
+)
+def remapped_rows(gpu: SeenGpu) -> Verdict:
+    rows = gpu.part("remapped_rows")
+    if all(value is None for value in rows.values()):
+        capability = gpu.known.get("compute_capability")
+        from_ampere_on = capability is not None and float(capability) >= 8.0
+        return gpu.untold("its remapped rows", expected=gpu.for_servers and from_ampere_on)
+    uncorrected, corrected = rows.get("uncorrectable") or 0, rows.get("correctable") or 0
+    told = partial(Verdict, expected=0, source=REMAPPED_SOURCE)
+    if rows.get("failure"):
+        return told(Status.FAIL, "remapping a row failed", measured=1, unit="failures", remedy="Return the card.")
+    if rows.get("pending"):
+        message = f"a row waits to be remapped ({uncorrected} uncorrectable, {corrected} correctable so far)"
+        return told(Status.FAIL, message, measured=1, unit="rows pending")
+    if uncorrected > REMAPPED_MOST:
+        message = f"{uncorrected} rows were remapped after uncorrectable errors"
+        return told(Status.FAIL, message, expected=REMAPPED_MOST, measured=uncorrected, unit="rows")
+    if None in (rows.get("failure"), rows.get("pending")):
+        return gpu.untold("whether rows wait to be remapped", expected=True)
+    message = f"{counted(uncorrected + corrected, 'row')} remapped, none waits"
+    return Verdict(Status.PASS, message, measured=uncorrected + corrected, unit="rows", source=REMAPPED_SOURCE)
+
+
+@gpu_check(
+    "gpu.retired-pages",
+    means="No page of memory waits to be retired, and few are (cards up to Turing).",
+    remedy=f"{RESET} Many pages, or ever more of them: return the card.",
+)
+def retired_pages(gpu: SeenGpu) -> Verdict:
+    pages = gpu.part("retired_pages")
+    single, double, pending = pages.get("single_bit"), pages.get("double_bit"), pages.get("pending")
+    if single is None and double is None and pending is None:
+        capability = gpu.known.get("compute_capability")
+        until_turing = capability is not None and float(capability) < 8.0
+        return gpu.untold("its retired pages", expected=gpu.for_servers and until_turing)
+    number = (single or 0) + (double or 0)
+    told = partial(Verdict, measured=number, unit="pages", source=RETIRED_SOURCE)
+    if pending:
+        return told(Status.FAIL, f"pages wait to be retired ({number} are)", expected=0)
+    if number > RETIRED_MOST:
+        return told(
+            Status.FAIL, f"{number} pages are retired, {double} of them for double-bit errors", expected=RETIRED_MOST
+        )
+    if pending is None:
+        return gpu.untold("whether pages wait to be retired", expected=True)
+    return told(Status.PASS, f"{counted(number, 'page')} retired, none waits", expected=RETIRED_MOST)

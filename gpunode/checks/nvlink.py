@@ -1,0 +1,222 @@
+"""Checks on NVLink: how many links a GPU has, their state, speed and errors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpunode.checks.gpus import CATALOG, SeenGpu, seen_gpus
+from gpunode.checks.links import answer_of
+from gpunode.checks.machine import is_guest
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import NodeFacts
+
+LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) tell more."
+LEAST_OF_SPEED = 0.95
+OPTIONAL = ("bridge", "module")
+"""Forms of NVLink that need not be connected to anything."""
+WENT_DOWN = ("recovery", "link_recovery_failed", "link_recovery_failed_events")
+"""Counters of links that went down; the others count data sent again, which costs time alone."""
+NOT_COUNTED = ("ber", "successful")
+"""Parts of names of values that are rates, or tell of no error."""
+
+Link = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A GPU whose NVLinks are judged, with the links that nvidia-smi lists of it."""
+
+    gpu: SeenGpu
+    links: tuple[Link, ...]
+    all_inactive: bool
+    """nvidia-smi says so, and then lists none."""
+
+    @property
+    def wanted(self) -> int | None:
+        """Links that the model has; None where the catalog does not know."""
+        nvlink = self.gpu.known.get("nvlink")
+        return nvlink.links if nvlink else None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """What one link of the model does in one direction; None where the catalog does not know."""
+        nvlink = self.gpu.known.get("nvlink")
+        return nvlink.gb_per_s / nvlink.links / 2 if nvlink else None
+
+
+def linked_gpus(node: NodeFacts) -> list[Linked] | Verdict:
+    """GPUs whose NVLinks are in use or should be, or the verdict on there being none."""
+    listing = answer_of(node, node.nvlink, "nvidia-smi nvlink --status")
+    gpus = seen_gpus(node)
+    if isinstance(listing, Verdict):
+        return listing
+    if isinstance(gpus, Verdict):
+        return gpus
+    by_index: dict[int, dict[str, Any]] = {gpu["index"]: gpu for gpu in listing["gpus"]}
+    found, reasons = [], []
+    for gpu in gpus:
+        told = by_index.get(gpu.said["index"], {})
+        links = tuple(told.get("links", ()))
+        reason = _why_not_judged(node, gpu, links)
+        if reason is None:
+            found.append(Linked(gpu, links, all_inactive=bool(told.get("all_inactive"))))
+        else:
+            reasons.append(reason)
+    return found or Verdict(Status.SKIP, "; ".join(dict.fromkeys(reasons)))
+
+
+def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[Link, ...]) -> str | None:
+    nvlink = gpu.known.get("nvlink")
+    if gpu.is_vgpu:
+        return "a vGPU: only its host sees the card"
+    if gpu.mig:
+        return "the driver tells nothing of NVLink in MIG mode"
+    if any(link["active"] for link in links):
+        return None
+    if nvlink is None:
+        return f"{gpu.name} has no NVLink" if gpu.match and not links else f"no NVLink of {gpu.name} is in use"
+    if nvlink.form in OPTIONAL:
+        return f"nothing connects NVLinks of {gpu.name}"
+    return "a virtual machine without NVLink: its host divides the board" if is_guest(node) else None
+
+
+@registry.check(
+    "nvlink.count",
+    needs=("loaded_driver", "smi", "nvlink", "virtualization"),
+    needs_gpu=True,
+    means="Every GPU with NVLink has as many links as its model.",
+    remedy=f"Drain the node, reset all GPUs or restart it. {LOOK}",
+)
+def count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = linked_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    for linked in gpus:
+        yield replace(_count_of(linked), component=linked.gpu.component)
+
+
+def _count_of(linked: Linked) -> Verdict:
+    number, wanted = len(linked.links), linked.wanted
+    if linked.all_inactive and not number:
+        return Verdict(Status.SKIP, "all links are inactive (nvlink.state)")
+    if not number:
+        return Verdict(Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=wanted)
+    if wanted is None:
+        return Verdict(Status.SKIP, f"{number} links; the catalog does not know how many {linked.gpu.name} has")
+    told = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
+    return told if number == wanted else replace(told, status=Status.FAIL, message=f"{number} links of {wanted}")
+
+
+@registry.check(
+    "nvlink.state",
+    needs=("loaded_driver", "smi", "nvlink", "virtualization"),
+    needs_gpu=True,
+    means="Every NVLink that a GPU has is active.",
+    remedy=f"Look at fabric.manager and dmesg, then drain the node and reset all GPUs or restart it. {LOOK}",
+)
+def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = linked_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    for linked in gpus:
+        yield replace(_state_of(linked), component=linked.gpu.component)
+
+
+def _state_of(linked: Linked) -> Verdict:
+    down = [str(link["link"]) for link in linked.links if link["active"] is False]
+    untold = [link for link in linked.links if link["active"] is None]
+    total = len(linked.links)
+    if linked.all_inactive:
+        return Verdict(Status.FAIL, "all links are inactive", expected=linked.wanted, measured=0, unit="active links")
+    if down:
+        nvlink = linked.gpu.known.get("nvlink")
+        # Boards may be joined by fewer bridges than they have room for.
+        status = Status.WARN if nvlink is not None and nvlink.form in OPTIONAL else Status.FAIL
+        message = f"inactive: link {listed(down, most=18)} of {counted(total, 'link')}"
+        return Verdict(status, message, expected=total, measured=total - len(down), unit="active links")
+    if untold or not total:
+        return Verdict(Status.ERROR, f"nvidia-smi does not tell the state of NVLinks of {linked.gpu.name}")
+    return Verdict(Status.PASS, f"{total} links are active", expected=total, measured=total, unit="active links")
+
+
+@registry.check(
+    "nvlink.speed",
+    needs=("loaded_driver", "smi", "nvlink", "virtualization"),
+    needs_gpu=True,
+    means="Every active NVLink runs at the speed of its model.",
+    remedy=f"Drain the node, reset all GPUs or restart it. {LOOK}",
+)
+def speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = linked_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    for linked in gpus:
+        yield replace(_speed_of(linked), component=linked.gpu.component)
+
+
+def _speed_of(linked: Linked) -> Verdict:
+    speeds = {link["link"]: link["speed_gb_per_s"] for link in linked.links if link["active"]}
+    wanted = linked.gb_per_s
+    if not speeds:
+        return Verdict(Status.SKIP, "no link is active (nvlink.state)")
+    known = {number: gb_per_s for number, gb_per_s in speeds.items() if gb_per_s is not None}
+    if len(known) < len(speeds):
+        return Verdict(Status.ERROR, f"nvidia-smi does not tell the speed of NVLinks of {linked.gpu.name}")
+    # A model that the catalog has not is compared with itself: all its links are alike.
+    least = wanted if wanted is not None else max(known.values())
+    slow = [f"{number} at {gb_per_s:g}" for number, gb_per_s in known.items() if gb_per_s < LEAST_OF_SPEED * least]
+    told = Verdict(
+        Status.PASS,
+        f"{counted(len(known), 'link')} at {min(known.values()):g} GB/s",
+        expected=least,
+        measured=min(known.values()),
+        unit="GB/s per direction",
+        source=CATALOG if wanted is not None else "the GPU's other links",
+    )
+    if slow:
+        return replace(told, status=Status.FAIL, message=f"slow: link {listed(slow)} of {least:g} GB/s")
+    return told
+
+
+@registry.check(
+    "nvlink.errors",
+    needs=("loaded_driver", "smi", "nvlink", "nvlink_errors", "virtualization"),
+    needs_gpu=True,
+    means="No NVLink went down since the driver was loaded, and none had to send data again.",
+    remedy=f"Counters that go on rising: reseat the GPU, have the board looked at. {LOOK}",
+)
+def errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = linked_gpus(node)
+    listing = answer_of(node, node.nvlink_errors, "nvidia-smi nvlink -e")
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    if isinstance(listing, Verdict):
+        yield listing
+        return
+    by_index = {gpu["index"]: gpu["links"] for gpu in listing["gpus"]}
+    for linked in gpus:
+        yield replace(_errors_of(linked, by_index.get(linked.gpu.said["index"], [])), component=linked.gpu.component)
+
+
+def _errors_of(linked: Linked, links: list[Link]) -> Verdict:
+    counters = {
+        (link["link"], name): value
+        for link in links
+        for name, value in link["errors"].items()
+        if value is not None and not any(part in name for part in NOT_COUNTED)
+    }
+    if not counters:
+        return Verdict(Status.ERROR, f"nvidia-smi nvlink -e lists no counter of {linked.gpu.name}")
+    raised = {place: value for place, value in counters.items() if value > 0}
+    if not raised:
+        return Verdict(Status.PASS, "no error on any link", expected=0, measured=0, unit="errors")
+    down = any(name in WENT_DOWN for _, name in raised)
+    words = listed([f"link {link} {name.replace('_', ' ')} {value:g}" for (link, name), value in raised.items()])
+    return Verdict(
+        Status.FAIL if down else Status.WARN, words, expected=0, measured=sum(raised.values()), unit="errors"
+    )

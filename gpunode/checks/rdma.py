@@ -1,0 +1,102 @@
+"""Checks on InfiniBand and RoCE ports."""
+
+from collections.abc import Iterator
+
+from gpunode.checks.gpu import SITE
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import IbDevice, IbPort, NodeFacts
+
+COUNTED = {
+    "symbol_error": "symbol errors",
+    "link_error_recovery": "recoveries of the link",
+    "link_downed": "losses of the link",
+    "port_rcv_errors": "receive errors",
+    "local_link_integrity_errors": "integrity errors",
+    "excessive_buffer_overrun_errors": "buffer overruns",
+}
+LOOK = "ibstat and ibdiagnet show the port; check cable and transceiver at both ends, and the switch."
+
+
+def ports(node: NodeFacts) -> Iterator[tuple[str, IbDevice, IbPort]]:
+    """Every port with its name: ``mlx5_0``, ``mlx4_0/2`` where a device has several."""
+    for device in node.infiniband or ():
+        for port in device.ports:
+            several = len(device.ports) > 1
+            yield (f"{device.name}/{port.port}" if several else device.name), device, port
+
+
+@registry.check(
+    "rdma.ports",
+    needs=("infiniband",),
+    means="As many InfiniBand and RoCE ports are active as the site says, at its rate; where it says nothing, every "
+    "port that somebody switched on.",
+    remedy=f"{LOOK} A port in state INIT waits for a subnet manager.",
+)
+def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    seen = list(ports(node))
+    if not seen and not expect.nics:
+        yield Verdict(Status.SKIP, "the node has no InfiniBand or RoCE device")
+        return
+    active = [name for name, _, port in seen if port.state == "ACTIVE"]
+    for name, _, port in seen:
+        yield _state_of(name, port)
+    if expect.nics is not None:
+        status = Status.PASS if len(active) >= expect.nics else Status.FAIL
+        message = f"{len(active)} active ports, {expect.nics} expected"
+        yield Verdict(status, message, expected=expect.nics, measured=len(active), unit="ports", source=SITE)
+    if expect.nic_rate_gbit_per_s is not None:
+        yield _rates(seen, expect.nic_rate_gbit_per_s, expect.nics)
+
+
+def _state_of(name: str, port: IbPort) -> Verdict:
+    state, physical = port.state, port.physical_state
+    if state is None:
+        return Verdict(Status.ERROR, "the kernel does not tell the state of the port", name)
+    if state == "ACTIVE":
+        return Verdict(
+            Status.PASS, f"active at {port.rate or 'an unknown rate'}", name, expected="ACTIVE", measured=state
+        )
+    if physical == "Disabled":
+        return Verdict(Status.WARN, "switched off (Disabled)", name, expected="ACTIVE", measured=state)
+    words = f"{state}{f', {physical}' if physical else ''}"
+    if port.link_layer == "Ethernet":
+        # A RoCE device is a network adapter too: one without a cable is nothing out of the ordinary.
+        return Verdict(Status.WARN, words, name, expected="ACTIVE", measured=state)
+    return Verdict(Status.FAIL, words, name, expected="ACTIVE", measured=state)
+
+
+def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int | None) -> Verdict:
+    rates = {name: port.rate_gbit_per_s or 0.0 for name, _, port in seen if port.state == "ACTIVE"}
+    fast = [name for name, rate in rates.items() if rate >= wanted]
+    slow = [f"{name} at {rate:g}" for name, rate in rates.items() if rate < wanted]
+    enough = len(fast) >= number if number is not None else not slow
+    message = f"{counted(len(fast), 'port')} at {wanted:g} Gbit/s or more{f', slower: {listed(slow)}' if slow else ''}"
+    return Verdict(
+        Status.PASS if enough else Status.FAIL,
+        message,
+        expected=wanted,
+        measured=min(rates.values(), default=0.0),
+        unit="Gbit/s",
+        source=SITE,
+    )
+
+
+@registry.check(
+    "rdma.errors",
+    needs=("infiniband",),
+    means="No active port counts errors of its link.",
+    remedy=f"Clear the counters (perfquery -R) and look whether they rise again. {LOOK}",
+)
+def rdma_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    active = [(name, port) for name, _, port in ports(node) if port.state == "ACTIVE"]
+    if not active:
+        yield Verdict(Status.SKIP, "the node has no active InfiniBand or RoCE port")
+    for name, port in active:
+        if not any(counter in port.counters for counter in COUNTED):
+            yield Verdict(Status.ERROR, "the kernel does not tell the counters of the port", name)
+            continue
+        raised = {text: port.counters[counter] for counter, text in COUNTED.items() if port.counters.get(counter)}
+        words = listed([f"{number} {text}" for text, number in raised.items()]) or "no error of the link"
+        total = sum(raised.values())
+        yield Verdict(Status.WARN if raised else Status.PASS, words, name, expected=0, measured=total, unit="errors")

@@ -1,0 +1,83 @@
+"""Checks on heat and power: what holds the clocks down, and how near a card is to its own limits."""
+
+from functools import partial
+
+from gpunode.checks.gpus import SeenGpu, gpu_check
+from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.words import listed
+
+HARDWARE = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
+SOFTWARE_HEAT = frozenset({"sw_thermal_slowdown"})
+WORDS = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "hardware slowdown for heat",
+    "hw_power_brake_slowdown": "power brake",
+    "sw_thermal_slowdown": "slowdown for heat",
+}
+NEAR_C = 5
+OWN_LIMIT = "the card's own limit"
+
+
+@gpu_check(
+    "gpu.throttling",
+    means="Nothing slows the GPU down against its will: no heat, no power brake. Idling, a power limit and chosen "
+    "clocks are no faults. Several reasons may hold at once; each is looked at.",
+    remedy="Heat: fans, air flow, dust, ambient temperature. Power brake: power supplies, cabling, and the limit that "
+    "the chassis sets. nvidia-smi -q -d PERFORMANCE shows the reasons.",
+)
+def throttling(gpu: SeenGpu) -> Verdict:
+    reasons = gpu.said.get("throttle_reasons")
+    if reasons is None:
+        return gpu.untold("what slows it down", expected=gpu.for_servers)
+    hard = [reason for reason in reasons if reason in HARDWARE]
+    soft = [reason for reason in reasons if reason in SOFTWARE_HEAT]
+    measured = ", ".join(reasons) or "none"
+    if hard:
+        # hw_slowdown stands for the other two as well: they say which.
+        named = [reason for reason in hard if reason != "hw_slowdown"] or hard
+        words = listed([WORDS[reason] for reason in (*named, *soft)])
+        return Verdict(Status.FAIL, f"slowed down: {words}", expected="none", measured=measured)
+    if soft:
+        words = listed([WORDS[reason] for reason in soft])
+        return Verdict(Status.WARN, f"slowed down: {words}", expected="none", measured=measured)
+    return Verdict(Status.PASS, "nothing slows it down", expected="none", measured=measured)
+
+
+@gpu_check(
+    "gpu.temperature",
+    means="The GPU, and its memory where it tells, are well below the temperatures at which the card slows down by "
+    "itself.",
+    remedy="Look at fans, air flow, dust and the ambient temperature; nvidia-smi -q -d TEMPERATURE shows the limits.",
+)
+def temperature(gpu: SeenGpu) -> Verdict:
+    now = gpu.said.get("temperature_c")
+    if now is None:
+        return gpu.untold("its temperature", expected=gpu.for_servers)
+    memory, memory_most = gpu.said.get("memory_temperature_c"), gpu.said.get("memory_max_temperature_c")
+    if memory is not None and memory_most is not None and memory >= memory_most:
+        return Verdict(
+            Status.FAIL,
+            f"memory is at {memory} °C, its limit is {memory_most} °C",
+            expected=memory_most,
+            measured=memory,
+            unit="°C",
+            source=OWN_LIMIT,
+        )
+    slowdown = _slowdown_c(gpu, now)
+    if slowdown is None:
+        return Verdict(Status.SKIP, f"{now} °C, and the card tells no limit of its own")
+    told = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
+    if now >= slowdown:
+        return told(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
+    if now > slowdown - NEAR_C:
+        return told(Status.WARN, f"{now} °C: less than {NEAR_C} °C below {slowdown} °C, where the card slows down")
+    return told(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
+
+
+def _slowdown_c(gpu: SeenGpu, now: float) -> float | None:
+    """Where the card slows down. Newer cards tell in its place how far they are from their limit (T.Limit)."""
+    slowdown = gpu.said.get("slowdown_temperature_c")
+    margin, margin_at_slowdown = gpu.said.get("tlimit_c"), gpu.said.get("slowdown_tlimit_c")
+    if slowdown is None and margin is not None and margin_at_slowdown is not None:
+        slowdown = now + margin - margin_at_slowdown
+    return slowdown

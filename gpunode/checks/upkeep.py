@@ -1,0 +1,230 @@
+"""Checks on what may change a node behind one's back: upgrades, other installers, pending reboots, second copies."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from gpunode.checks.driver import ROLE, same_version
+from gpunode.checks.gpu import SITE
+from gpunode.checks.gpus import CATALOG, model_of
+from gpunode.checks.installed import driver_packages
+from gpunode.checks.links import gpus_of
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
+
+DRIVER_LIBRARIES = ("libcuda", "libnvidia-ml")
+STACK_LIBRARIES = ("libnccl", "libcudnn")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+FOREIGN_WORDS = {
+    "driver-runfile": "NVIDIA's .run installer put a driver here",
+    "driver-runfile-log": "NVIDIA's .run installer ran here",
+    "cuda-runfile": "NVIDIA's .run installer put CUDA here",
+    "nvidia-docker": "nvidia-docker, which the container toolkit replaced, is here",
+}
+
+
+@registry.check(
+    "driver.expected",
+    needs=("loaded_driver", "pci"),
+    needs_gpu=True,
+    means="The driver in memory is the one that the site says, can drive this GPU model (branch and flavour of the "
+    "module), and is not older than the model's first.",
+    remedy=f"Install the driver that fits ({ROLE}), and reboot.",
+)
+def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    loaded = node.loaded_driver
+    if loaded is None:
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        return
+    if expect.driver is not None and not f"{loaded.version}.".startswith(f"{expect.driver}."):
+        message = f"driver {loaded.version} is loaded, {expect.driver} expected"
+        yield Verdict(Status.FAIL, message, expected=expect.driver, measured=loaded.version, source=SITE)
+        return
+    verdicts = {_fits(loaded, device): component for component, device in gpus_of(node)}
+    for verdict, component in verdicts.items():
+        yield verdict if verdict.status in (Status.PASS, Status.SKIP) else replace(verdict, component=component)
+
+
+def _fits(loaded: LoadedDriver, device: PciDevice) -> Verdict:
+    match = model_of(device)
+    if match is None:
+        return Verdict(Status.SKIP, f"the catalog does not know {device.vendor_id}:{device.device_id}")
+    known, name = match.common, match.gpus[0].name
+    told = Verdict(Status.FAIL, "", measured=loaded.version, source=CATALOG)
+    last, first, modules = known.get("last_branch"), known.get("min_driver"), known.get("modules")
+    if last is not None and _number(loaded.version)[0] > last:
+        return replace(told, message=f"branch {last} is the last that drives {name}", expected=last)
+    if first is not None and _number(loaded.version) < _number(str(first)):
+        return replace(told, message=f"{name} needs driver {first} or later", expected=str(first))
+    if modules in ("open", "proprietary") and loaded.flavour not in (None, modules):
+        message = f"{name} needs the {modules} kernel modules, the {loaded.flavour} ones are loaded"
+        return replace(told, message=message, expected=modules, measured=loaded.flavour)
+    flavour = f" ({loaded.flavour})" if loaded.flavour else ""
+    return replace(told, status=Status.PASS, message=f"driver {loaded.version}{flavour} fits {name}")
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+@registry.check(
+    "driver.signed",
+    needs=("secure_boot", "kernels", "module_files"),
+    means="Where secure boot is on, or the kernel is locked down, the module on disk is signed: the kernel loads no "
+    "other.",
+    remedy="Sign the module with a key that the firmware knows (mokutil --import), install signed modules, or switch "
+    "secure boot off.",
+)
+def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    strict = node.lockdown not in (None, "none")
+    if not node.module_files:
+        yield Verdict(Status.SKIP, "no NVIDIA module is on disk (driver.module-built says more)")
+        return
+    matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
+    unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]
+    if not node.secure_boot and not strict:
+        yield Verdict(Status.PASS, "secure boot is off: the module need not be signed", measured=not unsigned)
+    elif unsigned:
+        why = "secure boot is on" if node.secure_boot else f"the kernel is locked down ({node.lockdown})"
+        yield Verdict(Status.FAIL, f"{why}, and not signed: {listed(unsigned)}", expected=True, measured=False)
+    else:
+        yield Verdict(Status.PASS, "the module is signed", expected=True, measured=True)
+
+
+@registry.check(
+    "driver.libraries",
+    needs=("libraries", "loaded_driver"),
+    means="All copies of libcuda and libnvidia-ml that programs may find have one version, that of the driver. Another "
+    "one (a .run installer's, one in /usr/local/lib) makes some programs fail and others not.",
+    remedy="Find out whose the other copy is (dpkg -S FILE, rpm -qf FILE), remove it, and run ldconfig.",
+)
+def driver_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not any(library.name in DRIVER_LIBRARIES for library in node.libraries or ()):
+        yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
+        return
+    for name in DRIVER_LIBRARIES:
+        files = {library.file: library for library in node.libraries or () if library.name == name}
+        if files:
+            yield replace(_one_driver_library(node, list(files.values())), component=name)
+
+
+def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
+    used = next((copy for copy in copies if copy.used), None)
+    wanted = used.version if used else node.loaded_driver.version if node.loaded_driver else None
+    others = [
+        copy
+        for copy in copies
+        if copy is not used and (copy.version is None or wanted is None or not same_version(copy.version, wanted))
+    ]
+    if others:
+        found = listed([f"{copy.file} ({copy.version or 'version unknown'})" for copy in others], most=3)
+        return Verdict(
+            Status.FAIL if any(copy.in_cache for copy in others) else Status.WARN,
+            f"{counted(len(others), 'copy', 'copies')} beside the driver's: {found}",
+            expected=wanted,
+            measured=listed(sorted({copy.version or "unknown" for copy in copies})),
+        )
+    return Verdict(Status.PASS, f"one version: {wanted}", expected=wanted, measured=wanted)
+
+
+@registry.check(
+    "library.copies",
+    needs=("libraries",),
+    means="NCCL and cuDNN, where the host has them at all, are there in one version. Containers bring their own.",
+    remedy="Remove the copies that nothing needs, and run ldconfig; ldd PROGRAM shows which one a program takes.",
+)
+def stack_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    present = [name for name in STACK_LIBRARIES if any(library.name == name for library in node.libraries or ())]
+    if not present:
+        yield Verdict(Status.PASS, "the host has no NCCL and no cuDNN that could be in the way")
+    for name in present:
+        versions: dict[str, str] = {}
+        for library in node.libraries or ():
+            if library.name == name:
+                versions.setdefault(library.version or "unknown version", library.file)
+        found = listed([f"{version} ({file})" for version, file in sorted(versions.items())], most=4)
+        status = Status.WARN if len(versions) > 1 else Status.PASS
+        yield Verdict(status, found, name, expected=1, measured=len(versions), unit="versions")
+
+
+@registry.check(
+    "driver.foreign-installs",
+    needs=("foreign_installs",),
+    means="Nothing but the package manager installed driver and CUDA: what a .run installer left is overwritten by "
+    "packages in part, and found by programs in part.",
+    remedy="nvidia-uninstall and cuda-uninstaller take away what .run installers left; apt purge nvidia-docker2 the "
+    f"other. Then: {ROLE}.",
+)
+def foreign_installs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not node.foreign_installs:
+        yield Verdict(Status.PASS, "no trace of another installer", expected=0, measured=0)
+        return
+    there = [found for found in node.foreign_installs if not found.kind.endswith("-log")]
+    texts = [
+        f"{FOREIGN_WORDS.get(found.kind, found.kind)} ({found.path}{', ' + found.note if found.note else ''})"
+        for found in there or node.foreign_installs
+    ]
+    # A log alone may be years old and the driver gone: not even a warning where packages are installed.
+    status = Status.WARN if there else Status.PASS
+    yield Verdict(status, listed(texts, most=3), expected=0, measured=len(there), unit="traces")
+
+
+@registry.check(
+    "driver.automatic-updates",
+    needs=("automatic_updates", "packages"),
+    means="No upgrade that the system makes by itself can move the driver under a running job, or reboot the node.",
+    remedy="Hold the driver's packages and keep them from unattended upgrades: role nvidia_driver, tag "
+    'nvidia_driver_configure. Unattended-Upgrade::Automatic-Reboot "false" keeps the node up.',
+)
+def automatic_updates(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    updates = node.automatic_updates
+    if updates is None:
+        yield Verdict(Status.PASS, "the system makes no upgrade by itself")
+        return
+    if not updates.enabled:
+        yield Verdict(Status.PASS, f"{updates.tool} is installed and switched off", measured=False)
+        return
+    packages = {package.name: package for package in driver_packages(node).of_main}
+    loose = sorted(name for name, package in packages.items() if not package.held and not _kept_back(name, updates))
+    if loose:
+        message = (
+            f"{updates.tool} is on and may upgrade {counted(len(loose), 'package')} of the driver: {listed(loose)}"
+        )
+        yield Verdict(Status.WARN, message, expected=0, measured=len(loose), unit="packages")
+    elif updates.reboots:
+        yield Verdict(Status.WARN, f"{updates.tool} reboots the node by itself", expected=False, measured=True)
+    else:
+        yield Verdict(Status.PASS, f"{updates.tool} is on and leaves the driver alone")
+
+
+def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
+    """apt's patterns are regular expressions matched at the beginning, dnf's are those of a shell."""
+    for pattern in updates.kept_back:
+        if updates.tool != "unattended-upgrades":
+            if fnmatchcase(name, pattern):
+                return True
+            continue
+        if _REPEATED_GROUP.search(pattern):
+            continue  # Nobody writes such a pattern, and matching it could take for ever.
+        try:
+            if re.match(pattern, name):
+                return True
+        except re.error:
+            continue  # apt does not understand it either.
+    return False
+
+
+@registry.check(
+    "node.reboot-pending",
+    needs=("reboot_required",),
+    means="No installed package waits for a reboot.",
+    remedy="Reboot the node when it is idle: ansible-playbook playbooks/reboot.yml, or by hand.",
+)
+def reboot_pending(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    waiting = node.reboot_required or ()
+    if waiting:
+        yield Verdict(Status.WARN, f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
+    else:
+        yield Verdict(Status.PASS, "no reboot is pending", expected=0, measured=0)

@@ -1,0 +1,147 @@
+"""Checks on what the driver wrote into the kernel's log: Xid of GPUs, SXid of NVSwitches, other trouble."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from gpunode.catalog import load
+from gpunode.checks.machine import nvswitches
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import KernelEvent, NodeFacts
+
+SOURCE = "catalog (xids.yml)"
+BAD = ("critical", "high")
+HARMLESS = ("info", "low")
+LOG_REMEDY = "journalctl -k -b shows the lines around it."
+# Lines after which a GPU cannot be used, whatever else the driver says.
+INIT_FAILED = ("RmInitAdapter failed", "fallen off the bus", "GPU is lost")
+
+
+def reach(node: NodeFacts) -> str:
+    """How far the log goes, for messages."""
+    complete = node.kernel_log is not None and node.kernel_log.complete
+    return "of this boot" if complete else "as far as it is kept"
+
+
+def nothing_found(node: NodeFacts, what: str) -> Verdict:
+    """The verdict on a log without such events: as much as the log can tell."""
+    if node.kernel_log is not None and not node.kernel_log.complete:
+        return Verdict(
+            Status.WARN,
+            f"no {what}, but the kernel's log does not reach back to the boot",
+            expected=0,
+            measured=0,
+            remedy="Keep the journal on disk (Storage=persistent in journald.conf), with room for a whole boot.",
+        )
+    return Verdict(Status.PASS, f"no {what} in the kernel's log of this boot", expected=0, measured=0)
+
+
+@registry.check(
+    "gpu.xid",
+    needs=("kernel_log",),
+    needs_gpu=True,
+    means="The driver reported no error (Xid) of a GPU since the boot. Each number is judged by its meaning: those of "
+    "applications warn, those of hardware fail.",
+    remedy=LOG_REMEDY,
+)
+def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    events = [event for event in _events(node, "xid") if event.xid is not None]
+    if not events:
+        yield nothing_found(node, "Xid")
+        return
+    together: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
+    for event in events:
+        together[_gpu_of(node, event), event.xid or 0].append(event)
+    for (component, number), same in sorted(together.items()):
+        yield _xid_verdict(component, number, same)
+
+
+def _xid_verdict(component: str, number: int, events: list[KernelEvent]) -> Verdict:
+    known = load().xid(number)
+    last = events[-1]
+    often = f", {len(events)} times" if len(events) > 1 else ""
+    when = f", last at {last.time}" if last.time else ""
+    who = f", process {last.process}" if last.process else ""
+    if known is None or known.severity == "unused":
+        said = f" ({last.message})" if last.message else ""
+        message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}"
+        return Verdict(Status.WARN, message, component, expected=0, measured=len(events), unit="events", source=SOURCE)
+    status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
+    follow = f" (where Xid {' or '.join(known.follow)} follows, that one decides)" if known.follow else ""
+    return Verdict(
+        status,
+        f"Xid {number}{often}{when}{who}: {known.meaning}",
+        component,
+        expected=0,
+        measured=len(events),
+        unit="events",
+        source=SOURCE,
+        remedy=f"{known.action}{follow}",
+    )
+
+
+@registry.check(
+    "nvswitch.sxid",
+    needs=("kernel_log", "pci"),
+    needs_gpu=True,
+    means="The driver reported no error (SXid) of an NVSwitch since the boot.",
+    remedy="Fatal: drain the node, reset all GPUs and NVSwitches or reboot. Else look at the link that is named. "
+    f"{LOG_REMEDY}",
+)
+def sxid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    events = _events(node, "sxid")
+    if not events and not nvswitches(node):
+        yield Verdict(Status.SKIP, "no NVSwitch is on the PCI bus")
+    elif not events:
+        yield nothing_found(node, "SXid")
+    together: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
+    for event in events:
+        together[event.pci_bus_id or "an unknown place", event.xid or 0].append(event)
+    for (slot, number), same in sorted(together.items()):
+        fatal = any(event.fatal for event in same)
+        yield Verdict(
+            Status.FAIL if fatal else Status.WARN,
+            f"SXid {number}, {counted(len(same), 'time')}: {same[-1].message}",
+            f"nvswitch {slot}",
+            expected=0,
+            measured=len(same),
+            unit="events",
+        )
+
+
+@registry.check(
+    "driver.log",
+    needs=("kernel_log",),
+    needs_gpu=True,
+    means="The driver wrote no trouble into the kernel's log beside Xids: no GPU that could not be initialised, no "
+    "mismatch of firmware or library.",
+    remedy=LOG_REMEDY,
+)
+def driver_log(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    events = (*_events(node, "nvrm"), *_events(node, "nouveau"))
+    if not events:
+        yield nothing_found(node, "trouble of the driver")
+        return
+    texts = list(dict.fromkeys(event.message for event in events))
+    broken = [text for text in texts if any(sign in text for sign in INIT_FAILED)]
+    yield Verdict(
+        Status.FAIL if broken else Status.WARN,
+        f"{counted(len(events), 'line')} of trouble {reach(node)}: {listed(broken or texts, most=2)}",
+        expected=0,
+        measured=len(events),
+        unit="lines",
+    )
+
+
+def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
+    log = node.kernel_log
+    return tuple(event for event in log.events if event.kind == kind) if log else ()
+
+
+def _gpu_of(node: NodeFacts, event: KernelEvent) -> str:
+    """``gpu3`` by nvidia-smi's order, the slot where that is not known."""
+    document = (node.smi.document if node.smi else None) or {"gpus": ()}
+    found = next((gpu["index"] for gpu in document["gpus"] if gpu.get("pci_bus_id") == event.pci_bus_id), None)
+    if found is not None:
+        return f"gpu{found}"
+    return f"gpu at {event.pci_bus_id}" if event.pci_bus_id else "node"

@@ -1,0 +1,336 @@
+"""Mutants of the checks on GPUs: there, set, healthy."""
+
+from bundles import Edit, grace, guest, hgx, not_run, pcie_4, stdout, t4, text, timed_out, with_two_gpus
+from machines import PCI
+from mutant import Missing, Mutant, garbled
+
+from gpunode.checks import Expectation, Status
+
+WARN = Status.WARN
+SMI = "nvidia-smi-xml"
+
+
+def smi(old: str | None, new: str) -> Edit:
+    """Change what nvidia-smi -q -x prints, where it is first found: of GPU 0."""
+    return stdout(SMI, old, new)
+
+
+def tag(name: str, old: str, new: str) -> Edit:
+    """Change the value of a tag of GPU 0."""
+    return smi(f"<{name}>{old}</{name}>", f"<{name}>{new}</{name}>")
+
+
+def reason(name: str) -> Edit:
+    """Something slows GPU 0 down."""
+    return tag(f"clocks_event_reason_{name}", "Not Active", "Active")
+
+
+ONE_GPU_OFF_THE_BUS = [
+    text(PCI, "0000:3d:00.0\n", ""),
+    smi("<attached_gpus>4<", "<attached_gpus>3<"),
+]
+XID = (
+    "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n"
+    "2026-11-20T10:00:00+0000 n kernel: NVRM: Xid (PCI:0000:18:00): {xid}, pid=4242, name=python, {text}\n"
+    "2026-11-20T10:00:01+0000 n kernel: NVRM: Xid (PCI:0000:18:00): {xid}, pid=4242, name=python, {text}\n"
+)
+LOG = "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n2026-11-20T10:00:00+0000 n kernel: {line}\n"
+LATE_LOG = "2026-11-20T10:00:00+0000 n kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n"
+
+MUTANTS = [
+    Mutant(
+        "gpu.present",
+        "one GPU gone from bus and driver",
+        pcie_4,
+        ONE_GPU_OFF_THE_BUS,
+        expect=Expectation(gpus=4),
+    ),
+    Mutant(
+        "gpu.model",
+        "one GPU is another model than the site says",
+        with_two_gpus,
+        [text(f"{PCI}0000:3d:00.0/uevent", "10DE:26B9", "10DE:26B5")],
+        expect=Expectation(model="L40S"),
+    ),
+    Mutant(
+        "gpu.count",
+        "the driver has one GPU less than the bus",
+        with_two_gpus,
+        [smi("<attached_gpus>2<", "<attached_gpus>1<")],
+    ),
+    Mutant(
+        "gpu.device-nodes",
+        "the file of one GPU is missing",
+        hgx,
+        [stdout("device-nodes", "/dev/nvidia3\tcharacter\t0666\troot\troot\t195\t3\n", "")],
+    ),
+    Mutant(
+        "gpu.device-nodes",
+        "a plain file in the place of a device",
+        t4,
+        [
+            stdout(
+                "device-nodes",
+                "/dev/nvidiactl\tcharacter\t0666\troot\troot\t195\t255",
+                "/dev/nvidiactl\tfile\t0644\troot\troot\t\t",
+            )
+        ],
+    ),
+    Mutant(
+        "gpu.device-nodes",
+        "no /dev/nvidia-uvm",
+        t4,
+        [stdout("device-nodes", "/dev/nvidia-uvm\tcharacter\t0666\troot\troot\t510\t0\n", "")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.answers",
+        "a reading that fails",
+        pcie_4,
+        [smi("<memory_util>0 %</memory_util>", "<memory_util>Unknown Error</memory_util>")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.answers",
+        "a lost GPU",
+        t4,
+        [tag("performance_state", "P0", "GPU is lost")],
+        skips=(
+            "gpu.clocks",
+            "gpu.compute-mode",
+            "gpu.ecc-corrected",
+            "gpu.ecc-mode",
+            "gpu.ecc-uncorrected",
+            "gpu.power-limit",
+            "gpu.recovery",
+            "gpu.retired-pages",
+            "gpu.temperature",
+            "gpu.throttling",
+        ),
+    ),
+    Mutant("gpu.recovery", "a reset is recommended", hgx, [tag("gpu_recovery_action", "None", "Drain and Reset")]),
+    Mutant(
+        "gpu.recovery",
+        "an older driver asks for a reset",
+        t4,
+        [tag("gpu_recovery_action", "None", "N/A"), tag("reset_required", "No", "Yes")],
+    ),
+    Mutant(
+        "gpu.persistence",
+        "persistence mode off on one GPU, which the daemon does not hold",
+        with_two_gpus,
+        [tag("persistence_mode", "Enabled", "Disabled"), stdout("device-holders", " /dev/nvidia0", "")],
+    ),
+    Mutant(
+        "gpu.persistence",
+        "persistence daemon not active",
+        with_two_gpus,
+        [stdout("systemctl-units", "ActiveState=active\nSubState=running", "ActiveState=inactive\nSubState=dead")],
+        becomes=WARN,
+    ),
+    Mutant("gpu.compute-mode", "no process may use it", hgx, [tag("compute_mode", "Default", "Prohibited")]),
+    Mutant(
+        "gpu.compute-mode",
+        "one process alone may use it",
+        guest,
+        [tag("compute_mode", "Default", "Exclusive_Process")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.mig",
+        "MIG on where the site wants it off",
+        hgx,
+        [tag("current_mig", "Disabled", "Enabled"), tag("pending_mig", "Disabled", "Enabled")],
+        expect=Expectation(mig=False),
+    ),
+    Mutant("gpu.mig", "a change waits for a reset", hgx, [tag("pending_mig", "Disabled", "Enabled")], becomes=WARN),
+    Mutant(
+        "gpu.power-limit",
+        "a lower limit than the default",
+        hgx,
+        [tag("current_power_limit", "700.00 W", "500.00 W")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.clocks",
+        "the card offers less than its model",
+        hgx,
+        [smi("<sm_clock>1980", "<sm_clock>1410")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.clocks",
+        "busy and slow for no reason",
+        t4,
+        [tag("gpu_util", "0 %", "100 %"), tag("clocks_event_reason_gpu_idle", "Active", "Not Active")],
+        becomes=WARN,
+    ),
+    Mutant("gpu.memory-used", "memory of nobody", hgx, [tag("used", "1 MiB", "40960 MiB")], becomes=WARN),
+    Mutant("gpu.ecc-mode", "ECC off", hgx, [tag("current_ecc", "Enabled", "Disabled")], becomes=WARN),
+    Mutant("gpu.ecc-uncorrected", "an error since the driver was loaded", hgx, [tag("dram_uncorrectable", "0", "2")]),
+    Mutant("gpu.ecc-uncorrected", "on an older card", t4, [smi("<double_bit><total>0", "<double_bit><total>1")]),
+    Mutant(
+        "gpu.ecc-uncorrected",
+        "errors in the card's life",
+        grace,
+        [
+            smi(
+                "<aggregate>\n\t\t\t\t<sram_correctable>0</sram_correctable>\n\t\t\t\t<sram_uncorrectable_parity>0",
+                "<aggregate>\n\t\t\t\t<sram_correctable>0</sram_correctable>\n\t\t\t\t<sram_uncorrectable_parity>3",
+            )
+        ],
+        becomes=WARN,
+    ),
+    Mutant("gpu.ecc-uncorrected", "SRAM beyond repair", hgx, [tag("sram_threshold_exceeded", "No", "Yes")]),
+    Mutant("gpu.ecc-corrected", "very many", hgx, [tag("dram_correctable", "0", "30000000")], becomes=WARN),
+    Mutant("gpu.remapped-rows", "a row waits", hgx, [tag("remapped_row_pending", "No", "Yes")]),
+    Mutant("gpu.remapped-rows", "remapping failed", pcie_4, [tag("remapped_row_failure", "No", "Yes")]),
+    Mutant("gpu.remapped-rows", "very many rows", hgx, [tag("remapped_row_unc", "0", "600")]),
+    Mutant("gpu.retired-pages", "pages wait", t4, [tag("pending_retirement", "No", "Yes")]),
+    Mutant(
+        "gpu.retired-pages",
+        "very many pages",
+        t4,
+        [smi("<double_bit_retirement><retired_count>0", "<double_bit_retirement><retired_count>61")],
+    ),
+    Mutant("gpu.throttling", "heat", hgx, [reason("hw_slowdown"), reason("hw_thermal_slowdown")]),
+    Mutant(
+        "gpu.throttling",
+        "power brake beside a power limit",
+        hgx,
+        [reason("sw_power_cap"), reason("hw_power_brake_slowdown")],
+    ),
+    Mutant("gpu.throttling", "the driver slows down for heat", t4, [reason("sw_thermal_slowdown")], becomes=WARN),
+    Mutant("gpu.temperature", "at the limit", t4, [tag("gpu_temp", "35 C", "93 C")]),
+    Mutant("gpu.temperature", "near the limit", t4, [tag("gpu_temp", "35 C", "90 C")], becomes=WARN),
+    Mutant("gpu.temperature", "past T.Limit", hgx, [tag("gpu_temp_tlimit", "52 C", "-3 C")]),
+    Mutant(
+        "gpu.temperature",
+        "memory at its limit",
+        hgx,
+        [
+            smi(
+                "<memory_temp>40 C</memory_temp>",
+                "<memory_temp>95 C</memory_temp>\n<gpu_temp_max_mem_threshold>95 C</gpu_temp_max_mem_threshold>",
+            )
+        ],
+    ),
+    Mutant(
+        "gpu.xid",
+        "fallen off the bus, twice",
+        hgx,
+        [stdout("journal-kernel", None, XID.format(xid=79, text="GPU has fallen off the bus."))],
+    ),
+    Mutant(
+        "gpu.xid",
+        "an application's fault",
+        hgx,
+        [stdout("journal-kernel", None, XID.format(xid=31, text="Ch 00000010"))],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.xid",
+        "a number that nobody knows",
+        hgx,
+        [stdout("journal-kernel", None, XID.format(xid=9999, text="something"))],
+        becomes=WARN,
+    ),
+    Mutant(
+        "nvswitch.sxid",
+        "fatal",
+        hgx,
+        [
+            stdout(
+                "journal-kernel",
+                None,
+                LOG.format(line="nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"),
+            )
+        ],
+    ),
+    Mutant(
+        "nvswitch.sxid",
+        "not fatal",
+        hgx,
+        [
+            stdout(
+                "journal-kernel",
+                None,
+                LOG.format(
+                    line="nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 22013, Non-fatal, Link 27 minion link error"
+                ),
+            )
+        ],
+        becomes=WARN,
+    ),
+    Mutant(
+        "driver.log",
+        "a GPU that could not be initialised",
+        t4,
+        [
+            stdout(
+                "journal-kernel", None, LOG.format(line="NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x0:1835)")
+            )
+        ],
+    ),
+    Mutant(
+        "driver.log",
+        "other trouble",
+        t4,
+        [stdout("journal-kernel", None, LOG.format(line="NVRM: API mismatch: the client has the version 535.247.01"))],
+        becomes=WARN,
+    ),
+]
+
+MISSING: Missing = {
+    "gpu.present": [(with_two_gpus, [text(PCI, None, None)])],
+    "gpu.model": [(hgx, [text(PCI, None, None)])],
+    "gpu.count": [
+        (with_two_gpus, timed_out(SMI)),
+        (with_two_gpus, [smi("</nvidia_smi_log>", "")]),
+        (with_two_gpus, [Edit(("commands", SMI, "rc"), None, 127)]),
+    ],
+    "gpu.device-nodes": [
+        (t4, [not_run("device-nodes")]),
+        (t4, [text("/proc/driver/nvidia/gpus/", None, "")]),
+        (t4, [text("/proc/driver/nvidia/gpus/0000:3b:00.0/information", None, None)]),
+    ],
+    "gpu.answers": [(hgx, timed_out(SMI)), (t4, garbled(SMI))],
+    "gpu.recovery": [(hgx, [not_run(SMI)])],
+    "gpu.persistence": [
+        (with_two_gpus, [smi("<persistence_mode>Enabled</persistence_mode>", "")]),
+        (with_two_gpus, timed_out("systemctl-units")),
+    ],
+    "gpu.compute-mode": [(hgx, [smi("<compute_mode>Default</compute_mode>", "")])],
+    "gpu.mig": [(hgx, timed_out(SMI))],
+    "gpu.power-limit": [(hgx, [smi("<current_power_limit>700.00 W</current_power_limit>", "")])],
+    "gpu.clocks": [(hgx, [smi("<sm_clock>345 MHz</sm_clock>", "")])],
+    "gpu.memory-used": [
+        (hgx, [smi("<used>1 MiB</used>", "")]),
+        (hgx, [smi("<processes>\n\t\t</processes>", ""), Edit(("commands", "device-holders", "rc"), None, 1)]),
+    ],
+    "gpu.ecc-mode": [(hgx, [tag("current_ecc", "Enabled", "N/A")])],
+    "gpu.ecc-uncorrected": [(t4, [smi("<double_bit><total>0</total></double_bit>", "")]), (hgx, timed_out(SMI))],
+    "gpu.ecc-corrected": [(t4, [smi("<single_bit><total>0</total></single_bit>", "")])],
+    "gpu.remapped-rows": [
+        (hgx, [smi("<remapped_row_pending>No</remapped_row_pending>", "")]),
+        (
+            grace,
+            [
+                tag("remapped_row_corr", "0", "N/A"),
+                tag("remapped_row_unc", "0", "N/A"),
+                tag("remapped_row_pending", "No", "N/A"),
+                tag("remapped_row_failure", "No", "N/A"),
+            ],
+        ),
+    ],
+    "gpu.retired-pages": [
+        (t4, [tag("pending_retirement", "No", "N/A"), tag("pending_blacklist", "No", "N/A")]),
+    ],
+    "gpu.throttling": [
+        (hgx, [smi("clocks_event_reasons>", "unknown_reasons>"), smi("</clocks_event_reasons>", "</unknown_reasons>")])
+    ],
+    "gpu.temperature": [(hgx, [smi("<gpu_temp>35 C</gpu_temp>", "")])],
+    "gpu.xid": [(hgx, [not_run("journal-kernel")]), (hgx, garbled("journal-kernel"))],
+    "nvswitch.sxid": [(hgx, timed_out("journal-kernel"))],
+    "driver.log": [(t4, [Edit(("commands", "journal-kernel", "truncated"), None, True)])],
+}
