@@ -1,0 +1,60 @@
+"""The one-file gpunode, copied to nodes that have Python and nothing else of it: Debian 12 and 13."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpunode.lab import Lab, LabNode
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = {"debian-12": "3.11", "debian-13": "3.13"}
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built for the Pythons of both systems."""
+    out = tmp_path_factory.mktemp("zipapp") / "gpunode.pyz"
+    words = [word for version in PYTHONS.values() for word in ("--python", version)]
+    argv = [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(out), *words]
+    done = subprocess.run(argv, check=False, timeout=600, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out
+
+
+@pytest.fixture(params=PYTHONS)
+def node(request: pytest.FixtureRequest, lab: Lab, archive: Path) -> LabNode:
+    """A node with the archive in /tmp."""
+    node = next(node for node in lab.up(1, request.param) if node.os == request.param)
+    config = str(lab.inventory_path.parent / "ssh_config")
+    copy = ["scp", "-q", "-F", config, str(archive), f"{node.name}:/tmp/gpunode.pyz"]
+    subprocess.run(copy, check=True, timeout=120, stdin=subprocess.DEVNULL)
+    return node
+
+
+def verdicts(stdout: str) -> dict[str, str]:
+    """Check to status of the only node in a report."""
+    (judged,) = json.loads(stdout)["nodes"]
+    assert judged["simulated"] is True
+    return {finding["check"]: finding["status"] for finding in judged["findings"]}
+
+
+def test_root_gets_the_verdict_that_ssh_gives(lab: Lab, node: LabNode) -> None:
+    here = node.ssh(["sudo", "-n", "/tmp/gpunode.pyz", "validate", "--format", "json"], timeout_s=120)
+    assert here.stderr == ""
+    argv = [sys.executable, "-m", "gpunode", "validate", "-i", str(lab.inventory_path), "--limit", node.name]
+    there = subprocess.run([*argv, "--format", "json"], check=False, timeout=120, capture_output=True, text=True)
+    assert verdicts(here.stdout) == verdicts(there.stdout)
+    assert here.returncode == there.returncode
+
+
+def test_a_user_sees_less_and_is_told(node: LabNode) -> None:
+    done = node.ssh(["/tmp/gpunode.pyz", "validate", "--format", "json"], timeout_s=120)
+    status = verdicts(done.stdout)
+    assert status["node.reachable"] == "pass"
+    assert status["gpu.present"] == "error"
+    assert done.returncode in (1, 3)
