@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from machines import DRIVER_NODE, GRACE, GUEST, HGX, PCIE_2, PCIE_4, T4_1, Document, bundle, recorded
+from machines import DRIVER_NODE, GRACE, GUEST, HGX, PCI, PCIE_2, PCIE_4, T4_1, Document, bundle, recorded
 
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import facts_from_bundle
@@ -47,6 +47,19 @@ def t4() -> Document:
 def guest() -> Document:
     """A virtual machine with one L40S passed through."""
     return bundle(GUEST)
+
+
+def without_gpu() -> Document:
+    """The node with a T4, and the T4 taken out: the driver is installed and not loaded."""
+    document = t4()
+    commands, files = document["commands"], document["files"]
+    for key in [key for key in commands if key.startswith(("nvidia-smi", "version-nv-", "version-dcgmi"))]:
+        del commands[key]
+    commands["device-nodes"]["stdout"] = commands["device-holders"]["stdout"] = ""
+    gone = {"/proc/driver/nvidia/version": None, "/proc/driver/nvidia/params": None, "/proc/modules": ""}
+    (slot,) = (gpu.slot for gpu in T4_1.gpus)
+    files |= gone | {PCI: files[PCI].replace(f"{slot}\n", "")}
+    return document
 
 
 def grace() -> Document:
