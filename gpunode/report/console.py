@@ -8,7 +8,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gpunode.checks import Finding, Stack, Status
+from gpunode.checks import Stack, Status
+from gpunode.checks.words import listed
+from gpunode.names import fold
+from gpunode.report.folding import Folded, of_nodes
 from gpunode.report.model import WORST_FIRST, Counts, NodeReport, Report, count
 
 STYLE = {
@@ -47,10 +50,16 @@ class PlainConsole(Console):
 
 def write(document: Report, stream: TextIO, *, verbose: bool = False) -> None:
     """Write the report. On a terminal lines are folded to its width; in a file or a pipe they stay whole, so that
-    one can search them. ``verbose`` shows passed and skipped checks too."""
+    one can search them. ``verbose`` shows passed and skipped checks too.
+
+    One node is told with its findings below it. Of several, the findings come first, each with the nodes that have it,
+    then a line for each node; the worst is first everywhere.
+    """
     writer = _Writer(PlainConsole(stream), verbose=verbose)
-    for node in sorted(document.nodes, key=lambda node: (WORST_FIRST.index(node.status), node.host)):
-        writer.node(node)
+    if len(document.nodes) == 1:
+        writer.one(document.nodes[0])
+    else:
+        writer.many(document)
     writer.end(document)
 
 
@@ -64,10 +73,28 @@ def as_text(document: Report, *, verbose: bool = False) -> str:
 class _Writer:
     def __init__(self, console: PlainConsole, *, verbose: bool) -> None:
         self.line = console.show
+        self.wanted = frozenset(Status) if verbose else frozenset(Status) - set(QUIET)
         self.verbose = verbose
 
-    def node(self, node: NodeReport) -> None:
-        shown = [finding for finding in _worst_first(node.findings) if self.verbose or finding.status not in QUIET]
+    def one(self, node: NodeReport) -> None:
+        shown = of_nodes([node], self.wanted)
+        self.head(node)
+        stack = printable(stack_in_words(node.stack, len(node.gpus)))
+        if shown and stack:
+            self.line(Text(stack, "dim"), 6)
+        for folded in shown:
+            self.finding(folded, 2)
+
+    def many(self, document: Report) -> None:
+        for folded in of_nodes(document.nodes, self.wanted):
+            self.finding(folded, 0, on=folded.hosts)
+        for node in sorted(document.nodes, key=lambda node: (WORST_FIRST.index(node.status), node.host)):
+            self.head(node)
+            stack = printable(stack_in_words(node.stack, len(node.gpus)))
+            if self.verbose and stack:
+                self.line(Text(stack, "dim"), 6)
+
+    def head(self, node: NodeReport) -> None:
         head = Text()
         head.append(node.status.value.upper().ljust(6), STYLE[node.status])
         head.append(printable(node.host), "bold")
@@ -75,26 +102,23 @@ class _Writer:
             head.append("  SIMULATED", "bold yellow")
         head.append(f"  {in_words(count(node.findings))}")
         self.line(head)
-        if not shown:
-            return
-        stack = printable(stack_in_words(node.stack, len(node.gpus)))
-        if stack:
-            self.line(Text(stack, "dim"), 6)
-        for finding in shown:
-            self.finding(finding)
 
-    def finding(self, finding: Finding) -> None:
+    def finding(self, folded: Folded, indent: int, on: tuple[str, ...] = ()) -> None:
+        told = folded.told
         text = Text()
-        text.append(finding.status.value.ljust(6), STYLE[finding.status])
-        text.append(finding.check, "bold")
-        if finding.component != "node":
-            text.append(f" [{printable(finding.component)}]")
-        text.append(f": {printable(finding.message)}")
-        self.line(text, 2)
-        if finding.source and finding.status not in QUIET:
-            self.line(Text(f"expected by: {printable(finding.source)}", "dim"), 8)
-        if finding.remedy:
-            self.line(Text(f"to do: {printable(finding.remedy)}", "dim"), 8)
+        text.append(told.status.value.ljust(6), STYLE[told.status])
+        text.append(listed(told.checks, most=len(told.checks) if self.verbose else 3), "bold")
+        if set(told.components) != {"node"}:
+            text.append(f" [{printable(fold(told.components))}]")
+        text.append(f": {printable(told.message)}")
+        self.line(text, indent)
+        if on:
+            number = f" ({len(on)} nodes)" if len(on) > 1 else ""
+            self.line(Text(f"on: {printable(fold(on))}{number}"), indent + 6)
+        if told.source and told.status not in QUIET:
+            self.line(Text(f"expected by: {printable(told.source)}", "dim"), indent + 6)
+        if told.remedy:
+            self.line(Text(f"to do: {printable(told.remedy)}", "dim"), indent + 6)
 
     def end(self, document: Report) -> None:
         simulated = [node for node in document.nodes if node.simulated]
@@ -110,10 +134,6 @@ class _Writer:
         if simulated:
             some = "The node is" if len(document.nodes) == 1 else f"{len(simulated)} of {len(document.nodes)} nodes are"
             self.line(Text(f"{some} simulated: this says nothing about a real GPU.", "yellow"))
-
-
-def _worst_first(findings: tuple[Finding, ...]) -> list[Finding]:
-    return sorted(findings, key=lambda finding: WORST_FIRST.index(finding.status))
 
 
 def in_words(counts: Counts) -> str:

@@ -2,11 +2,13 @@
 
 import io
 import re
+from collections import Counter
 
 import pytest
 
 from gpunode.checks import Finding, Identity, Stack, Status
 from gpunode.report import NodeReport, console, judged, report, unreachable
+from gpunode.report.folding import of_nodes
 
 ESCAPE = "\x1b"
 
@@ -33,19 +35,86 @@ def test_a_healthy_node_is_one_line() -> None:
     assert text(node("well", GOOD, finding("a.skipped", Status.SKIP))) == "PASS  well  1 passed, 1 skipped\n"
 
 
-def test_worst_node_and_worst_finding_come_first() -> None:
+def test_the_worst_finding_and_the_worst_node_come_first() -> None:
     lines = text(
         node("a-well", GOOD),
         node("b-warned", finding("a.warned", Status.WARN)),
         node("c-broken", finding("a.warned", Status.WARN), finding("an.error", Status.ERROR), BAD, GOOD),
         unreachable("d-far", "no route to host", 1.0),
     ).splitlines()
+    findings = [line.split()[1].rstrip(":") for line in lines if re.match(r"(fail|error|warn) ", line)]
+    assert findings == ["a.bad", "an.error", "node.reachable", "a.warned"]
     heads = [line.split()[1] for line in lines if re.match(r"[A-Z]+ +[a-d]-", line)]
     assert heads == ["c-broken", "d-far", "b-warned", "a-well"]
-    of_broken = [line.split()[1].rstrip(":") for line in lines[:8] if re.match(r"  [a-z]+ +an?\.", line)]
-    assert of_broken[:3] == ["a.bad", "an.error", "a.warned"]
+    assert max(lines.index(line) for line in lines if line.startswith("warn ")) < lines.index(
+        next(line for line in lines if line.startswith("FAIL "))
+    )
     assert "to do: Mend it." in "".join(lines)
     assert "4 nodes: 1 fail, 1 error, 1 warn, 1 pass" in lines[-1]
+
+
+def test_an_identical_finding_is_told_once_with_the_nodes_that_have_it() -> None:
+    found = text(*(node(f"gpu-{number:02d}", BAD, GOOD) for number in (1, 2, 3, 7)), node("gpu-04", GOOD))
+    assert found.count("it is broken") == 1
+    assert found.count("Mend it.") == 1
+    assert "      on: gpu-[01-03,07] (4 nodes)" in found.splitlines()
+    assert [line for line in found.splitlines() if line.startswith("PASS")] == ["PASS  gpu-04  1 passed"]
+    assert len([line for line in found.splitlines() if line.startswith("FAIL")]) == 4
+
+
+def test_what_only_some_nodes_have_stands_for_itself() -> None:
+    other = finding("a.bad", Status.FAIL, "it is broken otherwise")
+    found = text(node("gpu-1", BAD), node("gpu-2", BAD, other))
+    assert "on: gpu-[1-2] (2 nodes)" in found
+    assert found.index("on: gpu-[1-2]") < found.index("it is broken otherwise") < found.index("on: gpu-2\n")
+
+
+def test_one_finding_of_many_components_is_one_line() -> None:
+    hot = [
+        Finding(check="gpu.hot", status=Status.FAIL, component=f"gpu{number}", message="too hot") for number in range(8)
+    ]
+    odd = Finding(check="gpu.hot", status=Status.FAIL, component="gpu at 0000:1a:00.0", message="colder")
+    found = text(node("broken", *hot, odd))
+    assert "  fail  gpu.hot [gpu[0-7]]: too hot" in found.splitlines()
+    assert "  fail  gpu.hot [gpu at 0000:1a:00.0]: colder" in found.splitlines()
+
+
+def test_errors_for_want_of_the_same_data_are_one_line() -> None:
+    lost = [finding(f"gpu.check-{letter}", Status.ERROR, "no answer") for letter in "abcde"]
+    with_remedy = finding("gpu.check-f", Status.ERROR, "no answer", "Mend it.")
+    found = text(node("broken", *lost, with_remedy))
+    assert "  error gpu.check-a, gpu.check-b, gpu.check-c and 2 more: no answer" in found.splitlines()
+    assert "  error gpu.check-f: no answer" in found.splitlines()
+    assert "gpu.check-d, gpu.check-e" in text(node("broken", *lost), verbose=True)
+
+
+def test_folding_loses_no_finding() -> None:
+    nodes = [
+        node(
+            f"n{number}",
+            *(
+                Finding(check=f"c.{check}", status=status, component=f"gpu{gpu}", message=f"{check % 2}")
+                for check in range(4)
+                for gpu in range(number + 1)
+                for status in (Status.FAIL, Status.ERROR)
+            ),
+        )
+        for number in range(4)
+    ]
+    folded = of_nodes(nodes, frozenset({Status.FAIL, Status.ERROR}))
+    unfolded = Counter(
+        (host, check, component, one.told.status, one.told.message)
+        for one in folded
+        for host in one.hosts
+        for check in one.told.checks
+        for component in one.told.components
+    )
+    given = Counter(
+        (each.host, found.check, found.component, found.status, found.message)
+        for each in nodes
+        for found in each.findings
+    )
+    assert unfolded == given
 
 
 def test_in_a_file_lines_stay_whole_and_plain() -> None:
@@ -79,14 +148,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, **environment: str) -> str:
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int, *more: NodeReport, **environment: str) -> str:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     stream = Terminal()
-    document = report([node("broken", BAD)], level="quick", version="0", started_at="", finished_at="")
+    document = report([node("broken", BAD), *more], level="quick", version="0", started_at="", finished_at="")
     console.write(document, stream)
     return stream.getvalue()
 
@@ -97,6 +166,17 @@ def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPat
     plain = re.sub(r"\x1b\[[0-9;]*m", "", found)
     assert max(len(line) for line in plain.splitlines()) <= columns
     assert BAD.message.replace(" ", "") in re.sub(r"\s", "", plain)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_fleet_on_a_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    others = [node(f"gpu-{number:03d}", *([BAD] if number % 2 else [GOOD])) for number in range(60)]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(monkeypatch, columns, *others, NO_COLOR="1"))
+    assert max(len(line) for line in plain.splitlines()) <= columns
+    squeezed = re.sub(r"\s", "", plain)
+    assert squeezed.count(BAD.message.replace(" ", "")) == 1
+    assert "on:broken,gpu-[001,003,005" in squeezed or "on:gpu-[001,003,005" in squeezed
+    assert all(f"gpu-{number:03d}" in plain for number in range(0, 60, 2))
 
 
 def test_colours_on_a_terminal_and_none_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
