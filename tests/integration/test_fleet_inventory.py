@@ -34,6 +34,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody changed Ansible's settings, and it is not asked, which takes a second."""
+    monkeypatch.setattr(inventory, "settings", lambda _: {})
+
+
 def refusal(source: str, limit: str | None = None) -> str:
     """The line for this inventory and pattern."""
     with pytest.raises(UsageError) as info:
@@ -108,6 +114,7 @@ def test_ini_that_is_broken_is_refused_also_beside_a_good_one(folder: Path) -> N
         inventory.read(["bad.ini", "hosts.yml"])
 
 
+@pytest.mark.usefixtures("no_settings")
 def test_templates_are_resolved_by_ansible(folder: Path) -> None:
     (folder / "t.yml").write_text(
         "all:\n  vars: {site: lab, ansible_host: '{{ inventory_hostname }}.{{ site }}', ansible_ssh_args: -F none}\n"
@@ -117,6 +124,7 @@ def test_templates_are_resolved_by_ansible(folder: Path) -> None:
     assert (one.address, two.address, two.port) == ("gpu1.lab", "gpu2.lab", 2022)
 
 
+@pytest.mark.usefixtures("no_settings")
 def test_a_template_that_fails_names_variable_and_host(folder: Path) -> None:
     (folder / "t.yml").write_text("all:\n  hosts:\n    gpu1: {ansible_user: '{{ nobody_set_this }}'}\n")
     with pytest.raises(UsageError, match=r"ansible_user \(host gpu1\) .*'nobody_set_this' is undefined") as info:
@@ -124,6 +132,7 @@ def test_a_template_that_fails_names_variable_and_host(folder: Path) -> None:
     assert "\n" not in str(info.value)
 
 
+@pytest.mark.usefixtures("no_settings")
 def test_vaulted_variables_are_used_and_not_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "password").write_text("vault password\n")
     encrypt = [ansible_program("ansible-vault"), "encrypt_string", "--vault-password-file", "password", "hunter2 horse"]
