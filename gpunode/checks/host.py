@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
+from gpunode.checks.machine import is_guest
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
@@ -200,7 +201,7 @@ def _slows(setting: EnvironmentSetting) -> bool:
 
 @registry.check(
     "host.sized-for-gpus",
-    needs=("pci", "cpu", "memory", "disks", "nvmes"),
+    needs=("pci", "cpu", "memory", "disks", "virtualization"),
     needs_gpu=True,
     means="The host can feed its GPUs: cores and memory for each of them, and a fast local disk for data.",
     remedy="Nothing to repair: plan with fewer loader processes and smaller batches, or another machine.",
@@ -213,9 +214,11 @@ def sized_for_gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
     gib = round(node.memory.total_mib / 1024)
     yield _enough("cores", cores, CORES_PER_GPU * gpus, "cores", f"{cores} cores for {counted(gpus, 'GPU')}")
     yield _enough("memory", gib, MEMORY_PER_GPU_GIB * gpus, "GiB", f"{gib} GiB for {counted(gpus, 'GPU')}")
-    fast = [disk for disk in node.disks or () if disk.name.startswith("nvme") and not disk.read_only]
-    gigabytes = round(sum(disk.size_bytes for disk in fast) / 1e9)
-    message = f"{gigabytes} GB on {counted(len(fast), 'NVMe disk')}"
+    # What a guest's disks are made of, only its host knows.
+    kind = "disk" if is_guest(node) else "NVMe disk"
+    fast = [disk for disk in node.disks or () if is_guest(node) or disk.name.startswith("nvme")]
+    gigabytes = round(sum(disk.size_bytes for disk in fast if not disk.read_only) / 1e9)
+    message = f"{gigabytes} GB on {counted(len(fast), kind)}"
     yield _enough("disk", gigabytes, LOCAL_DISK_GB, "GB", message)
 
 

@@ -1,0 +1,541 @@
+"""What the checks on GPUs and their links say in the cases that the simulated nodes do not show."""
+
+from typing import Any
+
+import pytest
+
+from gpunode.checks import Expectation, Finding, Status, registry
+from gpunode.facts.node import (
+    AutomaticUpdates,
+    EnvironmentSetting,
+    GpuProcess,
+    IbDevice,
+    KernelEvent,
+    KernelLog,
+    Limit,
+    Limits,
+    LoadedDriver,
+    NodeFacts,
+    Package,
+    PciDevice,
+    PciLink,
+    PciPort,
+    Smi,
+    Unit,
+)
+
+SLOT = "0000:1a:00.0"
+L40S, A100_PCIE, H100, V100, B200, T4 = "26b9", "20b5", "2330", "1db6", "2901", "1eb8"
+FULL = PciLink(speed_gt_per_s=16.0, speed_max_gt_per_s=16.0, width=16, width_max=16)
+
+
+def device(number: str = L40S, slot: str = SLOT, **more: Any) -> PciDevice:
+    given = {"subsystem_id": None, "class_id": "030200", "driver": "nvidia", "link": FULL, **more}
+    return PciDevice(slot=slot, vendor_id="10de", device_id=number, **given)
+
+
+def said(number: str = L40S, **more: Any) -> dict[str, Any]:
+    """One GPU as nvidia-smi's parser gives it, as far as a test needs it."""
+    return {"index": 0, "pci_bus_id": SLOT, "pci_device_id": f"10de:{number}", "minor_number": 0, **more}
+
+
+def node(*gpus: dict[str, Any], **facts: Any) -> NodeFacts:
+    seen = gpus or (said(),)
+    given = {
+        "pci": tuple(device(gpu["pci_device_id"][5:], gpu["pci_bus_id"]) for gpu in seen),
+        "pci_ports": (),
+        "smi": Smi(document={"attached_gpus": len(seen), "gpus": list(seen)}),
+        "loaded_driver": LoadedDriver(version="580.95.05", flavour="open"),
+        "architecture": "x86_64",
+        "virtualization": "none",
+        "units": (),
+        "gpu_processes": (),
+        "infiniband": (),
+        "topology": Smi(document={"gpus": ["GPU0"], "links": {"GPU0": {}}}),
+        "nvlink": Smi(document={"gpus": []}),
+        "nvlink_errors": Smi(document={"gpus": []}),
+        **facts,
+    }
+    return NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z", **given)
+
+
+def judged(check: str, facts: NodeFacts, **expected: Any) -> list[Finding]:
+    return registry[check].findings(facts, Expectation(**expected))
+
+
+def one(check: str, facts: NodeFacts, **expected: Any) -> tuple[str, str]:
+    (finding,) = judged(check, facts, **expected)
+    return finding.status.value, finding.message
+
+
+# What is hidden
+
+
+OF_THE_CARD = [
+    "gpu.clocks",
+    "gpu.ecc-corrected",
+    "gpu.ecc-mode",
+    "gpu.ecc-uncorrected",
+    "gpu.power-limit",
+    "gpu.recovery",
+    "gpu.remapped-rows",
+    "gpu.retired-pages",
+    "gpu.temperature",
+    "gpu.throttling",
+]
+
+
+@pytest.mark.parametrize("check", OF_THE_CARD)
+def test_of_a_vgpu_the_card_is_not_judged(check: str) -> None:
+    status, message = one(check, node(said(virtualization_mode="VGPU")))
+    assert (status, message) == ("skip", "a vGPU: only its host sees the card")
+
+
+def test_of_a_vgpu_its_own_settings_are_judged() -> None:
+    assert one("gpu.compute-mode", node(said(virtualization_mode="VGPU", compute_mode="Prohibited")))[0] == "fail"
+
+
+@pytest.mark.parametrize("check", OF_THE_CARD)
+def test_a_lost_gpu_is_told_once(check: str) -> None:
+    lost = node(said(errors=["GPU is lost"], throttle_reasons=None))
+    assert one(check, lost)[0] == "skip"
+    assert one("gpu.answers", lost)[0] == "fail"
+
+
+@pytest.mark.parametrize("check", ["link.pcie-width", "link.pcie-speed", "link.numa", "host.iommu", "host.acs"])
+def test_in_a_virtual_machine_there_is_no_verdict_on_buses(check: str) -> None:
+    slow = PciLink(speed_gt_per_s=2.5, speed_max_gt_per_s=16.0, width=4, width_max=16)
+    pci = (device(link=slow), device(slot="0000:3d:00.0", link=slow))
+    facts = node(virtualization="kvm", pci=pci, iommu={"units": ("dmar0",), "group_types": {}}, pci_acs=(), numa=())
+    assert {finding.status for finding in judged(check, facts)} == {Status.SKIP}
+    assert all("virtual machine" in finding.message for finding in judged(check, facts))
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(L40S, "error"), ("ffff", "skip"), ("2684", "skip")], ids=["for servers", "unknown", "4090"]
+)
+def test_a_value_that_is_not_told_is_an_error_where_the_model_has_it(number: str, status: str) -> None:
+    assert one("gpu.throttling", node(said(number)))[0] == status
+    assert one("gpu.ecc-mode", node(said(number)))[0] == status
+
+
+# GPUs
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"),
+    [("L40S", "pass"), ("NVIDIA L40S", "pass"), ("10de:26b9", "pass"), ("H100", "fail"), ("L40Z", "error")],
+)
+def test_the_model_that_the_site_says(wanted: str, status: str) -> None:
+    assert one("gpu.model", node(), model=wanted)[0] == status
+
+
+def test_a_model_that_the_catalog_has_not_is_no_guess() -> None:
+    status, message = one("gpu.model", node(said("ffff")))
+    assert (status, "10de:ffff" in message) == ("skip", True)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status", "words"),
+    [
+        ([], "pass", "nothing slows it down"),
+        (["gpu_idle", "sw_power_cap", "applications_clocks_setting"], "pass", "nothing"),
+        (["hw_slowdown"], "fail", "hardware slowdown"),
+        (["hw_slowdown", "hw_power_brake_slowdown", "sw_power_cap"], "fail", "slowed down: power brake"),
+        (["sw_thermal_slowdown", "hw_thermal_slowdown"], "fail", "hardware slowdown for heat, slowdown for heat"),
+        (["sw_thermal_slowdown", "gpu_idle"], "warn", "slowdown for heat"),
+    ],
+)
+def test_each_reason_counts_whatever_else_holds(reasons: list[str], status: str, words: str) -> None:
+    found = one("gpu.throttling", node(said(throttle_reasons=reasons)))
+    assert (found[0], words in found[1]) == (status, True), found
+
+
+@pytest.mark.parametrize(
+    ("values", "status"),
+    [
+        ({"temperature_c": 84, "slowdown_temperature_c": 90}, "pass"),
+        ({"temperature_c": 86, "slowdown_temperature_c": 90}, "warn"),
+        ({"temperature_c": 90, "slowdown_temperature_c": 90}, "fail"),
+        ({"temperature_c": 80, "tlimit_c": 7, "slowdown_tlimit_c": -2}, "pass"),
+        ({"temperature_c": 80, "tlimit_c": 2, "slowdown_tlimit_c": -2}, "warn"),
+        ({"temperature_c": 80, "tlimit_c": -2, "slowdown_tlimit_c": -2}, "fail"),
+        ({"temperature_c": 80}, "skip"),
+        (
+            {
+                "temperature_c": 40,
+                "slowdown_temperature_c": 90,
+                "memory_temperature_c": 95,
+                "memory_max_temperature_c": 95,
+            },
+            "fail",
+        ),
+    ],
+)
+def test_a_card_is_judged_by_its_own_limits(values: dict[str, Any], status: str) -> None:
+    assert one("gpu.temperature", node(said(**values)))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("mode", "held", "status"),
+    [(True, (), "pass"), (False, (), "fail"), (False, ("/dev/nvidia0",), "pass"), (False, ("/dev/nvidia1",), "fail")],
+)
+def test_the_daemon_may_hold_what_nvidia_smi_calls_disabled(mode: bool, held: tuple[str, ...], status: str) -> None:
+    daemon = GpuProcess(pid=9, name="nvidia-persiste", type=None, devices=held)
+    unit = Unit(name="nvidia-persistenced.service", load="loaded", active="active", sub="running")
+    found = judged("gpu.persistence", node(said(persistence_mode=mode), gpu_processes=(daemon,), units=(unit,)))
+    assert found[0].status.value == status
+
+
+@pytest.mark.parametrize(
+    ("processes", "status"),
+    [
+        ((), "warn"),
+        ((GpuProcess(pid=1, name="python", type="C", gpu="gpu0"),), "pass"),
+        ((GpuProcess(pid=1, name="python", type="C", gpu="gpu1"),), "warn"),
+        ((GpuProcess(pid=1, name="python", type=None, devices=("/dev/nvidia-uvm", "/dev/nvidia0")),), "pass"),
+        ((GpuProcess(pid=1, name="nvidia-persiste", type=None, devices=("/dev/nvidia0",)),), "warn"),
+    ],
+)
+def test_memory_belongs_to_somebody(processes: tuple[GpuProcess, ...], status: str) -> None:
+    assert one("gpu.memory-used", node(said(memory_used_mib=4096), gpu_processes=processes))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("number", "driver", "flavour", "status", "words"),
+    [
+        (B200, "580.95.05", "proprietary", "fail", "needs the open kernel modules"),
+        (B200, "580.95.05", "open", "pass", "fits"),
+        (V100, "580.95.05", "open", "fail", "needs the proprietary kernel modules"),
+        (V100, "590.44.01", "proprietary", "fail", "branch 580 is the last"),
+        (V100, "580.95.05", None, "pass", "fits"),
+        ("ffff", "580.95.05", "open", "skip", "does not know"),
+    ],
+)
+def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, status: str, words: str) -> None:
+    facts = node(said(number), loaded_driver=LoadedDriver(version=driver, flavour=flavour))
+    found = one("driver.expected", facts)
+    assert (found[0], words in found[1]) == (status, True), found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"), [("580", "pass"), ("580.95.05", "pass"), ("58", "fail"), ("570", "fail")]
+)
+def test_the_driver_that_the_site_says(wanted: str, status: str) -> None:
+    expect = Expectation.model_construct(driver=wanted)
+    (finding,) = registry["driver.expected"].findings(node(), expect)
+    assert finding.status.value == status
+
+
+def test_gpus_of_one_kind_are_one_finding_of_the_driver() -> None:
+    two = node(said(), said(index=1, pci_bus_id="0000:3d:00.0"))
+    assert len(judged("driver.expected", two)) == 1
+
+
+# Links
+
+
+def port(**link: Any) -> PciPort:
+    whole = {"speed_gt_per_s": 16.0, "speed_max_gt_per_s": 16.0, "width": 16, "width_max": 16, **link}
+    return PciPort(slot="0000:19:00.0", vendor_id="8086", device_id="347a", link=PciLink(**whole), numa_node=0)
+
+
+@pytest.mark.parametrize(
+    ("now", "above", "state", "status"),
+    [
+        (16.0, 16.0, "P0", "pass"),
+        (8.0, 16.0, "P0", "fail"),
+        (8.0, 8.0, "P0", "pass"),
+        (2.5, 16.0, "P8", "skip"),
+        (2.5, 16.0, "P5", "skip"),
+        (2.5, 16.0, None, "skip"),
+        (8.0, 16.0, "P2", "fail"),
+    ],
+)
+def test_a_slow_link_of_an_idle_gpu_is_no_fault(now: float, above: float, state: str | None, status: str) -> None:
+    link = PciLink(speed_gt_per_s=now, speed_max_gt_per_s=16.0, width=16, width_max=16)
+    pci = (device(link=link, ports=("0000:19:00.0",)),)
+    facts = node(said(performance_state=state), pci=pci, pci_ports=(port(speed_max_gt_per_s=above),))
+    assert one("link.pcie-speed", facts)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("width", "above", "status"), [(16, 16, "pass"), (8, 16, "fail"), (8, 8, "pass"), (8, None, "warn"), (4, 8, "fail")]
+)
+def test_the_width_is_judged_by_both_ends(width: int, above: int | None, status: str) -> None:
+    link = PciLink(speed_gt_per_s=16.0, speed_max_gt_per_s=16.0, width=width, width_max=16)
+    pci = (device(link=link, ports=("0000:19:00.0",)),)
+    facts = node(said(performance_state="P8"), pci=pci, pci_ports=(port(width_max=above),))
+    assert one("link.pcie-width", facts)[0] == status
+
+
+@pytest.mark.parametrize(("number", "state"), [("2342", "D0"), (L40S, "D3cold")])
+def test_links_that_say_nothing(number: str, state: str) -> None:
+    link = PciLink(speed_gt_per_s=2.5, speed_max_gt_per_s=32.0, width=1, width_max=16)
+    facts = node(said(number), pci=(device(number, link=link, power_state=state),))
+    assert one("link.pcie-width", facts)[0] == "skip"
+
+
+def listing(*active: bool | None, speed: float = 25.0) -> Smi:
+    links: list[dict[str, Any]] = [
+        {"link": number, "active": each, "speed_gb_per_s": speed if each else None, "errors": {}}
+        for number, each in enumerate(active)
+    ]
+    none_active = bool(active) and not any(active)
+    return Smi(document={"gpus": [{"index": 0, "links": links, "message": None, "all_inactive": none_active}]})
+
+
+@pytest.mark.parametrize(
+    ("number", "links", "status"),
+    [
+        (H100, listing(*[True] * 18), "pass"),
+        (H100, listing(*[True] * 17, False), "fail"),
+        (H100, listing(*[False] * 18), "fail"),
+        (A100_PCIE, listing(*[False] * 12), "skip"),
+        (A100_PCIE, listing(*[True] * 8, *[False] * 4), "warn"),
+        (A100_PCIE, listing(*[True] * 12), "pass"),
+        (L40S, listing(), "skip"),
+        ("ffff", listing(True, True), "pass"),
+        ("ffff", listing(True, False), "fail"),
+        ("ffff", listing(False, False), "skip"),
+    ],
+)
+def test_the_state_of_nvlink(number: str, links: Smi, status: str) -> None:
+    assert one("nvlink.state", node(said(number), nvlink=links))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("number", "links", "status"),
+    [
+        (H100, listing(*[True] * 18), "pass"),
+        (H100, listing(*[True] * 12), "fail"),
+        (H100, listing(), "error"),
+        ("ffff", listing(True), "skip"),
+    ],
+)
+def test_the_number_of_nvlinks(number: str, links: Smi, status: str) -> None:
+    assert one("nvlink.count", node(said(number), nvlink=links))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("number", "speed", "status"),
+    [(H100, 26.562, "pass"), (H100, 25.0, "pass"), (H100, 12.5, "fail"), (B200, 25.0, "fail")],
+)
+def test_the_speed_of_nvlinks(number: str, speed: float, status: str) -> None:
+    assert one("nvlink.speed", node(said(number), nvlink=listing(*[True] * 18, speed=speed)))[0] == status
+
+
+def test_in_mig_mode_nothing_is_said_of_nvlink() -> None:
+    facts = node(said(H100, mig_mode=True), nvlink=listing(*[False] * 18))
+    assert one("nvlink.state", facts) == ("skip", "the driver tells nothing of NVLink in MIG mode")
+
+
+def test_a_guest_whose_host_divides_the_board() -> None:
+    facts = node(said(H100), nvlink=listing(*[False] * 18), virtualization="kvm")
+    assert one("nvlink.state", facts)[0] == "skip"
+
+
+@pytest.mark.parametrize(
+    ("counters", "status"),
+    [
+        ({"replay": 0, "recovery": 0, "crc": 0}, "pass"),
+        ({"replay": 3, "recovery": 0}, "warn"),
+        ({"replay": 0, "recovery": 1}, "fail"),
+        ({"link_recovery_successful": 5, "effective_ber": 1e-200, "replay": 0}, "pass"),
+        ({}, "error"),
+    ],
+)
+def test_the_errors_of_nvlink(counters: dict[str, float], status: str) -> None:
+    links = [{"link": 0, "active": None, "speed_gb_per_s": None, "errors": counters}]
+    errors = Smi(document={"gpus": [{"index": 0, "links": links}]})
+    assert one("nvlink.errors", node(said(H100), nvlink=listing(*[True] * 18), nvlink_errors=errors))[0] == status
+
+
+# Fabric
+
+
+def eight(number: str, **more: Any) -> NodeFacts:
+    return node(*(said(number, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0") for at in range(8)), **more)
+
+
+def unit(name: str, active: str = "active", load: str = "loaded") -> Unit:
+    return Unit(name=name, load=load, active=active, sub="running" if active == "active" else "dead")
+
+
+def test_a_platform_whose_switches_do_not_show_needs_its_services_too() -> None:
+    found = judged("fabric.manager", eight(B200, units=(unit("nvidia-fabricmanager.service"),)))
+    assert [(finding.component, finding.status.value) for finding in found] == [
+        ("nvidia-fabricmanager", "pass"),
+        ("nvlsm", "fail"),
+    ]
+
+
+@pytest.mark.parametrize(("virtualization", "status"), [("none", "fail"), ("kvm", "skip")])
+def test_in_a_guest_the_host_may_run_the_fabric_manager(virtualization: str, status: str) -> None:
+    assert one("fabric.manager", eight(H100, virtualization=virtualization))[0] == status
+
+
+def test_four_gpus_on_a_board_without_switches_need_no_fabric_manager() -> None:
+    four = node(*(said(H100, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0") for at in range(4)))
+    assert one("fabric.manager", four)[0] == "skip"
+
+
+@pytest.mark.parametrize(
+    ("fabric", "status"),
+    [
+        ({"state": "Completed", "status": "Success"}, "pass"),
+        ({"state": "Completed", "status": None}, "pass"),
+        ({"state": "Completed", "status": "Success", "health": {"summary": "Healthy", "bandwidth": "Full"}}, "pass"),
+        ({"state": "In Progress", "status": None}, "fail"),
+        ({"state": "Not Started", "status": None}, "fail"),
+        ({"state": "Completed", "status": "Insufficient Resources"}, "fail"),
+        ({"state": "Completed", "status": "Success", "health": {"summary": "Limited Capacity"}}, "fail"),
+        ({"state": "Completed", "status": "Success", "health": {"route_unhealthy": "True"}}, "fail"),
+        ({"state": "Completed", "status": "Success", "health": {"summary": "Purple"}}, "warn"),
+    ],
+)
+def test_the_state_of_the_fabric(fabric: dict[str, Any], status: str) -> None:
+    assert one("fabric.state", node(said(H100, fabric=fabric)))[0] == status
+
+
+def test_gpus_of_one_node_in_two_fabrics() -> None:
+    fabrics = [{"state": "Completed", "status": "Success", "clique_id": clique} for clique in (1, 2)]
+    two = node(*(said(H100, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0", fabric=fabrics[at]) for at in range(2)))
+    assert [finding.status.value for finding in judged("fabric.state", two)] == ["pass", "pass", "fail"]
+
+
+def test_a_hopper_board_that_tells_nothing_of_its_fabric_is_an_error() -> None:
+    assert one("fabric.state", eight(H100))[0] == "error"
+    assert one("fabric.state", eight("20b2"))[0] == "skip"
+    assert one("fabric.state", node())[0] == "skip"
+
+
+# The kernel's log
+
+
+def log(*events: KernelEvent, complete: bool = True) -> KernelLog:
+    return KernelLog(source="journal", complete=complete, events=events)
+
+
+def xid(number: int, slot: str = SLOT, **more: Any) -> KernelEvent:
+    return KernelEvent(kind="xid", message="...", xid=number, pci_bus_id=slot, **more)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(79, "fail"), (74, "fail"), (31, "warn"), (63, "pass"), (45, "pass"), (9999, "warn")]
+)
+def test_an_xid_is_judged_by_its_meaning(number: int, status: str) -> None:
+    assert one("gpu.xid", node(kernel_log=log(xid(number))))[0] == status
+
+
+def test_xids_are_folded_by_gpu_and_number_and_say_what_to_do() -> None:
+    events = (xid(79, time="10:00"), xid(31, process="python"), xid(79, time="10:05"), xid(79, slot="0000:99:00.0"))
+    found = judged("gpu.xid", node(kernel_log=log(*events)))
+    assert [(finding.component, finding.measured) for finding in found] == [
+        ("gpu at 0000:99:00.0", 1),
+        ("gpu0", 1),
+        ("gpu0", 2),
+    ]
+    assert found[2].message == "Xid 79, 2 times, last at 10:05: The GPU has fallen off the bus"
+    assert found[2].remedy is not None
+    assert found[2].remedy.startswith("Drain the node and restart it")
+    assert "process python" in found[1].message
+
+
+@pytest.mark.parametrize(
+    "check", ["gpu.xid", "driver.log", "host.pcie-errors", "host.machine-checks", "host.killed-processes"]
+)
+def test_a_log_that_lost_its_beginning_is_never_a_pass(check: str) -> None:
+    assert one(check, node(kernel_log=log()))[0] == "pass"
+    status, message = one(check, node(kernel_log=log(complete=False)))
+    assert (status, "does not reach back to the boot" in message) == ("warn", True)
+
+
+# The host
+
+
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [
+        ([("CUDA_LAUNCH_BLOCKING", "1")], "warn"),
+        ([("CUDA_LAUNCH_BLOCKING", "0")], "pass"),
+        ([("NCCL_DEBUG", "info")], "warn"),
+        ([("NCCL_DEBUG", "warn"), ("OMP_NUM_THREADS", "4"), ("NCCL_SOCKET_IFNAME", "eth0")], "pass"),
+        ([("NCCL_P2P_DISABLE", "1")], "warn"),
+        ([("CUDA_VISIBLE_DEVICES", "0,1")], "warn"),
+    ],
+)
+def test_variables_that_harm_everybody(settings: list[tuple[str, str]], status: str) -> None:
+    found = tuple(EnvironmentSetting(path="/etc/environment", name=name, value=value) for name, value in settings)
+    assert one("host.environment", node(environment=found))[0] == status
+
+
+def limits(*lines: tuple[str, str, str, str], **defaults: str) -> Limits:
+    settings = tuple(
+        Limit(path="x.conf", domain=domain, type=kind, item=item, value=value) for domain, kind, item, value in lines
+    )
+    return Limits(defaults=defaults or None, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (limits(("*", "-", "memlock", "unlimited"), nofile="524288"), "pass"),
+        (limits(("*", "-", "memlock", "unlimited"), ("*", "hard", "memlock", "64"), nofile="524288"), "warn"),
+        (limits(("alice", "-", "memlock", "unlimited"), memlock="8388608", nofile="524288"), "warn"),
+        (limits(("*", "soft", "memlock", "64"), memlock="infinity", nofile="524288"), "pass"),
+    ],
+)
+def test_memory_may_be_locked_where_there_is_rdma(found: Limits, status: str) -> None:
+    device = IbDevice(name="mlx5_0", firmware=None, board_id=None, type=None, slot=None, numa_node=None, ports=())
+    told = {finding.component: finding for finding in judged("host.limits", node(limits=found, infiniband=(device,)))}
+    assert told["memlock"].status.value == status
+    assert [finding.component for finding in judged("host.limits", node(limits=found))] == ["nofile"]
+
+
+def package(name: str, *, held: bool) -> Package:
+    return Package(
+        name=name,
+        version="535.261.03-1",
+        architecture="amd64",
+        source="nvidia-graphics-drivers",
+        maintainer="Debian NVIDIA Maintainers <pkg-nvidia-devel@lists.alioth.debian.org>",
+        installed=True,
+        state="install ok installed",
+        held=held,
+    )
+
+
+@pytest.mark.parametrize(
+    ("updates", "held", "status"),
+    [
+        (None, False, "pass"),
+        ({"enabled": False}, False, "pass"),
+        ({"enabled": True}, False, "warn"),
+        ({"enabled": True}, True, "pass"),
+        ({"enabled": True, "kept_back": ("^libcuda1$",)}, False, "pass"),
+        ({"enabled": True, "kept_back": ("^nvidia-",)}, False, "warn"),
+        ({"enabled": True, "kept_back": ("[", "(x+)+$", "libcuda")}, False, "pass"),
+        ({"enabled": True, "reboots": True}, True, "warn"),
+        ({"enabled": True, "tool": "dnf-automatic", "kept_back": ("libcuda*",)}, False, "pass"),
+    ],
+)
+def test_upgrades_that_the_system_makes_by_itself(updates: dict[str, Any] | None, held: bool, status: str) -> None:
+    found = AutomaticUpdates(**{"tool": "unattended-upgrades", **updates}) if updates is not None else None
+    facts = node(automatic_updates=found, packages=(package("libcuda1", held=held),))
+    assert one("driver.automatic-updates", facts)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("governors", "preferences", "status"),
+    [
+        ({"performance": 8}, {}, "pass"),
+        ({"powersave": 8}, {"performance": 8}, "pass"),
+        ({"powersave": 8}, {"balance_performance": 8}, "warn"),
+        ({"schedutil": 8}, {}, "warn"),
+        ({}, {}, "skip"),
+    ],
+)
+def test_processors_run_for_performance(governors: dict[str, int], preferences: dict[str, int], status: str) -> None:
+    frequency = {"driver": None, "governors": governors, "preferences": preferences}
+    assert one("host.cpu-governor", node(cpu_frequency=frequency))[0] == status
