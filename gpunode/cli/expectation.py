@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from gpunode.catalog import load
 from gpunode.checks import Expectation
 from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
@@ -30,11 +31,22 @@ def read_expectation(path: Path) -> Expectation:
         if key not in Expectation.model_fields:
             raise UsageError(f"--expect {path}: {unknown('key', str(key), Expectation.model_fields)}")
     try:
-        return Expectation.model_validate(content, strict=True)
+        expectation = Expectation.model_validate(content, strict=True)
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"--expect {path}: {place}: {first['msg']}, found {first['input']!r}") from None
+    _model_must_be_known(expectation, path)
+    return expectation
+
+
+def _model_must_be_known(expectation: Expectation, path: Path) -> None:
+    if expectation.model is None:
+        return
+    try:
+        load().find_gpu(expectation.model)
+    except UsageError as err:
+        raise UsageError(f"--expect {path}: model: {err}") from None
 
 
 def _kind(content: object) -> str:

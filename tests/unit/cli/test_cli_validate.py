@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from gpunode import fleet
-from gpunode.checks import registry
+from gpunode.checks import Expectation, registry
 from gpunode.cli import run
 from gpunode.probe.bundle import Bundle
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 
-from bundles import without_gpu
+from bundles import hgx, without_gpu
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 REPLAY = ["validate", "--replay", str(BUNDLE)]
@@ -216,6 +216,11 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
         ("gpus: eight\n", ["gpus", "eight"]),
         ("gpus: true\n", ["gpus"]),
         ("gpus: -1\n", ["gpus", "-1"]),
+        ("driver: 580\n", ["driver", "string", "580"]),
+        ("driver: newest\n", ["driver", "newest"]),
+        ("model: L40Z\n", ["model", "L40Z", "L40S"]),
+        ("mig: 'off'\n", ["mig", "off"]),
+        ("nic_rate_gbit_per_s: -400\n", ["nic_rate_gbit_per_s", "-400"]),
         ("- gpus\n", ["a list"]),
         ("gpus: [\n", ["not YAML", "line 2"]),
     ],
@@ -223,6 +228,27 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
 def test_an_expectation_that_is_wrong(gpunode: Any, expect: Any, text: str, words: list[str]) -> None:
     path = expect(text)
     refused(gpunode(*REPLAY, "--expect", path), str(path), *words)
+
+
+def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Path) -> None:
+    path = tmp_path / "hgx.json"
+    path.write_text(json.dumps(hgx()))
+    says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 4\nnic_rate_gbit_per_s: 400\n"
+    assert set(Expectation.model_fields) == {line.partition(":")[0] for line in says.splitlines()}
+    assert gpunode("validate", "--replay", path, "--expect", expect(says)).code == 0
+    for wrong, check in (
+        (says.replace("gpus: 8", "gpus: 4"), "gpu.present"),
+        (says.replace("H100 SXM", "H200 SXM"), "gpu.model"),
+        (says.replace("'580'", "'570'"), "driver.expected"),
+        (says.replace("false", "true"), "gpu.mig"),
+        (says.replace("nics: 4", "nics: 8"), "rdma.ports"),
+        (says.replace("400", "800"), "rdma.ports"),
+    ):
+        ended = gpunode("validate", "--replay", path, "--expect", expect(wrong), "--format", "json")
+        (node,) = json.loads(ended.out)["nodes"]
+        failed = [finding for finding in node["findings"] if finding["status"] == "fail"]
+        assert (ended.code, {finding["check"] for finding in failed}) == (1, {check})
+        assert {finding["source"] for finding in failed} == {"site file"}
 
 
 @pytest.mark.parametrize(
