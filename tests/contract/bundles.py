@@ -131,7 +131,12 @@ def findings(document: Document, expect: Expectation | None = None) -> list[Find
 
 def verdicts(document: Document, expect: Expectation | None = None) -> Mapping[str, Status]:
     """Check id to the worst of what it found."""
+    return by_check(findings(document, expect))
+
+
+def by_check(findings: Sequence[Finding]) -> Mapping[str, Status]:
+    """Check id to the worst of its findings."""
     found: dict[str, list[Status]] = {}
-    for finding in findings(document, expect):
+    for finding in findings:
         found.setdefault(finding.check, []).append(finding.status)
     return {check: worst(statuses) for check, statuses in found.items()}

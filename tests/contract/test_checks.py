@@ -4,6 +4,7 @@ A mutant is an edit of raw text in a bundle. The whole map of verdicts is compar
 turns, others may turn to ``skip`` where the mutant says so, and nothing else moves.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TextIO
@@ -16,12 +17,14 @@ import pytest
 from bundles import (
     Edit,
     apply,
+    by_check,
     driver_node,
     findings,
     grace,
     guest,
     hgx,
     pcie_4,
+    stdout,
     t4,
     verdicts,
     with_two_gpus,
@@ -147,6 +150,36 @@ GARBLED = {
     "timed_out": True,
     "truncated": False,
 }
+
+
+@pytest.mark.parametrize("base", [with_two_gpus, t4])
+@pytest.mark.parametrize("word", ["N/A", "[Unknown Error]", "GPU is lost", "-1", "\N{SNOWMAN}"])
+def test_no_word_of_nvidia_smi_breaks_a_check_or_mends_one(base: Base, word: str) -> None:
+    """Put the word into every value of GPU 0 in turn."""
+    before = verdicts(base())
+    xml = base()["commands"]["nvidia-smi-xml"]["stdout"]
+    values = re.findall(r"<(\w+)>([^<\n]+)</\1>", xml.partition("<gpu id")[2].partition("</gpu>")[0])
+    for tag, value in dict.fromkeys(values):
+        edit = stdout("nvidia-smi-xml", f"<{tag}>{value}</{tag}>", f"<{tag}>{word}</{tag}>")
+        found = findings(apply(base(), [edit]))
+        assert not [finding for finding in found if "itself broke" in finding.message], tag
+        assert not [check for check, status in moved(before, by_check(found)).items() if status is PASS], tag
+    assert len(values) > 50
+
+
+@pytest.mark.parametrize("base", [hgx, t4])
+@pytest.mark.parametrize("garbage", ["", "garbage\n", "\x00\xff" * 50, "1\t2\t3\n", "-1\n", "999999999999999999999\n"])
+def test_no_garbage_breaks_a_check(base: Base, garbage: str) -> None:
+    """Everything that a tool printed, and then everything that a file held, is garbage, each in turn."""
+    document = base()
+    places = [("commands", key, "stdout") for key in document["commands"]] + [
+        ("files", key) for key in document["files"]
+    ]
+    step = max(1, len(places) // 60)
+    for place in places[::step]:
+        found = findings(apply(document, [Edit(place, None, garbage)]))
+        assert not [finding for finding in found if "itself broke" in finding.message], place
+        assert {finding.check for finding in found} == {check.id for check in registry}
 
 
 def test_a_host_out_of_reach_has_no_verdict_but_that() -> None:
