@@ -1,0 +1,175 @@
+# ruff: noqa: E501 - lines are as long as the tools print them
+"""What the host of a simulated node prints: its hardware, its settings, its services."""
+
+from collections.abc import Iterator
+
+from machine_packages import toolkit
+from machine_shapes import PCI, SECURE_BOOT, Document, Machine, answer, recorded
+
+
+def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    yield "/run/systemd/system/", ""
+    yield "/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz-{machine.kernel} root=/dev/sda1 ro\n"
+    yield (
+        "/proc/meminfo",
+        (
+            f"MemTotal:       {machine.memory_gib * 1024 * 1024 - 4_000_000} kB\nMemAvailable:   {machine.memory_gib * 1000 * 1000} kB\n"
+            "SwapTotal:             0 kB\nHugePages_Total:       0\nHugepagesize:       2048 kB\n"
+        ),
+    )
+    yield "/proc/uptime", "86400.00 1000000.00\n"
+    yield "/proc/loadavg", "0.52 0.58 0.59 1/1234 4242\n"
+    yield "/proc/sys/vm/swappiness", "10\n"
+    yield "/sys/firmware/", "acpi\nefi\n"
+    yield "/sys/firmware/efi/efivars/", SECURE_BOOT.rpartition("/")[2] + "\n"
+    yield SECURE_BOOT, "\x06\x00\x00\x00\x00"
+    yield "/sys/kernel/security/lockdown", "[none] integrity confidentiality\n"
+    yield "/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"
+    for name in ("sys_vendor", "product_name", "board_name", "bios_version", "bios_date"):
+        yield f"/sys/class/dmi/id/{name}", f"simulated {name}\n"
+    nodes = range(machine.sockets)
+    yield "/sys/devices/system/node/", "".join(f"node{node}\n" for node in nodes)
+    for node in nodes:
+        place = f"/sys/devices/system/node/node{node}/"
+        yield place + "cpulist", f"{node * machine.cores}-{(node + 1) * machine.cores - 1}\n"
+        yield place + "distance", " ".join("10" if node == other else "21" for other in nodes) + "\n"
+        yield place + "meminfo", f"Node {node} MemTotal:       100000000 kB\n"
+    guest = machine.virtualization != "none"
+    yield "/sys/devices/system/edac/mc/", None if guest else "mc0\n"
+    if not guest:
+        yield "/sys/devices/system/edac/mc/mc0/mc_name", "Simulated IMC\n"
+        yield "/sys/devices/system/edac/mc/mc0/ce_count", "0\n"
+        yield "/sys/devices/system/edac/mc/mc0/ue_count", "0\n"
+    yield from disks(machine)
+    yield "/etc/security/limits.conf", "# empty\n"
+    yield "/etc/security/limits.d/", "90-gpu.conf\n"
+    yield "/etc/security/limits.d/90-gpu.conf", "* - memlock unlimited\n* - nofile 1048576\n"
+    yield "/etc/docker/daemon.json", '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}\n'
+    for path in (
+        "/etc/nvidia-container-runtime/config.toml",
+        "/etc/containerd/config.toml",
+        "/run/reboot-required.pkgs",
+        "/var/log/nvidia-installer.log",
+    ):
+        yield path, None
+    yield "/sys/class/net/", "eth0\nlo\n"
+    yield "/sys/class/net/eth0/operstate", "up\n"
+    yield "/sys/class/net/eth0/device/uevent", "DRIVER=e1000e\n"
+
+
+def disks(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    yield "/sys/block/", "nvme0n1\nsda\n" if machine.nvme else "sda\n"
+    yield "/sys/block/sda/size", "1875385008\n"
+    yield "/sys/block/sda/queue/rotational", "0\n"
+    yield "/sys/class/nvme/", "nvme0\n" if machine.nvme else None
+    if machine.nvme:
+        yield "/sys/block/nvme0n1/size", "7501476528\n"
+        yield "/sys/block/nvme0n1/ro", "0\n"
+        yield "/sys/class/nvme/nvme0/model", "Simulated NVMe\n"
+        yield "/sys/class/nvme/nvme0/state", "live\n"
+        yield "/sys/class/nvme/nvme0/device/uevent", "DRIVER=nvme\nPCI_SLOT_NAME=0000:c3:00.0\n"
+        yield (
+            f"{PCI}0000:c3:00.0/uevent",
+            "DRIVER=nvme\nPCI_CLASS=10802\nPCI_ID=144D:A80A\nPCI_SLOT_NAME=0000:c3:00.0\n",
+        )
+
+
+def unit(name: str, active: str = "active", sub: str = "running", load: str = "loaded") -> str:
+    """One block of systemctl show."""
+    return (
+        f"Id={name}\nLoadState={load}\nActiveState={active}\nSubState={sub}\nUnitFileState=enabled\n"
+        "StateChangeTimestamp=Fri 2026-11-20 09:00:01 UTC\nNRestarts=0\nLimitNOFILE=524288\nLimitMEMLOCK=infinity\n"
+    )
+
+
+def host_commands(machine: Machine) -> dict[str, Document]:
+    running = ["nvidia-persistenced.service", "chrony.service", *machine.extra_units]
+    running += ["docker.service"] if machine.docker else []
+    absent = [name for name in ("nvidia-fabricmanager.service", "nvidia-imex.service") if name not in running]
+    units = [unit(name) for name in running] + [unit(name, "inactive", "dead", "not-found") for name in absent]
+    guest = machine.virtualization != "none"
+    cpus = machine.sockets * machine.cores * (1 if machine.architecture == "aarch64" else 2)
+    governor = "" if guest else f"scaling_driver\tintel_pstate\t{cpus}\nscaling_governor\tperformance\t{cpus}\n"
+    no = "No such file or directory"
+    commands = {
+        "uname": answer(f"Linux {machine.kernel} {machine.architecture}\n", argv=("uname", "-srm")),
+        "lscpu": answer(lscpu(machine, cpus), argv=("lscpu",)),
+        "systemd-detect-virt": answer(f"{machine.virtualization}\n", 0 if guest else 1, argv=("systemd-detect-virt",)),
+        "systemctl-units": answer("\n".join(units), argv=("systemctl", "show")),
+        "systemctl-failed": answer(argv=("systemctl", "list-units", "--failed")),
+        "systemctl-defaults": answer(
+            "DefaultLimitMEMLOCK=8388608\nDefaultLimitNOFILE=524288\n", argv=("systemctl", "show")
+        ),
+        "timedatectl": answer("NTP=yes\nNTPSynchronized=yes\nTimezone=Etc/UTC\n", argv=("timedatectl", "show")),
+        "chronyc-tracking": answer(
+            "C0A80001,192.168.0.1,3,1700000000.1,-0.000012,0.1,0.1,1.0,0.1,0.1,0.1,0.1,64.1,Normal\n", argv=("chronyc",)
+        ),
+        "signs": answer("/usr/bin/unattended-upgrade\n/usr/bin/nvidia-smi\n", argv=("(probe)", "look for paths")),
+        "apt-config": answer(
+            'Unattended-Upgrade "";\nUnattended-Upgrade::Origins-Pattern:: "origin=Debian,label=Debian";\n'
+            'APT::Periodic "";\nAPT::Periodic::Unattended-Upgrade "1";\n',
+            argv=("apt-config", "dump"),
+        ),
+        "variables": answer(
+            "/etc/environment\tNCCL_DEBUG\tWARN\n", argv=("(probe)", "read settings of the environment")
+        ),
+        "repository-files": answer(argv=("(probe)", "look for package sources")),
+        "cpu-clocks": answer(governor, argv=("(probe)", "read cpufreq")),
+        "df-local": answer(DF, argv=("df", "-l", "-k")),
+        "journal-kernel": answer(
+            f"2026-11-20T09:00:00+0000 {machine.name} kernel: Linux version {machine.kernel} (simulated)\n",
+            argv=("journalctl", "-k", "-b"),
+        ),
+        "stuck-processes": answer(argv=("(probe)", "read /proc/*/stat twice")),
+        "cdi-specs": answer(cdi(machine) if machine.docker else "", argv=("(probe)", "read CDI specifications")),
+        "library-files": answer(
+            "/lib/x86_64-linux-gnu/libcuda.so\t/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03\n"
+            "/lib/x86_64-linux-gnu/libcuda.so.1\t/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.261.03\n"
+            "/lib/x86_64-linux-gnu/libnvidia-ml.so.1\t/usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.535.261.03\n",
+            argv=("(probe)", "look for libraries"),
+        ),
+        "version-docker": answer("Docker version 28.5.1, build e180ab8\n", argv=("docker", "--version")),
+        "version-nvidia-ctk": answer("NVIDIA Container Toolkit CLI version 1.18.0\n", argv=("nvidia-ctk", "--version")),
+    }
+    for tool in ("containerd", "podman", "runc", "crun"):
+        commands[f"version-{tool}"] = answer("", 127, f"{tool}: {no}", (tool, "--version"))
+    if machine.nvme:
+        commands["nvme-nvme0"] = answer(
+            '{"critical_warning":0,"avail_spare":100,"percent_used":3,"media_errors":0}\n', argv=("nvme", "smart-log")
+        )
+    if machine.docker:
+        commands["docker-info"] = answer(DOCKER_INFO, argv=("docker", "info", "--format"))
+        commands["dpkg-packages"] = answer(recorded()["commands"]["dpkg-packages"]["stdout"] + toolkit("amd64"))
+    return commands
+
+
+DF = """\
+Type     1K-blocks      Avail   Inodes    IFree Mounted on
+ext4     264212084  180837624 16777216 16292685 /
+vfat        126710     114500        -        - /boot/efi
+"""
+DOCKER_INFO = """\
+version="28.5.1"
+default="runc"
+cgroup_driver="systemd"
+cgroup_version="2"
+storage="overlay2"
+live_restore=true
+runtime="io.containerd.runc.v2"
+runtime="nvidia"
+runtime="runc"
+"""
+
+
+def lscpu(machine: Machine, cpus: int) -> str:
+    threads = cpus // (machine.sockets * machine.cores)
+    return (
+        f"Architecture:            {machine.architecture}\nCPU(s):                  {cpus}\n"
+        f"  Model name:            Simulated\n    Thread(s) per core:  {threads}\n"
+        f"    Core(s) per socket:  {machine.cores}\n    Socket(s):           {machine.sockets}\n"
+    )
+
+
+def cdi(machine: Machine) -> str:
+    names = "".join(f"name\t{number}\n" for number in range(len(machine.gpus)))
+    return f"file\t/var/run/cdi/nvidia.yaml\t12345\ncdiVersion\t0.7.0\ndriver\t{machine.driver}\nkind\tnvidia.com/gpu\nname\tall\n{names}"
