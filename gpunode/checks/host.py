@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from gpunode.checks.machine import is_guest
+from gpunode.checks.machine import is_container, is_guest
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
@@ -32,6 +32,9 @@ UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
 )
 def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     sync = node.time_sync
+    if is_container(node):
+        yield Verdict(Status.SKIP, "in a container the clock is the host's")
+        return
     if sync is None or sync.synchronized is None:
         yield Verdict(Status.ERROR, "whether the clock is synchronised was not told (timedatectl)")
         return

@@ -26,6 +26,11 @@ def is_guest(node: NodeFacts) -> bool:
     return node.virtualization is not None and node.virtualization != "none" and node.virtualization not in CONTAINERS
 
 
+def is_container(node: NodeFacts) -> bool:
+    """True in a container: kernel, clock and firmware are the host's."""
+    return node.virtualization in CONTAINERS
+
+
 def gpu_ids(node: NodeFacts) -> dict[str, int] | None:
     """Catalog ids of the GPUs on the bus with their number; None where the catalog does not know one of them."""
     found: dict[str, int] = {}

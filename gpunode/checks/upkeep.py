@@ -105,14 +105,25 @@ def driver_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
         return
     for name in DRIVER_LIBRARIES:
-        files = {library.file: library for library in node.libraries or () if library.name == name}
-        if files:
-            yield replace(_one_driver_library(node, list(files.values())), component=name)
+        copies = _copies([library for library in node.libraries or () if library.name == name])
+        if copies:
+            yield replace(_one_driver_library(node, copies), component=name)
+
+
+def _copies(paths: list[LibraryFile]) -> list[LibraryFile]:
+    """One entry for each file: several paths lead to one (links, /lib and /usr/lib)."""
+    files: dict[str, LibraryFile] = {}
+    for path in paths:
+        other = files.get(path.file, path)
+        together = {"used": other.used or path.used, "in_cache": other.in_cache or path.in_cache}
+        files[path.file] = other.model_copy(update=together)
+    return list(files.values())
 
 
 def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
     used = next((copy for copy in copies if copy.used), None)
-    wanted = used.version if used else node.loaded_driver.version if node.loaded_driver else None
+    loaded = node.loaded_driver.version if node.loaded_driver else None
+    wanted = used.version if used else loaded or copies[0].version
     others = [
         copy
         for copy in copies

@@ -1,0 +1,51 @@
+"""Checks on libraries and clock, in the cases that a lab node with Debian's packages brought up."""
+
+import pytest
+
+from gpunode.checks import Expectation, Status, registry
+from gpunode.facts.node import LibraryFile, NodeFacts, TimeSync
+
+CURRENT = "/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.309.01"
+LINKED = "/lib/x86_64-linux-gnu/libcuda.so.1"
+
+
+def library(path: str, file: str = CURRENT, *, used: bool = False) -> LibraryFile:
+    version = file.partition(".so.")[2]
+    return LibraryFile(name="libcuda", path=path, file=file, version=version, in_cache=used, used=used)
+
+
+def node(*libraries: LibraryFile, virtualization: str = "none", synchronized: bool | None = None) -> NodeFacts:
+    clock = TimeSync(synchronized=synchronized, service=None, offset_s=None, timezone=None)
+    return NodeFacts(
+        host="n",
+        collected_at="2026-11-20T00:00:00Z",
+        libraries=libraries,
+        virtualization=virtualization,
+        time_sync=clock,
+    )
+
+
+def statuses(check: str, facts: NodeFacts) -> set[Status]:
+    return {finding.status for finding in registry[check].findings(facts, Expectation())}
+
+
+def test_one_file_under_several_paths_is_one_copy() -> None:
+    # Debian's libcuda lies in nvidia/current; the linker finds it through two links.
+    facts = node(library(LINKED, used=True), library("/usr" + LINKED), library(CURRENT))
+    assert statuses("driver.libraries", facts) == {Status.PASS}
+
+
+def test_one_file_that_the_linkers_cache_lacks_is_one_copy() -> None:
+    assert statuses("driver.libraries", node(library("/usr" + LINKED), library(CURRENT))) == {Status.PASS}
+
+
+def test_a_second_file_of_another_version_is_a_copy() -> None:
+    second = library("/usr/local/lib/libcuda.so.1", "/usr/local/lib/libcuda.so.580.95.05")
+    assert statuses("driver.libraries", node(library(LINKED, used=True), second)) == {Status.WARN}
+
+
+@pytest.mark.parametrize(
+    ("virtualization", "status"), [("none", Status.FAIL), ("kvm", Status.FAIL), ("docker", Status.SKIP)]
+)
+def test_a_containers_clock_is_its_hosts(virtualization: str, status: Status) -> None:
+    assert statuses("host.time", node(virtualization=virtualization, synchronized=False)) == {status}
