@@ -29,18 +29,27 @@ def kill_group(process: "subprocess.Popen[Any]", number: int = signal.SIGKILL) -
 
 def kill_tree(process: "subprocess.Popen[Any]") -> None:
     """Kill a process, its group and all that descends from it: Ansible's workers lead sessions of their own."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # pid (name) state ppid …; a name may hold spaces and brackets.
-            parents.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
-    doomed = [process.pid]
-    for pid in doomed:
-        doomed.extend(parents.get(pid, ()))
+    doomed = descendants(process.pid)
     kill_group(process)
-    for pid in doomed[1:]:
+    for pid in doomed:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def descendants(root: int) -> list[int]:
+    """The ids of all processes that a process has started, and they in turn."""
+    children: dict[int, list[int]] = {}
+    # Not by a pattern of pathlib's: it raises where a process ends between listing and looking.
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with suppress(OSError):
+                # pid (name) state ppid …; a name may hold spaces and brackets.
+                parent = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+                children.setdefault(int(parent), []).append(int(name))
+    found = list(children.get(root, ()))
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
 
 
 def run(

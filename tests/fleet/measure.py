@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpunode.fleet.process import descendants
+
 _SAMPLE_S = 0.1
 
 
@@ -53,7 +55,7 @@ def measured(
     peak, pid, status, usage = 0, 0, 0, None
     try:
         while pid == 0:
-            peak = max(peak, sum(_pss(number) for number in _tree(process.pid)))
+            peak = max(peak, sum(map(_pss, (process.pid, *descendants(process.pid)))))
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid == 0:
                 if time.monotonic() - started > timeout_s:
@@ -78,19 +80,6 @@ def measured(
         cpu_s=usage.ru_utime + usage.ru_stime,
         memory_mib=peak / 1024,
     )
-
-
-def _tree(root: int) -> list[int]:
-    """A process and all that descends from it."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # pid (name) state ppid …; a name may hold spaces and brackets.
-            children.setdefault(int(entry.read_text().rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
-    found = [root]
-    for pid in found:
-        found.extend(children.get(pid, ()))
-    return found
 
 
 def _pss(pid: int) -> int:
