@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help bootstrap engine demo test test-all lint format schemas lock clean
+.PHONY: help bootstrap engine demo test test-all lint format zipapp lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ lint: bootstrap ## ruff, mypy, yamllint, ansible-lint
 
 format: bootstrap ## Let ruff format the Python code
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+zipapp: bootstrap ## Build gpunode.pyz: gpunode as one file, to be copied to a node
+	@scripts/zipapp gpunode.pyz
 
 lock: bootstrap ## Resolve requirements.lock anew
 	@$(BIN)/pip install --quiet uv

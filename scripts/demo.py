@@ -70,7 +70,7 @@ def surprises(report: dict[str, Any]) -> list[str]:
 def main() -> int:
     if step("A bare Debian node", "lab", "up", "--name", LAB, "-n", "1", "--os", "debian-12", limit_s=900):
         return 1
-    asked = [BIN / "gpunode", "lab", "inventory", "--path", "--name", LAB]
+    asked = [str(BIN / "gpunode"), "lab", "inventory", "--path", "--name", LAB]
     inventory = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
     provision = ("provision", "-i", inventory)
     if step("The stack: NVIDIA's driver, built for the node's kernel", *provision, limit_s=1800):
