@@ -3,6 +3,7 @@
 The tests of this file share one node and run in their order: building the driver takes minutes.
 """
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.cli import run as run_gpunode
 from gpunode.content import ansible_environment
 from gpunode.lab import Lab
 
@@ -44,6 +46,11 @@ echo ---
 { systemctl list-unit-files --no-legend --no-pager
   systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
 } | grep -v -E -e '^(session-|user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' | sort
+"""
+
+DKMS_WORDS = """
+KERNEL=$(ls /lib/modules)
+MODULE=$(basename /usr/src/nvidia-current-* | sed s,current-,current/,)
 """
 
 FOREIGN_PACKAGE = """
@@ -270,6 +277,58 @@ def test_unattended_upgrades_leave_the_driver_alone_and_nothing_else(site: Site,
     patterns = set(re.findall(r'"\^(.+)\$"', listed))
     assert patterns == site.held()
     assert "Unattended-Upgrade::Origins-Pattern::" in site.sh("apt-config dump Unattended-Upgrade")
+
+
+def judged(site: Site, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[tuple[str, str], str]]:
+    """The exit code of ``gpunode validate`` over SSH, and the status of each check and component."""
+    capfd.readouterr()
+    rc = run_gpunode(["validate", "-i", str(site.lab.inventory_path), "--format", "json"])
+    report = json.loads(capfd.readouterr().out)
+    assert report["nodes"][0]["simulated"] is True
+    findings = report["nodes"][0]["findings"]
+    return rc, {(finding["check"], finding["component"]): finding["status"] for finding in findings}
+
+
+def test_validate_says_what_is_there_and_that_no_gpu_is(
+    site: Site, provisioned: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rc, found = judged(site, capfd)
+    kernel = site.sh("ls /lib/modules").split()[0]
+    module = site.sh(f"find /lib/modules/{kernel} -name nvidia-current.ko").strip()
+    assert rc == 3
+    assert found["gpu.present", "node"] == "error"
+    assert found["driver.module-built", f"kernel {kernel}"] == "pass"
+    assert found["driver.module-built", f"kernel {os.uname().release}"] == "skip"
+    assert {found[check, "node"] for check in ("driver.closure", "driver.held", "driver.origin")} == {"pass"}
+    assert "fail" not in found.values()
+    vermagic = site.sh(f"modinfo -F vermagic {module}")
+    assert vermagic.startswith(f"{kernel} ")
+    version = site.sh("dpkg-query -W -f '${Version}' nvidia-kernel-dkms").partition("-")[0]
+    assert site.sh(f"modinfo -F version {module}").strip() == version
+
+
+@pytest.mark.parametrize(
+    ("harm", "heal", "check"),
+    [
+        ("apt-mark unhold libcuda1", "apt-mark hold libcuda1", "driver.held"),
+        ("dkms uninstall $MODULE -k $KERNEL", "dkms install $MODULE -k $KERNEL", "driver.module-built"),
+        (FOREIGN_PACKAGE, "dpkg --purge nvidia-fabricmanager", "driver.origin"),
+    ],
+    ids=["hold-removed", "module-not-built", "second-origin"],
+)
+def test_validate_finds_a_fault_by_its_own_name_alone(  # noqa: PLR0917
+    site: Site, provisioned: Run, capfd: pytest.CaptureFixture[str], harm: str, heal: str, check: str
+) -> None:
+    _, before = judged(site, capfd)
+    site.sh(DKMS_WORDS + harm)
+    try:
+        rc, after = judged(site, capfd)
+    finally:
+        site.sh(DKMS_WORDS + heal)
+    changed = {key: status for key, status in after.items() if before.get(key) != status}
+    assert rc == 1
+    assert {key[0] for key, status in changed.items() if status != "skip"} == {check}, changed
+    assert judged(site, capfd)[1] == before
 
 
 def test_validate_through_ansible_is_no_pass_without_a_gpu(site: Site, provisioned: Run) -> None:
