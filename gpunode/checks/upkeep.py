@@ -10,6 +10,7 @@ from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import CATALOG, model_of
 from gpunode.checks.installed import driver_packages
 from gpunode.checks.links import gpus_of
+from gpunode.checks.machine import is_container
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
@@ -71,7 +72,7 @@ def _number(version: str) -> tuple[int, ...]:
 
 @registry.check(
     "driver.signed",
-    needs=("secure_boot", "kernels", "module_files"),
+    needs=("kernels", "module_files"),
     means="Where secure boot is on, or the kernel is locked down, the module on disk is signed: the kernel loads no "
     "other.",
     remedy="Sign the module with a key that the firmware knows (mokutil --import), install signed modules, or switch "
@@ -81,6 +82,13 @@ def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     strict = node.lockdown not in (None, "none")
     if not node.module_files:
         yield Verdict(Status.SKIP, "no NVIDIA module is on disk (driver.module-built says more)")
+        return
+    unseen = node.gap("secure_boot")
+    if unseen is not None and is_container(node):
+        yield Verdict(Status.SKIP, "in a container the firmware is the host's")
+        return
+    if unseen is not None:
+        yield Verdict(Status.ERROR, unseen)
         return
     matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
     unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]

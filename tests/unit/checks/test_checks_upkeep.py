@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.checks import Expectation, Status, registry
-from gpunode.facts.node import LibraryFile, NodeFacts, TimeSync
+from gpunode.facts.node import LibraryFile, ModuleFile, NodeFacts, TimeSync
 
 CURRENT = "/usr/lib/x86_64-linux-gnu/nvidia/current/libcuda.so.535.309.01"
 LINKED = "/lib/x86_64-linux-gnu/libcuda.so.1"
@@ -49,3 +49,12 @@ def test_a_second_file_of_another_version_is_a_copy() -> None:
 )
 def test_a_containers_clock_is_its_hosts(virtualization: str, status: Status) -> None:
     assert statuses("host.time", node(virtualization=virtualization, synchronized=False)) == {status}
+
+
+@pytest.mark.parametrize(("virtualization", "status"), [("none", Status.ERROR), ("docker", Status.SKIP)])
+def test_a_containers_firmware_is_its_hosts(virtualization: str, status: Status) -> None:
+    module = ModuleFile(kernel="6.1", path="/m.ko", version="535", vermagic="6.1", flavour="open", signed=False)
+    facts = node(virtualization=virtualization).model_copy(
+        update={"module_files": (module,), "kernels": (), "gaps": {"secure_boot": "/sys/firmware is empty"}}
+    )
+    assert statuses("driver.signed", facts) == {status}
