@@ -1,10 +1,11 @@
 """The machine side of ``gpunode plan``: hosts of an inventory, and the locks beside their variables."""
 
+import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import yaml
 
@@ -13,7 +14,7 @@ from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.fleet import collect
-from gpunode.fleet.inventory import Inventory, read_with_settings
+from gpunode.fleet.inventory import Inventory, read, read_with_settings
 from gpunode.fleet.targets import SETTINGS, targets
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Stack, lock_document
 
@@ -74,7 +75,9 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
     """Write what was decided; return the files.
 
     One file for the group where a whole group (``--limit GROUP``, or nothing for ``all``) has one stack, else one for
-    each host. Nothing is written where a host has no stack, or where a file of the user would be masked: UsageError.
+    each host. Locks of its hosts and of narrower groups inside it are removed: they would win over the new one.
+    Nothing is changed where a host has no stack, where a file of the user would be masked, or where Ansible would take
+    an older lock all the same: UsageError.
     """
     without = [host for group in document.groups if group.stack is None for host in group.hosts]
     if without:
@@ -84,17 +87,80 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
     name = "all" if limit is None else limit
     if len(document.groups) == 1 and (name == "all" or name in inventory.groups):
         files = {_place(folder / "group_vars", name): (name, next(iter(stacks.values())))}
-        outdated = [folder / "host_vars" / host / LOCK_FILE for host in stacks]
+        outdated = [path for path in _narrower(folder, inventory, set(stacks)) if path not in files]
     else:
         files = {_place(folder / "host_vars", host): (host, stack) for host, stack in stacks.items()}
         outdated = []
-    for path, (owner, stack) in files.items():
-        what = f"group ({owner})" if "group_vars" in path.parts else f"host ({owner})"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, lock_text(stack, what))
-    for path in outdated:
-        path.unlink(missing_ok=True)
+    before = {path: path.read_bytes() if path.exists() else None for path in (*files, *outdated)}
+    try:
+        for path, (owner, stack) in files.items():
+            what = f"group ({owner})" if "group_vars" in path.parts else f"host ({owner})"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, lock_text(stack, what))
+        for path in outdated:
+            _remove(path)
+        _must_be_effective(folder, inventory, stacks)
+    except BaseException:
+        for path, content in before.items():
+            _put_back(path, content)
+        raise
     return sorted(files)
+
+
+def _narrower(folder: Path, inventory: Inventory, hosts: set[str]) -> list[Path]:
+    """Earlier locks that speak of some of these hosts and of no other: of a host, or of a group inside the wider one.
+
+    Ansible takes the narrowest, so that an older decision would win over the new one.
+    """
+    found = [folder / "host_vars" / host / LOCK_FILE for host in sorted(hosts)]
+    for path in sorted((folder / "group_vars").glob(f"*/{LOCK_FILE}")):
+        if path.parent.name in inventory.groups and _members(inventory, path.parent.name) <= hosts:
+            found.append(path)
+    return [path for path in found if path.exists()]
+
+
+def _members(inventory: Inventory, group: str) -> set[str]:
+    """Hosts of a group in the whole inventory."""
+    try:
+        return set(read(inventory.sources, group, inventory.vault).hosts)
+    except UsageError:  # a group without hosts is none that a pattern matches
+        return set()
+
+
+def _must_be_effective(folder: Path, inventory: Inventory, stacks: Mapping[str, Stack]) -> None:
+    """Raise UsageError where Ansible, asked anew, takes another ``gpunode_stack`` for a host than was decided."""
+    hosts = read(inventory.sources, None, inventory.vault).hosts
+    for host, stack in sorted(stacks.items()):
+        value = hosts.get(host, {}).get(LOCK_NAME)
+        if value == _as_read(lock_text(stack, "")):
+            continue
+        locks = sorted(folder.glob(f"*_vars/*/{LOCK_FILE}"))
+        owner = next((path for path in locks if _as_read(path.read_text(encoding="utf-8")) == value), None)
+        where = f"from {owner}" if owner else f"from another place in the inventory {inventory.sources[0]}"
+        raise UsageError(
+            f"--write: nothing is locked, for {host} would still take {LOCK_NAME} {where}; take it away there first"
+        )
+
+
+def _as_read(text: str) -> Any:
+    """The lock in a file as Ansible hands it on: JSON; None where the file holds none."""
+    content = yaml.safe_load(text)
+    return json.loads(json.dumps(content.get(LOCK_NAME), default=str)) if isinstance(content, Mapping) else None
+
+
+def _remove(path: Path) -> None:
+    """Remove a lock, and its folder where nothing else is in it: an empty one masks a file HOST.yml beside it."""
+    path.unlink(missing_ok=True)
+    if path.parent.is_dir() and not any(path.parent.iterdir()):
+        path.parent.rmdir()
+
+
+def _put_back(path: Path, content: bytes | None) -> None:
+    if content is None:
+        _remove(path)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.decode("utf-8"))
 
 
 def lock_text(stack: Stack, what: str) -> str:

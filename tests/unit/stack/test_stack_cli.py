@@ -212,6 +212,49 @@ def test_one_stack_for_a_group_is_locked_in_the_group(inventory: Path) -> None:
     assert yaml.safe_load(text)["gpunode_stack"]["driver"]["version"] == "580.178.04"
 
 
+def effective(inventory: Path, host: str = "n1") -> Any:
+    program = Path(sys.executable).with_name("ansible-inventory")
+    argv = [program, "-i", inventory, "--host", host]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    return json.loads(done.stdout)["gpunode_stack"]["driver"]["branch"]
+
+
+def test_a_wider_lock_replaces_a_narrower_group_s(inventory: Path) -> None:
+    locked(decided(("n1", "n2"), driver=("580",)), inventory, "gpu", "all", "gpu")
+    assert effective(inventory) == 580
+    files = locked(decided(("n1", "n2"), driver=("595",)), inventory, None, "all", "gpu")
+    assert files == [f"group_vars/all/{LOCK_FILE}"]
+    assert not (inventory.parent / "group_vars" / "gpu").exists()
+    assert effective(inventory) == 595
+
+
+def test_a_lock_that_an_older_one_would_beat_is_refused(inventory: Path) -> None:
+    inventory.write_text("all: {children: {gpu: {hosts: {n1: {}, n2: {}}}, west: {hosts: {n1: {}, n3: {}}}}}\n")
+    locked(decided(("n1", "n3"), driver=("580",)), inventory, "west", "all", "gpu", "west")
+    with pytest.raises(UsageError, match=r"n1 would still take gpunode_stack from .*group_vars/west/gpunode_stack"):
+        locked(decided(("n1", "n2"), driver=("595",)), inventory, "gpu", "all", "gpu", "west")
+    assert effective(inventory) == 580
+    assert not (inventory.parent / "group_vars" / "gpu").exists(), "nothing is left of a lock that was refused"
+    own = inventory.parent / "host_vars" / "n1" / LOCK_FILE
+    own.parent.mkdir(parents=True)
+    own.write_text("gpunode_stack: {}\n")
+    with pytest.raises(UsageError, match="nothing is locked"):
+        locked(decided(("n1", "n2"), driver=("595",)), inventory, "gpu", "all", "gpu", "west")
+    assert own.read_text() == "gpunode_stack: {}\n", "what was removed is put back"
+
+
+def test_a_variable_of_the_user_that_would_win_is_named(inventory: Path) -> None:
+    inventory.write_text("all: {hosts: {n1: {gpunode_stack: {driver: {}}}}}\n")
+    with pytest.raises(UsageError, match=r"n1 would still take gpunode_stack from another place in the inventory"):
+        locked(decided(("n1",)), inventory, None, "all")
+
+
+def test_no_empty_folder_masks_a_later_file_of_the_user(inventory: Path) -> None:
+    locked(decided(("n1",), ("n2",)), inventory, None, "all", "gpu")
+    locked(decided(("n1", "n2")), inventory, None, "all", "gpu")
+    assert list((inventory.parent / "host_vars").iterdir()) == []
+
+
 def test_different_stacks_are_locked_by_host(inventory: Path) -> None:
     files = locked(decided(("n1",), ("n2",)), inventory, None, "all", "gpu")
     assert files == [f"host_vars/n1/{LOCK_FILE}", f"host_vars/n2/{LOCK_FILE}"]
