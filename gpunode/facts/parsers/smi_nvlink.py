@@ -11,11 +11,11 @@ from gpunode.facts.parsers.values import found, lines_of, number, quantity, shor
 
 _LINK = re.compile(r"\s*Link (?P<link>\d{1,3}):\s*(?P<rest>\S.*?)\s*")
 _COUNTER = re.compile(r"(?P<name>[A-Za-z][\w /()-]*?)\s*:\s*(?P<value>\S+)")
-_COUNTER_NAMES = re.compile(r"\b(?:errors?|events?|ber|recover\w*|counters?|discards)\b", re.I)
 _TRAFFIC = re.compile(r"[TR]x (?:packets|bytes)", re.I)
 _SMALL = re.compile(r"\d{1,6}(?:\.\d{1,6})?[eE]-?\d{1,3}")
 _ENDING = re.compile(r"_(?:errors?|error_counters?|counters?)$")
-_INACTIVE = re.compile(r"<?inactive>?", re.I)
+_STATE = re.compile(r"<?(?P<state>inactive|sleep)>?", re.I)
+_UNKNOWN = frozenset({"N/A", "<N/A>", "Not Supported"})
 _ELISION = re.compile(r"\s*(?:\[\.\.\.\]|\.\.\.|…)?\s*")
 _GPU_MESSAGE = re.compile(r"\s*(?:NVML:|Nvlink quer|Device does not|.*\bnvlink\b)", re.I)
 _ALL_INACTIVE = re.compile(r"all links are inactive", re.I)
@@ -23,10 +23,12 @@ _LINE_LIMIT = 1000
 
 
 def parse(text: str) -> dict[str, Any]:
-    """``{gpus: [{index, name, uuid, links: [{link, active, speed_gb_per_s, errors: {replay, recovery, crc, ...}}]}]}``.
+    """``{gpus: [{index, name, uuid, links: [{link, state, active, speed_gb_per_s, errors: {replay, crc, ...}}]}]}``.
 
-    Numbers of GPUs and links are those printed. ``active`` and the speed are None in a listing of errors, ``errors`` is
-    empty in one of states; the two listings of one node may follow each other. A GPU also has ``message``, what
+    Numbers of GPUs and links are those printed. ``state`` is active, inactive or sleep, ``active`` None for the last;
+    both and the speed are None in a listing of errors, whose counters are all in ``errors`` but those of traffic, the
+    rates of bit errors too; ``errors`` is empty in a listing of states. The two listings of one node may follow each
+    other. A GPU also has ``message``, what
     nvidia-smi prints in place of links, and ``all_inactive`` (True where it says so, None where it says nothing).
     Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
 
@@ -86,21 +88,29 @@ def _take_link(gpu: dict[str, Any], line: str) -> None:
     if not match:
         raise ParseError(f"expected 'Link 0: ...' below {where}, found '{shorten(line)}'")
     index = int(match["link"])
-    link = gpu["links"].setdefault(index, {"link": index, "active": None, "speed_gb_per_s": None, "errors": {}})
-    counter = _COUNTER.fullmatch(match["rest"])
-    speed = quantity(match["rest"], "GB/s")
-    if counter and _COUNTER_NAMES.search(counter["name"]):
+    empty: dict[str, Any] = {"link": index, "state": None, "active": None, "speed_gb_per_s": None, "errors": {}}
+    link = gpu["links"].setdefault(index, empty)
+    rest = match["rest"]
+    counter = _COUNTER.fullmatch(rest)
+    speed = quantity(rest, "GB/s")
+    state = _STATE.fullmatch(rest)
+    if counter and _TRAFFIC.fullmatch(counter["name"]):
+        return
+    if counter and (counter["value"] in _UNKNOWN or _figure(counter["value"]) is not None):
         name = _ENDING.sub("", label_of(counter["name"]))
         _set_once(link["errors"], name, _figure(counter["value"]), where)
-    elif counter and _TRAFFIC.fullmatch(counter["name"]):
-        return
     elif speed is not None:
         _set_once(link, "speed_gb_per_s", speed, where)
-        _set_once(link, "active", True, where)
-    elif _INACTIVE.fullmatch(match["rest"]):
-        _set_once(link, "active", False, where)
-    elif match["rest"] not in {"N/A", "<N/A>", "Not Supported"}:
-        raise ParseError(f"expected a speed, <inactive> or an error counter below {where}, found '{shorten(line)}'")
+        _set_state(link, "active", where)
+    elif state:
+        _set_state(link, state["state"].lower(), where)
+    elif rest not in _UNKNOWN:
+        raise ParseError(f"expected a speed, <inactive>, <sleep> or a counter below {where}, found '{shorten(line)}'")
+
+
+def _set_state(link: dict[str, Any], state: str, where: str) -> None:
+    _set_once(link, "state", state, where)
+    link["active"] = {"active": True, "inactive": False}.get(state)
 
 
 def _figure(text: str) -> int | float | None:
@@ -116,6 +126,6 @@ def _set_once(record: dict[str, Any], key: str, value: object, where: str) -> No
 
 def _finished(gpu: dict[str, Any]) -> dict[str, Any]:
     links = list(gpu["links"].values())
-    if any(link["active"] is not None for link in links):
-        gpu["all_inactive"] = all(link["active"] is False for link in links)
+    if any(link["state"] is not None for link in links):
+        gpu["all_inactive"] = all(link["state"] == "inactive" for link in links)
     return gpu | {"links": links}

@@ -467,6 +467,29 @@ class TestNvlink:
         errors = smi_nvlink.parse(text)["gpus"][0]["links"][0]["errors"]
         assert errors == {"malformed_packet": 1, "effective_ber": 15e-255, "link_recovery_failed_events": 2}
 
+    def test_counters_of_the_physical_layer(self) -> None:
+        text = (
+            "GPU 0: NVIDIA B200 (UUID: GPU-1)\n\t Link 0: PLR Rcv Codes: 12\n\t Link 0: PLR Xmit Retry Blocks: N/A\n"
+            "\t Link 0: FEC Errors - 0: 36140749276\n\t Link 0: Raw Errors Lane 0: 82\n\t Link 0: Rx bytes: 5\n"
+        )
+        assert smi_nvlink.parse(text)["gpus"][0]["links"][0]["errors"] == {
+            "plr_rcv_codes": 12,
+            "plr_xmit_retry_blocks": None,
+            "fec_errors_0": 36140749276,
+            "raw_errors_lane_0": 82,
+        }
+
+    @pytest.mark.parametrize("word", ["Sleep", "<sleep>"])
+    def test_a_sleeping_link_is_neither_active_nor_down(self, word: str) -> None:
+        text = f"GPU 0: NVIDIA B200 (UUID: GPU-1)\n\t Link 0: 50 GB/s\n\t Link 1: {word}\n\t Link 2: <inactive>\n"
+        (gpu,) = smi_nvlink.parse(text)["gpus"]
+        assert [(link["state"], link["active"]) for link in gpu["links"]] == [
+            ("active", True),
+            ("sleep", None),
+            ("inactive", False),
+        ]
+        assert gpu["all_inactive"] is False
+
     def test_elided_lines_keep_the_numbers(self) -> None:
         text = "GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0: 25 GB/s\n\t ...\n\t Link 11: 25 GB/s\n"
         assert [link["link"] for link in smi_nvlink.parse(text)["gpus"][0]["links"]] == [0, 11]
