@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from machines import DRIVER_NODE, GRACE, GUEST, HGX, PCI, PCIE_2, PCIE_4, T4_1, Document, bundle, recorded
+from machines import DRIVER_NODE, GRACE, GUEST, HGX, HGX_B200, PCI, PCIE_2, PCIE_4, T4_1, Document, bundle, recorded
 
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import facts_from_bundle
@@ -37,6 +37,11 @@ def pcie_4() -> Document:
 def hgx() -> Document:
     """Eight H100 behind four NVSwitches, four InfiniBand adapters."""
     return bundle(HGX)
+
+
+def hgx_b200() -> Document:
+    """Eight B200 behind NVSwitches that do not show: NVLink 5."""
+    return bundle(HGX_B200)
 
 
 def t4() -> Document:

@@ -130,9 +130,42 @@ SLOWDOWN_XML = """\
 			<gpu_temp_slow_threshold>{slowdown} C</gpu_temp_slow_threshold>"""
 
 
+COUNTERS = (("Replay Errors", "0"), ("Recovery Errors", "0"), ("CRC Errors", "0"))
+COUNTERS_OF_NVLINK_5 = (
+    ("Tx packets", "112233445566"),
+    ("Tx bytes", "14365881032448"),
+    ("Rx packets", "112233445001"),
+    ("Rx bytes", "14365880960128"),
+    ("Malformed packet Errors", "0"),
+    ("Buffer overrun Errors", "0"),
+    ("Rx Errors", "0"),
+    ("Rx remote Errors", "0"),
+    ("Rx General Errors", "0"),
+    ("Local link integrity Errors", "0"),
+    ("Tx discards", "0"),
+    ("Link recovery successful events", "1"),
+    ("Link recovery failed events", "0"),
+    ("Total link recovery events", "1"),
+    ("Effective Errors", "0"),
+    ("Effective BER", "15e-255"),
+    ("Symbol Errors", "0"),
+    ("Symbol BER", "15e-255"),
+    ("Raw Errors Lane 0", "82"),
+    ("Raw Errors Lane 1", "17"),
+    ("FEC Errors - 0", "36140749276"),
+    ("FEC Errors - 1", "61"),
+    ("FEC Errors - 2", "0"),
+    ("PLR Rcv Codes", "12"),
+    ("PLR Xmit Blocks", "7301"),
+    ("PLR Xmit Retry Blocks", "3"),
+)
+"""What a link in good health has counted."""
+
+
 def driver_commands(machine: Machine) -> dict[str, Document]:
     number, model = len(machine.gpus), machine.model
-    manager = machine.driver if machine.nvswitches else None
+    manager = machine.driver if "nvidia-fabricmanager.service" in machine.extra_units else None
+    counters = COUNTERS_OF_NVLINK_5 if model.architecture == "Blackwell" else COUNTERS
     uuids = [
         f"GPU {index}: {model.name} (UUID: GPU-00000000-0000-4000-8000-00000000000{index})\n" for index in range(number)
     ]
@@ -141,10 +174,7 @@ def driver_commands(machine: Machine) -> dict[str, Document]:
     )
     errors = "".join(
         head
-        + "".join(
-            f"\t Link {link}: Replay Errors: 0\n\t Link {link}: Recovery Errors: 0\n\t Link {link}: CRC Errors: 0\n"
-            for link in range(model.links)
-        )
+        + "".join(f"\t Link {link}: {counter}: {value}\n" for link in range(model.links) for counter, value in counters)
         for head in uuids
     )
     absent = "" if model.links else "".join(f"{head}Device does not have or support Nvlink\n" for head in uuids)

@@ -56,6 +56,22 @@ H100 = Model(
     "Disabled",
     JOINED,
 )
+B200 = Model(
+    "NVIDIA B200",
+    "Blackwell",
+    "2901",
+    "1999",
+    183359,
+    1000,
+    1965,
+    3996,
+    5,
+    "32.0 GT/s PCIe",
+    18,
+    "50 GB/s",
+    "Disabled",
+    JOINED,
+)
 L40S = Model("NVIDIA L40S", "Ada Lovelace", "26B9", "1851", 46068, 350, 2520, 9001, 4, "16.0 GT/s PCIe")
 T4 = Model("Tesla T4", "Turing", "1EB8", "12A2", 15360, 70, 1590, 5001, 3, "8.0 GT/s PCIe", pages=True, slowdown_c=93)
 GH200 = Model(
@@ -129,6 +145,14 @@ HGX = Machine(
     way="NV18",
     extra_units=("nvidia-fabricmanager.service",),
 )
+HGX_B200 = replace(
+    HGX,
+    name="hgx-b200-8",
+    model=B200,
+    nvswitches=(),
+    extra_units=("nvidia-fabricmanager.service", "nvlsm.service"),
+)
+"""Its NVSwitches do not show on the bus."""
 PCIE_4 = Machine(
     "l40s-4",
     L40S,

@@ -1,6 +1,6 @@
 """Mutants of the checks on links: PCI Express, topology, NVLink, fabric, InfiniBand."""
 
-from bundles import Edit, hgx, not_run, pcie_4, stdout, t4, text, timed_out
+from bundles import Edit, hgx, hgx_b200, not_run, pcie_4, stdout, t4, text, timed_out
 from machines import PCI
 from mutant import Missing, Mutant, garbled
 from mutants_gpu import smi, tag
@@ -108,6 +108,25 @@ MUTANTS = [
         "data was sent again",
         hgx,
         [stdout("nvidia-smi-nvlink-errors", "Link 3: Replay Errors: 0", "Link 3: Replay Errors: 7")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "nvlink.errors",
+        "a link of NVLink 5 did not come back",
+        hgx_b200,
+        [
+            stdout(
+                "nvidia-smi-nvlink-errors",
+                "Link 3: Link recovery failed events: 0",
+                "Link 3: Link recovery failed events: 1",
+            )
+        ],
+    ),
+    Mutant(
+        "nvlink.errors",
+        "a link of NVLink 5 has errors left after correction",
+        hgx_b200,
+        [stdout("nvidia-smi-nvlink-errors", "Link 3: Symbol Errors: 0", "Link 3: Symbol Errors: 4")],
         becomes=WARN,
     ),
     Mutant(

@@ -304,6 +304,17 @@ def test_the_state_of_nvlink(number: str, links: Smi, status: str) -> None:
     assert one("nvlink.state", node(said(number), nvlink=links))[0] == status
 
 
+@pytest.mark.parametrize(("awake", "status"), [(True, "skip"), (None, "skip"), (False, "fail")])
+def test_a_sleeping_nvlink_is_not_down(awake: bool | None, status: str) -> None:
+    links = listing(*[awake] * 17, None)
+    assert links.document is not None
+    (gpu,) = links.document["gpus"]
+    gpu["all_inactive"] = False
+    for link in gpu["links"]:
+        link["state"] = {True: "active", False: "inactive"}.get(link["active"], "sleep")
+    assert one("nvlink.state", node(said(B200), nvlink=links))[0] == status
+
+
 @pytest.mark.parametrize(
     ("number", "links", "status"),
     [
@@ -342,6 +353,11 @@ def test_a_guest_whose_host_divides_the_board() -> None:
         ({"replay": 3, "recovery": 0}, "warn"),
         ({"replay": 0, "recovery": 1}, "fail"),
         ({"link_recovery_successful": 5, "effective_ber": 1e-200, "replay": 0}, "pass"),
+        ({"fec_errors_0": 36140749276, "raw_errors_lane_0": 82, "total_link_recovery_events": 1, "rx": 0}, "pass"),
+        ({"effective": 0, "plr_xmit_retry_blocks": 12, "plr_rcv_codes": 9}, "pass"),
+        ({"symbol": 3, "rx": 0}, "warn"),
+        ({"link_recovery_failed_events": 1}, "fail"),
+        ({"something_new": 7}, "error"),
         ({}, "error"),
     ],
 )
