@@ -60,8 +60,8 @@ DECLARED = (
     ),
     (
         "R12-nvlink5",
-        "HGX B200 and B300 get NVLSM and its kernel modules beside the fabric manager; GB200 and GB300 get IMEX and no "
-        "fabric manager",
+        "HGX B200 and B300 get NVLSM, infiniband-diags and kernel modules beside the fabric manager; GB200 and GB300 "
+        "get IMEX and no fabric manager",
         "platforms, packages",
     ),
     ("R13-branch-eol", "A branch past its end of life is a warning, or a refusal where that is wished", "branches"),

@@ -326,6 +326,8 @@ def nvlink5(look: Look) -> Iterator[str]:
             yield "NVLink 5 switches without nvlsm"
         elif "ib_umad" not in nvlsm["kernel_modules"]:
             yield "nvlsm without ib_umad"
+        elif "infiniband-diags" not in look.names:
+            yield "nvlsm without infiniband-diags"
         if look.stack["arch"] != "x86_64" and look.stack["nvsdm"] is not None:
             yield "NVSDM is x86_64 only"
     elif nvlsm is not None and not any("nvlsm" in gpu["fabric_manager"] for gpu, _ in look.gpus):

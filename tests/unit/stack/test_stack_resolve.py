@@ -192,6 +192,8 @@ def test_rack_trays_and_nvlink_5() -> None:
     board = stack(platform="hgx-b200-8")
     assert board.nvlsm is not None
     assert board.nvlsm.kernel_modules == ("mlx5_core", "ib_umad")
+    assert board.nvlsm.packages == ("nvlsm", "infiniband-diags")
+    assert {"nvlsm", "infiniband-diags"} <= {package.name for package in board.packages}
     assert board.nvsdm is not None
     assert board.nscq is None
 
