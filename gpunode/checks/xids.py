@@ -1,5 +1,6 @@
 """Checks on what the driver wrote into the kernel's log: Xid of GPUs, SXid of NVSwitches, other trouble."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -13,6 +14,9 @@ SOURCE = "catalog (xids.yml)"
 BAD = ("critical", "high")
 HARMLESS = ("info", "low")
 LOG_REMEDY = "journalctl -k -b shows the lines around it."
+RECOVERY = 154
+"""The Xid that is no fault of its own: it says what a GPU needs after others, or that it needs nothing any more."""
+RECOVERED = re.compile(r"\bto 0x0+ \(None\)", re.I)
 # Lines after which a GPU cannot be used, whatever else the driver says.
 INIT_FAILED = ("RmInitAdapter failed", "fallen off the bus", "GPU is lost")
 
@@ -41,7 +45,7 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     needs=("kernel_log",),
     needs_gpu=True,
     means="The driver reported no error (Xid) of a GPU since the boot. Each number is judged by its meaning: those of "
-    "applications warn, those of hardware fail.",
+    "applications warn, those of hardware fail. 154 is judged by the recovery action that it last names.",
     remedy=LOG_REMEDY,
 )
 def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
@@ -67,10 +71,15 @@ def _xid_verdict(component: str, number: int, events: list[KernelEvent]) -> Verd
         message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}"
         return Verdict(Status.WARN, message, component, expected=0, measured=len(events), unit="events", source=SOURCE)
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
+    meaning = known.meaning
+    if number == RECOVERY:
+        # Each tells the state from then on: only the last one holds.
+        meaning = f"{meaning}: {last.message}" if last.message else meaning
+        status = Status.PASS if RECOVERED.search(last.message) else status
     follow = f" (where Xid {' or '.join(known.follow)} follows, that one decides)" if known.follow else ""
     return Verdict(
         status,
-        f"Xid {number}{often}{when}{who}: {known.meaning}",
+        f"Xid {number}{often}{when}{who}: {meaning}",
         component,
         expected=0,
         measured=len(events),

@@ -236,6 +236,18 @@ MUTANTS = [
         becomes=WARN,
     ),
     Mutant(
+        "gpu.xid",
+        "a GPU that needs a reset",
+        hgx,
+        [
+            stdout(
+                "journal-kernel",
+                None,
+                XID.format(xid=154, text="GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
+            )
+        ],
+    ),
+    Mutant(
         "nvswitch.sxid",
         "fatal",
         hgx,

@@ -444,6 +444,39 @@ def test_an_xid_is_judged_by_its_meaning(number: int, status: str) -> None:
     assert one("gpu.xid", node(kernel_log=log(xid(number))))[0] == status
 
 
+NEEDS_RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+RECOVERED = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+
+
+@pytest.mark.parametrize(
+    ("messages", "status"),
+    [
+        ([NEEDS_RESET], "fail"),
+        ([RECOVERED], "pass"),
+        ([NEEDS_RESET, RECOVERED], "pass"),
+        ([RECOVERED, NEEDS_RESET], "fail"),
+        (["GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)"], "fail"),
+        (["something else"], "fail"),
+    ],
+)
+def test_the_last_recovery_action_is_the_one_that_holds(messages: list[str], status: str) -> None:
+    events = (xid(154).model_copy(update={"message": message}) for message in messages)
+    found = one("gpu.xid", node(kernel_log=log(*events)))
+    assert (found[0], messages[-1] in found[1]) == (status, True)
+
+
+def test_the_recovery_action_of_each_gpu_is_its_own() -> None:
+    events = (
+        xid(154).model_copy(update={"message": NEEDS_RESET}),
+        xid(154, slot="0000:99:00.0").model_copy(update={"message": RECOVERED}),
+    )
+    found = judged("gpu.xid", node(kernel_log=log(*events)))
+    assert [(finding.component, finding.status.value) for finding in found] == [
+        ("gpu at 0000:99:00.0", "pass"),
+        ("gpu0", "fail"),
+    ]
+
+
 def test_xids_are_folded_by_gpu_and_number_and_say_what_to_do() -> None:
     events = (xid(79, time="10:00"), xid(31, process="python"), xid(79, time="10:05"), xid(79, slot="0000:99:00.0"))
     found = judged("gpu.xid", node(kernel_log=log(*events)))
