@@ -10,8 +10,8 @@ from typing import Any
 from gpunode.catalog.catalog import MODELS, Catalog
 from gpunode.catalog.read import Document, Key, Problem, dotted, place
 
-Found = Iterator[tuple[Key, str]]
-"""What a rule yields: the place (section, id, field …) and what is wrong there."""
+Found = Iterator[tuple[Key, str] | tuple[Key, str, tuple[Key, ...]]]
+"""What a rule yields: the place (section, id, field …), what is wrong there, and the places it was compared with."""
 Rule = Callable[["Rows"], Found]
 
 RULES: dict[str, Rule] = {}
@@ -64,10 +64,17 @@ def lint(catalog: Catalog) -> list[Problem]:
         problems += wrong
     view = Rows(catalog, rows)
     for name, function in RULES.items():
-        for key, what in function(view):
-            file, line = place(catalog.documents(str(key[0])), key)
-            problems.append(Problem(file, line, dotted(key), what, name))
+        for key, what, *beside in function(view):
+            problems.append(_blamed(catalog, name, key, what, beside[0] if beside else ()))
     return sorted(set(problems))
+
+
+def _blamed(catalog: Catalog, name: str, key: Key, what: str, beside: Iterable[Key]) -> Problem:
+    """A fault at the field that the user wrote: of fields compared with each other, the one that an overlay has."""
+    written = (one for one in (key, *beside) if any(document.has(one) for document in catalog.overlays))
+    at = next(written, key)
+    file, line = place(catalog.documents(str(at[0])), at)
+    return Problem(file, line, dotted(at), what if at == key else f"does not go with {dotted(key)}: {what}", name)
 
 
 def _sections(document: Document) -> Iterator[Problem]:

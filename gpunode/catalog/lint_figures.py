@@ -64,7 +64,8 @@ def memory(rows: Rows) -> Found:
     """Sold and printed memory agree: 80 GB is printed as 81920 MiB at most, less with ECC in the memory itself."""
     for row in rows["gpus"].values():
         if row.memory_gb and row.memory_mib and abs(row.memory_mib * 1.048576 / 1000 / row.memory_gb - 1) > 0.12:
-            yield ("gpus", row.id, "memory_mib"), f"{row.memory_mib} MiB does not fit {row.memory_gb:g} GB"
+            what = f"{row.memory_mib} MiB does not fit {row.memory_gb:g} GB"
+            yield ("gpus", row.id, "memory_mib"), what, (("gpus", row.id, "memory_gb"),)
 
 
 @rule("power")
@@ -79,6 +80,7 @@ def power(rows: Rows) -> Found:
             yield (
                 ("gpus", row.id, "power_range_w"),
                 f"{low:g} to {high:g} W does not hold power_w, {row.power_w or 0:g}",
+                (("gpus", row.id, "power_w"), ("gpus", row.id, "gpus_per_board")),
             )
 
 
@@ -92,10 +94,12 @@ def capability(rows: Rows) -> Found:
             yield (
                 ("gpus", row.id, "compute_capability"),
                 f"{row.compute_capability} is none of {parent.name}'s: {known}",
+                (("gpus", row.id, "architecture"), ("architectures", parent.id, "compute_capabilities")),
             )
     for row in rows["architectures"].values():
         if set(row.first_cuda) != set(row.compute_capabilities):
-            yield ("architectures", row.id, "first_cuda"), "names other capabilities than compute_capabilities"
+            what = "names other capabilities than compute_capabilities"
+            yield ("architectures", row.id, "first_cuda"), what, (("architectures", row.id, "compute_capabilities"),)
 
 
 @rule("cuda-floor")
@@ -108,7 +112,9 @@ def cuda_floor(rows: Rows) -> Found:
             if known != (highest >= Number(major.min_compute_capability)):
                 verb = "knows" if known else "has left behind"
                 what = f"CUDA {major.id} {verb} {arch.name}, and asks for capability {major.min_compute_capability}"
-                yield ("architectures", arch.id, "last_cuda"), what
+                compared = (("architectures", arch.id, "compute_capabilities"),)
+                floor = ("cuda_majors", major.id, "min_compute_capability")
+                yield ("architectures", arch.id, "last_cuda"), what, (*compared, floor)
 
 
 @rule("version-branch")
@@ -148,16 +154,22 @@ def dates(rows: Rows) -> Found:
             for field in ("eol_vendor", "eol_computed"):
                 end = getattr(row, field, None)
                 if released and end and last_day(end) < first_day(released):
-                    yield (section, row.id, field), f"{end} is before the release, {released}"
+                    what = f"{end} is before the release, {released}"
+                    yield (section, row.id, field), what, ((section, row.id, "released"),)
             if released and _after(released, row.date):
-                yield (section, row.id, "released"), f"{released} is after the day the row was checked, {row.date}"
+                what = f"{released} is after the day the row was checked, {row.date}"
+                yield (section, row.id, "released"), what, ((section, row.id, "date"),)
     for row in rows["branches"].values():
+        # An end before the release itself was told above; every point would only repeat it.
+        end = row.eol if row.eol and (not row.released or first_day(row.released) <= row.eol) else None
         for version, when in row.points.items():
             if when and _after(when, row.date):
                 what = f"{when} is after the day the row was checked, {row.date}"
-                yield ("branches", row.id, "points", version), what
-            elif when and row.eol and first_day(when) > row.eol:
-                yield ("branches", row.id, "points", version), f"{when} is after the end of the branch, {row.eol}"
+                yield ("branches", row.id, "points", version), what, (("branches", row.id, "date"),)
+            elif when and end and first_day(when) > end:
+                what = f"{when} is after the end of the branch, {end}"
+                ends = tuple(("branches", row.id, field) for field in ("eol_vendor", "eol_computed"))
+                yield ("branches", row.id, "points", version), what, ends
 
 
 def _after(when: str, checked: str) -> bool:
@@ -193,7 +205,12 @@ def vendor_figure(rows: Rows) -> Found:
         limit = _limit(row, gpu, rows)
         if limit is not None and row.value > limit:
             what = f"{row.value:g} {row.unit} is more than {gpu.name} can do, {limit:.4g}: is the unit right?"
-            yield ("expectations", row.id, "value"), what
+            compared = tuple(("gpus", gpu.id, field) for field in _LIMITING)
+            yield ("expectations", row.id, "value"), what, compared
+
+
+_LIMITING = ("memory_bandwidth_gb_per_s", "tflops", "pcie", "nvlink")
+"""What of a GPU limits a measurement."""
 
 
 def _limit(row: Expectation, gpu: Gpu, rows: Rows) -> float | None:
@@ -241,7 +258,8 @@ def services(rows: Rows) -> Found:
             and row.sure("nvswitches")
         ):
             said = ", ".join(sorted(wanted)) or "none"
-            yield ("platforms", row.id, "services"), f"by its GPUs and switches it needs: {said}"
+            compared = tuple(("platforms", row.id, field) for field in ("gpus", "nvswitches"))
+            yield ("platforms", row.id, "services"), f"by its GPUs and switches it needs: {said}", compared
 
 
 @rule("forward-compat")

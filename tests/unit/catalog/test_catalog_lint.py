@@ -272,3 +272,31 @@ def test_a_fault_in_an_overlay_of_ours_names_the_overlays_line(tmp_path: Path) -
     path = overlay(tmp_path, "\n\ngpus:\n  t4:\n    power_range_w: [80, 90]\n")
     (problem,) = lint(Catalog([read(path)]))
     assert (problem.file, problem.line) == (str(path), 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("branches:\n  580:\n    eol_vendor: 2020-01\n", 3, "eol_vendor: 2020-01 is before the release"),
+        (
+            "branches:\n  580:\n    eol_vendor: 2026-07\n",
+            3,
+            "eol_vendor: does not go with branches.580.points.580.178.04",
+        ),
+        (
+            "gpus:\n  h100-sxm5-80gb:\n    power_w: 70\n",
+            3,
+            "power_w: does not go with gpus.h100-sxm5-80gb.power_range_w",
+        ),
+        ("gpus:\n  t4:\n    memory_gb: 80\n", 3, "memory_gb: does not go with gpus.t4.memory_mib"),
+        ("gpus:\n  t4:\n    note: ours\n    date: 2001\nbranches: {580: {date: 2025-08-05}}\n", 5, "branches.580.date"),
+    ],
+)
+def test_a_field_that_does_not_go_with_ours_is_blamed_on_the_overlay(
+    tmp_path: Path, text: str, line: int, words: str
+) -> None:
+    path = overlay(tmp_path, text)
+    problems = lint(Catalog([read(path)]))
+    assert {problem.file for problem in problems} == {str(path)}
+    assert {problem.line for problem in problems} == {line}
+    assert any(words in str(problem) for problem in problems)
