@@ -13,6 +13,10 @@ from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, Smi
 FULL_SPEED_STATES = frozenset({"P0", "P1", "P2"})
 """Performance states in which the driver does not slow the PCIe link down."""
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+MOST_GAPS = 0.25
+"""Of the pairs of GPUs: with as few without NVLink, they were all meant to have it. Cards that bridges join in twos,
+and V100 in a cube of eight, lack it between far more."""
+MOST_IN_A_MESH = 4
 BOTH_ENDS = "both ends of the link"
 GUEST = "a virtual machine: only its host sees this"
 SEATING = "Reseat the card and check riser, cable and slot; lspci -vv -s SLOT shows LnkCap and LnkSta of both ends."
@@ -151,10 +155,11 @@ def answer_of(node: NodeFacts, answer: Smi | None, what: str) -> dict[str, Any] 
 
 @registry.check(
     "link.topology",
-    needs=("loaded_driver", "smi", "topology", "pci"),
+    needs=("loaded_driver", "smi", "topology", "pci", "virtualization"),
     needs_gpu=True,
-    means="The way between any two GPUs is the same in both directions, and where the platform has NVSwitches, or "
-    "links every GPU to every other, all ways are NVLink with the same number of links.",
+    means="The way between any two GPUs is the same in both directions. Where the platform has NVSwitches, all are "
+    "NVLink with as many links as the model has. Where the platform links every GPU to every other, or all but a few "
+    "pairs are NVLink, all are NVLink.",
     remedy="nvidia-smi topo -m and nvidia-smi nvlink --status show what is missing; look at nvlink.state and "
     "fabric.manager.",
 )
@@ -174,19 +179,22 @@ def topology(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa
     yield _as_the_platform(node, ways)
 
 
-def pairs(document: dict[str, Any]) -> tuple[list[str], dict[tuple[str, str], str]]:
+Ways = dict[tuple[str, str], str]
+
+
+def pairs(document: dict[str, Any]) -> tuple[list[str], Ways]:
     """GPUs of a matrix of nvidia-smi, and the cell of each ordered pair of them."""
     names: list[str] = document["gpus"]
     links = document["links"]
     return names, {(one, other): links[one][other] for one in names for other in names if one != other}
 
 
-def _as_the_platform(node: NodeFacts, ways: dict[tuple[str, str], str]) -> Verdict:
+def _as_the_platform(node: NodeFacts, ways: Ways) -> Verdict:
     kinds = sorted(set(ways.values()))
     known = platforms(node)
     switched = bool(known) and all(platform.nvswitches for platform in known)
     if not switched:
-        return Verdict(Status.PASS, f"the same in both directions: {listed(kinds)}", measured=listed(kinds))
+        return _as_the_others(node, ways)
     match = model_of((node.gpus_on_bus or ())[0])
     nvlink = match.common.get("nvlink") if match else None
     wanted = f"NV{nvlink.links}" if nvlink else None
@@ -199,6 +207,45 @@ def _as_the_platform(node: NodeFacts, ways: dict[tuple[str, str], str]) -> Verdi
         message = f"{counted(len(wrong), 'pair')} not linked by {wanted}: {listed(wrong)}"
         return Verdict(Status.FAIL, message, expected=wanted, measured=listed(kinds), source=source)
     return Verdict(Status.PASS, f"all pairs are linked by {wanted}", expected=wanted, measured=wanted, source=source)
+
+
+def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
+    """The verdict where no NVSwitch is between the GPUs: each link goes from one to another."""
+    kinds = listed(sorted(set(ways.values())))
+    told = Verdict(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
+    unlinkable = _without_nvlink(node)
+    between = {pair: way for pair, way in ways.items() if pair[0] < pair[1] and not unlinkable.intersection(pair)}
+    linked = sum(map(_is_nvlink, between.values()))
+    gaps = [f"{one}-{other} {way}" for (one, other), way in between.items() if not _is_nvlink(way)]
+    mesh = _mesh(node)
+    few = linked > 0 and len(gaps) <= MOST_GAPS * len(between)
+    if not gaps or not (few or mesh):
+        return told
+    message = f"{counted(len(gaps), 'pair')} of {len(between)} not linked by NVLink: {listed(gaps)}"
+    source = f"catalog (platforms.yml: {mesh})" if mesh else "the node's other pairs"
+    return replace(told, status=Status.FAIL, message=message, expected="NVLink", source=source)
+
+
+def _without_nvlink(node: NodeFacts) -> set[str]:
+    """GPUs, by nvidia-smi's names, of models that have no NVLink: a display card beside the others."""
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        return set()
+    return {f"GPU{gpu.said['index']}" for gpu in gpus if gpu.match and gpu.known.get("nvlink") is None}
+
+
+def _mesh(node: NodeFacts) -> str | None:
+    """The platform on which each GPU has links to every other, None where that is not known.
+
+    Four SXM modules without switches; eight of them (V100) are linked in a ring of two meshes. A hypervisor may keep
+    the links to itself, and the driver those of a GPU in MIG mode.
+    """
+    gpus = seen_gpus(node)
+    known = platforms(node)
+    if is_guest(node) or isinstance(gpus, Verdict) or not known or len(gpus) > MOST_IN_A_MESH:
+        return None
+    direct = all(gpu.known.get("form") == "sxm" and gpu.known.get("nvlink") and not gpu.mig for gpu in gpus)
+    return known[0].name if direct and not any(platform.nvswitches for platform in known) else None
 
 
 @registry.check(

@@ -6,7 +6,21 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from machines import DRIVER_NODE, GRACE, GUEST, HGX, HGX_B200, PCI, PCIE_2, PCIE_4, T4_1, Document, bundle, recorded
+from machines import (
+    DRIVER_NODE,
+    GRACE,
+    GUEST,
+    HGX,
+    HGX_4,
+    HGX_B200,
+    PCI,
+    PCIE_2,
+    PCIE_4,
+    T4_1,
+    Document,
+    bundle,
+    recorded,
+)
 
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import facts_from_bundle
@@ -42,6 +56,11 @@ def hgx() -> Document:
 def hgx_b200() -> Document:
     """Eight B200 behind NVSwitches that do not show: NVLink 5."""
     return bundle(HGX_B200)
+
+
+def hgx_4() -> Document:
+    """Four H100 that are linked to each other without NVSwitches."""
+    return bundle(HGX_4)
 
 
 def t4() -> Document:

@@ -153,6 +153,16 @@ HGX_B200 = replace(
     extra_units=("nvidia-fabricmanager.service", "nvlsm.service"),
 )
 """Its NVSwitches do not show on the bus."""
+HGX_4 = replace(
+    HGX,
+    name="hgx-h100-4",
+    model=replace(H100, fabric=("N/A", "N/A", "N/A", "N/A")),
+    gpus=(*HGX.gpus[:2], *HGX.gpus[4:6]),
+    nvswitches=(),
+    way="NV6",
+    extra_units=(),
+)
+"""Each GPU is linked to each: 18 links to three others."""
 PCIE_4 = Machine(
     "l40s-4",
     L40S,

@@ -1,6 +1,6 @@
 """Mutants of the checks on links: PCI Express, topology, NVLink, fabric, InfiniBand."""
 
-from bundles import Edit, hgx, hgx_b200, not_run, pcie_4, stdout, t4, text, timed_out
+from bundles import Edit, hgx, hgx_4, hgx_b200, not_run, pcie_4, stdout, t4, text, timed_out
 from machines import PCI
 from mutant import Missing, Mutant, garbled
 from mutants_gpu import smi, tag
@@ -39,6 +39,15 @@ MUTANTS = [
         [
             stdout("nvidia-smi-topo", "GPU0\t X \tNV18", "GPU0\t X \tSYS"),
             stdout("nvidia-smi-topo", "GPU1\tNV18\t X ", "GPU1\tSYS\t X "),
+        ],
+    ),
+    Mutant(
+        "link.topology",
+        "a pair without NVLink, and no NVSwitch",
+        hgx_4,
+        [
+            stdout("nvidia-smi-topo", "GPU0\t X \tNV6", "GPU0\t X \tSYS"),
+            stdout("nvidia-smi-topo", "GPU1\tNV6\t X ", "GPU1\tSYS\t X "),
         ],
     ),
     Mutant(

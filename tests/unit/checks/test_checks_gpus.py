@@ -1,5 +1,6 @@
 """What the checks on GPUs and their links say in the cases that the simulated nodes do not show."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -334,6 +335,51 @@ def test_the_number_of_nvlinks(number: str, links: Smi, status: str) -> None:
 )
 def test_the_speed_of_nvlinks(number: str, speed: float, status: str) -> None:
     assert one("nvlink.speed", node(said(number), nvlink=listing(*[True] * 18, speed=speed)))[0] == status
+
+
+def matrix(*ways: str, number: int = 4) -> Smi:
+    """A matrix with these ways between 0 and 1, 0 and 2 ... 2 and 3."""
+    names = [f"GPU{index}" for index in range(number)]
+    links: dict[str, dict[str, str]] = {name: {} for name in names}
+    for (one, other), way in zip(combinations(names, 2), ways, strict=True):
+        links[one][other] = links[other][one] = way
+    return Smi(document={"gpus": names, "links": links})
+
+
+def of_models(*numbers: str, **more: Any) -> list[dict[str, Any]]:
+    return [said(number, index=at, pci_bus_id=f"0000:{at + 16:02x}:00.0", **more) for at, number in enumerate(numbers)]
+
+
+@pytest.mark.parametrize(
+    ("models", "ways", "status"),
+    [
+        ([H100] * 4, ["NV6"] * 6, "pass"),
+        ([H100] * 4, ["SYS", *["NV6"] * 5], "fail"),
+        ([H100] * 4, ["SYS"] * 6, "fail"),
+        (["ffff"] * 4, ["SYS", *["NV6"] * 5], "fail"),
+        # Bridges between two, and between four of five.
+        ([A100_PCIE] * 4, ["NV12", *["SYS"] * 4, "NV12"], "pass"),
+        ([A100_PCIE] * 4, ["SYS"] * 6, "pass"),
+        # A display card beside three that are linked.
+        ([L40S, H100, H100, H100], [*["SYS"] * 3, *["NV6"] * 3], "pass"),
+    ],
+)
+def test_topology_without_nvswitches(models: list[str], ways: list[str], status: str) -> None:
+    assert one("link.topology", node(*of_models(*models), topology=matrix(*ways)))[0] == status
+
+
+@pytest.mark.parametrize(("virtualization", "mig", "status"), [("kvm", False, "pass"), ("none", True, "pass")])
+def test_nvlink_that_is_hidden_is_not_missed(virtualization: str, mig: bool, status: str) -> None:
+    gpus = of_models(*[H100] * 4, mig_mode=mig)
+    facts = node(*gpus, topology=matrix(*["SYS"] * 6), virtualization=virtualization)
+    assert one("link.topology", facts)[0] == status
+
+
+def test_the_cube_of_eight_v100_lacks_nvlink_between_some() -> None:
+    # DGX-1: two meshes of four, and a link from each GPU to its like in the other.
+    ways = ["NV1" if one // 4 == other // 4 or other - one == 4 else "SYS" for one, other in combinations(range(8), 2)]
+    facts = node(*of_models(*[V100] * 8), topology=matrix(*ways, number=8))
+    assert one("link.topology", facts)[0] == "pass"
 
 
 def test_in_mig_mode_nothing_is_said_of_nvlink() -> None:
