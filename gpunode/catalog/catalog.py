@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from gpunode.catalog import hardware, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, nearest, normal
-from gpunode.catalog.read import Document, Problem, read, section
+from gpunode.catalog.read import Document, Problem, dotted, place, read, section
 from gpunode.catalog.rows import Source
-from gpunode.catalog.typed import typed_row
+from gpunode.catalog.typed import no_such, typed_row
 from gpunode.errors import UsageError
 
 FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
@@ -55,19 +55,25 @@ MODELS: Mapping[str, type[BaseModel]] = {name: model for kinds in FILES.values()
 BY_VERSION = ("branches", "toolkits", "container_toolkit")
 """Sections that are sorted, newest first: an overlay's rows fall into their place."""
 
+INHERITED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "gpus": ("architecture", "architectures", ("modules", "last_branch")),
+    "platforms": (
+        "board",
+        "platforms",
+        ("gpus", "hosts", "nvswitch", "nvswitches", "services", "kernel_modules", "min_driver"),
+    ),
+}
+"""Sections whose rows take fields from another row: the field that names it, its section, what is taken."""
+
 R = TypeVar("R", bound=BaseModel)
 
 
 def inherit(name: str, rows: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Fill what a row takes from another one: a GPU from its architecture, a platform from its board."""
-    fields: tuple[str, ...]
-    if name == "gpus":
-        parents, link, fields = others["architectures"], "architecture", ("modules", "last_branch")
-    elif name == "platforms":
-        parents, link = rows, "board"
-        fields = ("gpus", "hosts", "nvswitch", "nvswitches", "services", "kernel_modules", "min_driver")
-    else:
+    if name not in INHERITED:
         return rows
+    link, section_of_parents, fields = INHERITED[name]
+    parents = rows if section_of_parents == name else others[section_of_parents]
     full = {}
     for key, row in rows.items():
         parent = parents.get(str(row.get(link))) if isinstance(row, Mapping) else None
@@ -126,8 +132,23 @@ class Catalog:
             row, wrong = typed_row(MODELS[name], key, fields, name, self.documents(name))
             if row is not None:
                 rows[key] = row
-            problems += wrong
+            problems += self._without_parent(name, key, fields, wrong) if wrong else []
         return rows, problems
+
+    def _without_parent(self, name: str, key: str, fields: Any, wrong: list[Problem]) -> list[Problem]:
+        """The problems of a row; where it names no row to take fields from, that name instead of the fields."""
+        if name not in INHERITED or not isinstance(fields, Mapping):
+            return wrong
+        link, parents, taken = INHERITED[name]
+        known = section(self.documents(parents), parents)
+        if fields.get(link) is None or str(fields[link]) in known:
+            return wrong
+        where = (name, key, link)
+        file, line = place(self.documents(name), where)
+        untaken = {dotted((name, key, field)) for field in taken}
+        rest = [one for one in wrong if one.rule != "missing-key" or one.key not in untaken]
+        what = no_such(parents.rstrip("s"), str(fields[link]), known)
+        return [Problem(file, line, dotted(where), what, "reference"), *rest]
 
     @property
     def sources(self) -> Mapping[str, Source]:

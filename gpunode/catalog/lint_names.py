@@ -10,6 +10,7 @@ from gpunode.catalog.gpus import normal
 from gpunode.catalog.lint import Found, Rows, rule
 from gpunode.catalog.read import Key
 from gpunode.catalog.software import Offer, PackageSet, Pinning
+from gpunode.catalog.typed import no_such
 
 TEMPLATE_WORDS = {"branch", "version", "cuda", "cuda_major", "kernel"}
 """What may stand between braces in a package name or version."""
@@ -19,8 +20,7 @@ def _missing(rows: Rows, section: str, what: str, wanted: Iterable[tuple[Key, An
     known = list(rows.ids(section))
     for key, value in wanted:
         if value is not None and str(value) not in known:
-            close = difflib.get_close_matches(str(value), known, n=1)
-            yield key, f"there is no {what} {value!r}{f', did you mean {close[0]}' if close else ''}"
+            yield key, no_such(what, value, known)
 
 
 @rule("source-known")

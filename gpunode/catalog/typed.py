@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +23,12 @@ UNITS = {
 }
 """What the end of a key says about its value; the longest end counts."""
 _UNIT = re.compile(r"_(([kmgt]i?b(it)?|bytes?)(_per_s|ps|s)?|m?w|[kmg]?hz|watts?|[kmgt]?flops)$")
+
+
+def no_such(what: str, name: str | int, known: Iterable[str]) -> str:
+    """``there is no architecture 'hoper', did you mean hopper``."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"there is no {what} {name!r}{f', did you mean {close[0]}' if close else ''}"
 
 
 def unit_of(key: str) -> str | None:

@@ -300,3 +300,21 @@ def test_a_field_that_does_not_go_with_ours_is_blamed_on_the_overlay(
     assert {problem.file for problem in problems} == {str(path)}
     assert {problem.line for problem in problems} == {line}
     assert any(words in str(problem) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "gpus:\n  h100-sxm5-80gb:\n    architecture: hoper\n",
+            "site.yml:3: gpus.h100-sxm5-80gb.architecture: there is no architecture 'hoper', did you mean hopper",
+        ),
+        (
+            "platforms:\n  ours:\n    {name: Ours, kind: server, board: hgx-h100-9, date: 2026-11-01}\n",
+            "site.yml:3: platforms.ours.board: there is no platform 'hgx-h100-9', did you mean hgx-h100-8",
+        ),
+    ],
+)
+def test_a_row_that_names_no_parent_is_told_so_and_nothing_else(tmp_path: Path, text: str, said: str) -> None:
+    (problem,) = lint(Catalog([read(overlay(tmp_path, text))]))
+    assert str(problem).endswith(said)
