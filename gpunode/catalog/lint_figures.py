@@ -1,7 +1,7 @@
 """Rules about figures: ranges that a wrong unit falls out of, the vendor's figures, versions, dates."""
 
 from collections.abc import Iterator, Mapping
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 from packaging.version import Version as Number
@@ -36,6 +36,8 @@ UNITS: Mapping[str, str] = {
     "targeted_stress": "GFLOPS",
 }
 """Unit of a metric; all others are GB/s."""
+BETA = timedelta(days=183)
+"""How long before a branch's release its first betas may be out."""
 PCIE_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 """One lane, one direction, after line coding."""
 IN_SWITCH = 1.1
@@ -145,7 +147,7 @@ def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
 
 @rule("date-order")
 def dates(rows: Rows) -> Found:
-    """Nothing ends before it begins, and no row tells of days after it was checked."""
+    """Nothing ends or is released before it begins, and no row tells of days after it was checked."""
     for section in rows:
         for row in rows[section].values():
             if section == "sources":
@@ -170,6 +172,9 @@ def dates(rows: Rows) -> Found:
                 what = f"{when} is after the end of the branch, {end}"
                 ends = tuple(("branches", row.id, field) for field in ("eol_vendor", "eol_computed"))
                 yield ("branches", row.id, "points", version), what, ends
+            elif when and row.released and last_day(when) + BETA < first_day(row.released):
+                what = f"{when} is long before the branch was released, {row.released}"
+                yield ("branches", row.id, "points", version), what, (("branches", row.id, "released"),)
 
 
 def _after(when: str, checked: str) -> bool:

@@ -318,3 +318,14 @@ def test_a_field_that_does_not_go_with_ours_is_blamed_on_the_overlay(
 def test_a_row_that_names_no_parent_is_told_so_and_nothing_else(tmp_path: Path, text: str, said: str) -> None:
     (problem,) = lint(Catalog([read(overlay(tmp_path, text))]))
     assert str(problem).endswith(said)
+
+
+def test_a_release_long_before_its_branch_is_a_wrong_date(tmp_path: Path) -> None:
+    early = "branches:\n  580:\n    points:\n      580.200.01: {}\n"
+    (problem,) = lint(Catalog([read(overlay(tmp_path, early.format("2024-01-01")))]))
+    assert str(problem).endswith(
+        "site.yml:4: branches.580.points.580.200.01: 2024-01-01 is long before the branch was released, 2025-08-04"
+    )
+    assert lint(Catalog([read(overlay(tmp_path, early.format("2025-06-10")))])) == [], "a beta"
+    (problem,) = lint(Catalog([read(overlay(tmp_path, "branches:\n  580:\n    released: 2026-09\n"))]))[:1]
+    assert problem.file.endswith("site.yml")
