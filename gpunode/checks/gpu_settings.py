@@ -194,7 +194,8 @@ def clocks(gpu: SeenGpu) -> Verdict:
     needs=("loaded_driver", "smi", "gpu_processes"),
     needs_gpu=True,
     means="Memory of a GPU belongs to a process. What no process has is left of one that died, or of one in a "
-    "container that cannot be seen from here.",
+    "container that cannot be seen from here. Where the operating system manages a GPU's memory (superchips, ATS), "
+    "nothing is said: it keeps pages after their process, and puts its own there.",
     remedy="fuser -v /dev/nvidia* as root finds who holds the GPU; if nobody does, reset the idle GPU.",
 )
 def memory_used(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
@@ -210,6 +211,9 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
     used = gpu.said.get("memory_used_mib")
     if gpu.is_vgpu or gpu.mig:
         return Verdict(Status.SKIP, "memory of a divided GPU is not counted by process")
+    if gpu.known.get("form") == "superchip" or gpu.said.get("addressing_mode") == "ATS":
+        # NVML's known issues: where GPUs are NUMA nodes, pages stay allocated after their process ended.
+        return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own", measured=used)
     if used is None:
         # A superchip's memory is the machine's own.
         return gpu.untold("the memory in use", expected=gpu.for_servers)

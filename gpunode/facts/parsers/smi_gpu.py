@@ -87,6 +87,7 @@ def gpu(node: Node, index: int, printed_bus_id: str | None) -> dict[str, Any]:
         "mig_mode": flag(node.get("mig_mode/current_mig", "mig_mode/current")),
         "mig_mode_pending": flag(node.get("mig_mode/pending_mig", "mig_mode/pending")),
         "compute_mode": text_or_none(node.get("compute_mode")),
+        "addressing_mode": _printed(node.get("addressing_mode")),
         "virtualization_mode": _printed(node.get("gpu_virtualization_mode/virtualization_mode")),
         "performance_state": text_or_none(node.get("performance_state")),
         "ecc": _ecc(node),

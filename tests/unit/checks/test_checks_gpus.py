@@ -27,6 +27,7 @@ from gpunode.facts.node import (
 
 SLOT = "0000:1a:00.0"
 L40S, A100_PCIE, H100, V100, B200, T4 = "26b9", "20b5", "2330", "1db6", "2901", "1eb8"
+GH200, GB200 = "2342", "2941"
 FULL = PciLink(speed_gt_per_s=16.0, speed_max_gt_per_s=16.0, width=16, width_max=16)
 
 
@@ -200,6 +201,20 @@ def test_the_daemon_may_hold_what_nvidia_smi_calls_disabled(mode: bool, held: tu
 )
 def test_memory_belongs_to_somebody(processes: tuple[GpuProcess, ...], status: str) -> None:
     assert one("gpu.memory-used", node(said(memory_used_mib=4096), gpu_processes=processes))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("number", "mode", "status"),
+    [
+        (GH200, None, "skip"),
+        (GB200, None, "skip"),
+        ("ffff", "ATS", "skip"),
+        (L40S, "HMM", "warn"),
+        (L40S, None, "warn"),
+    ],
+)
+def test_memory_that_the_operating_system_manages(number: str, mode: str | None, status: str) -> None:
+    assert one("gpu.memory-used", node(said(number, memory_used_mib=4096, addressing_mode=mode)))[0] == status
 
 
 @pytest.mark.parametrize(
