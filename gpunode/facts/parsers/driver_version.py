@@ -10,10 +10,9 @@ _MODULE = re.compile(
     r"\s*NVRM version:\s+NVIDIA UNIX (?P<open>Open )?(?:Kernel Module for \S+|\S+ (?P<open_after>Open )?Kernel Module)"
     r"\s+(?P<version>\d{1,4}(?:\.\d{1,4}){1,2})\s+(?P<rest>.*)"
 )
-_BUILDER = re.compile(r"\([^)]*@[^)]*\)\s*")
-_DATE = re.compile(
-    r"(?:[A-Z][a-z]{2} )?[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d:\d\d(?: (?:AM|PM))?(?: [A-Z]{2,5})? \d{4}\b.*"
-)
+_BEFORE_DATE = re.compile(r".*\([^)]*@[^)]*\)|\s*\w+ [Bb]uild\b")
+_DATE = re.compile(r"(?=.*(?<!\d)\d\d?:\d\d:\d\d(?!\d))(?=.*(?<!\d)\d{4}(?!\d)).*")
+_OTHER_COMPILER = re.compile(r"\b(?:clang|LLVM)\b", re.I)
 _GCC = re.compile(r"\s*GCC version:\s*(.*)")
 _VERSION = re.compile(r"(?<![\w.~-])(\d{1,3}(?:\.\d{1,3}){2})(?![\w.])")
 
@@ -21,25 +20,28 @@ _VERSION = re.compile(r"(?<![\w.~-])(\d{1,3}(?:\.\d{1,3}){2})(?![\w.])")
 def parse(text: str) -> dict[str, Any]:
     """``{version, flavour: open|proprietary, gcc, built}`` of the loaded NVIDIA kernel module.
 
-    ``gcc`` is the compiler's version alone, ``built`` the date as printed; both None where the line is absent or cut.
+    ``gcc`` is the compiler's version alone, None for another compiler. ``built`` is the date as printed, in the words
+    of the builder's locale: what follows its name. Both are None where the line is absent or cut.
     Raises ParseError where there is no complete line ``NVRM version: NVIDIA UNIX …``.
     """
     lines = lines_of(text)
     module = next((match for line in lines if (match := _MODULE.fullmatch(line[:2000]))), None)
     if module is None:
         raise ParseError(f"expected a line 'NVRM version: NVIDIA UNIX ... Kernel Module ...', {found(text)}")
-    date = _DATE.search(_BUILDER.sub("", module["rest"]))
+    date = _DATE.fullmatch(_BEFORE_DATE.sub("", module["rest"], count=1).strip())
     compiler = next((match[1] for line in lines if (match := _GCC.fullmatch(line[:2000]))), "")
     return {
         "version": module["version"],
         "flavour": "open" if module["open"] or module["open_after"] else "proprietary",
         "gcc": _compiler_version(compiler),
-        "built": date[0].strip() if date else None,
+        "built": date[0] if date else None,
     }
 
 
 def _compiler_version(text: str) -> str | None:
-    """The version that follows the name; distributions put their own revision in brackets before or after it."""
+    """The version of gcc that follows the name; distributions put their own revision in brackets before or after it."""
+    if _OTHER_COMPILER.search(text):
+        return None
     outside = re.sub(r"\([^()]*\)", " ", text)
     match = _VERSION.search(outside) or _VERSION.search(text)
     return match[1] if match else None

@@ -246,6 +246,25 @@ class TestDriverVersion:
         }
 
     @pytest.mark.parametrize(
+        "date", ["Mon 03 Aug 2026 10:00:01 AM UTC", "Mo 3. Aug 10:00:01 CEST 2026", "Tue Sep  2 10:11:16 UTC 2025"]
+    )
+    @pytest.mark.parametrize("before", ["Release Build  (root@gpu-1)  ", "Release Build  ", ""])
+    def test_the_date_is_that_of_the_builders_locale(self, date: str, before: str) -> None:
+        text = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  {before}{date}\n"
+        assert driver_version.parse(text)["built"] == date
+
+    def test_a_date_that_is_cut_is_none(self) -> None:
+        text = (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)  Tue Sep 23 10:1"
+        )
+        assert driver_version.parse(text)["built"] is None
+
+    def test_clang_is_no_gcc(self) -> None:
+        text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
+        assert driver_version.parse(text + "GCC version:  clang version 18.1.3\n")["gcc"] is None
+        assert driver_version.parse(text + "GCC version:  Ubuntu clang version 18.1.3 (1ubuntu1)\n")["gcc"] is None
+
+    @pytest.mark.parametrize(
         "text", ["NVRM version: NVIDIA UNIX x86_64 Kernel Module  525.8", "NVRM version:", "525.85.05"]
     )
     def test_refused(self, text: str) -> None:
