@@ -14,12 +14,14 @@ _LINE_LIMIT = 1000
 
 
 def parse(text: str) -> dict[str, Any]:
-    """``{gpus: [{index, name, uuid, mig_devices: [{name, index, uuid}]}]}``, the profile as a MIG device's name.
+    """``{gpus: [{index, name, uuid, mig_devices: [{name, index, uuid}]}], messages}``.
 
-    ``uuid`` is None where drivers up to 304 print a serial number. Where nvidia-smi failed:
+    The name of a MIG device is its profile. ``uuid`` is None where drivers up to 304 print a serial number. ``messages`` are what nvidia-smi prints beside the
+    list: of a GPU that was lost, only they tell. Where nvidia-smi failed:
     ``{"error": {kind, message, nvml_version}}``. Raises ParseError for another text and for a line that is cut.
     """
     gpus: list[dict[str, Any]] = []
+    messages: list[str] = []
     for raw in lines_of(text):
         line = raw[:_LINE_LIMIT]
         gpu = GPU_LINE.fullmatch(line) or _LOST_LINE.fullmatch(line)
@@ -29,14 +31,16 @@ def parse(text: str) -> dict[str, Any]:
         elif device and gpus:
             entry = {"name": device["name"], "index": int(device["index"]), "uuid": device["uuid"]}
             gpus[-1]["mig_devices"].append(entry)
-        elif line.strip() and not smi_error.is_remark(line):
+        elif smi_error.is_remark(line):
+            messages.append(line.strip())
+        elif line.strip():
             raise ParseError(
                 f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', found '{shorten(line)}'"
             )
     if gpus:
         if len({gpu["index"] for gpu in gpus}) < len(gpus):
             raise ParseError("expected every GPU once in nvidia-smi -L, found an index twice")
-        return {"gpus": gpus}
+        return {"gpus": gpus, "messages": messages}
     error = smi_error.find(text)
     if error is None:
         raise ParseError(f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', {found(text)}")

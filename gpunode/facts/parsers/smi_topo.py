@@ -15,7 +15,8 @@ _CELL = re.compile(r"X|NV\d{1,3}|(?!CPU$|NUMA$|GPU$)[A-Z][A-Z0-9]{2,4}|N/A|ERR!"
 _PEER_WORDS = frozenset({"OK", "NS", "CNS", "GNS", "TNS", "DR", "U", "NP"})
 _AFFINITY = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 _TITLES = {"cpu": "CPU Affinity", "numa": "NUMA Affinity", "gpu_numa": "GPU NUMA ID"}
-_LEGEND = re.compile(r"\s*(NIC\d{1,4})\s*:\s+(\S+)\s*")
+_LEGEND = re.compile(r"\s*(?P<label>NIC\d{1,4})\s*:\s+(?P<rest>\S.*)")
+_DEVICE = re.compile(r"(?:^|[\s,;(])ibdev\s*[=:]\s*(?P<name>[^\s,;()]+)", re.I)
 _LINE_LIMIT = 20_000
 
 
@@ -24,7 +25,8 @@ def parse(text: str) -> dict[str, Any]:
 
     Labels are those printed: old layouts have the devices' names in the columns, ``nic_names`` is then empty. No
     element has a link with itself. ``cpu_affinity`` and ``numa_affinity`` are text (``0-51,104-155``), None where there
-    is none or where it was cut. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
+    is none or where it was cut. Also ``messages``: lines of the NIC legend in which no
+    RDMA device is named. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
 
     Raises ParseError for another matrix (``topo -p2p``), a row with too few cells, a GPU without its row.
     """
@@ -129,11 +131,29 @@ def _by_column(words: list[tuple[int, str]], columns: dict[str, int]) -> dict[st
     }
 
 
-def _legend(lines: list[str]) -> dict[str, str]:
-    return {match[1]: match[2] for line in lines if (match := _LEGEND.fullmatch(line))}
+def _legend(lines: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Names of NICs, and the lines of the legend in which there is none."""
+    names: dict[str, str] = {}
+    messages = []
+    for line in lines:
+        match = _LEGEND.fullmatch(line)
+        name = _name_of(match["rest"]) if match else None
+        if match and name:
+            names[match["label"]] = name
+        elif match:
+            messages.append(f"the NIC legend was not read: {shorten(line.strip())}")
+    return names, messages
 
 
-def _answer(header: _Header, rows: dict[str, _Row], nic_names: dict[str, str]) -> dict[str, Any]:
+def _name_of(rest: str) -> str | None:
+    """``mlx5_0``, alone or as ``ibdev=mlx5_0`` among other fields."""
+    if "=" not in rest and len(rest.split()) == 1:
+        return rest.strip()
+    device = _DEVICE.search(rest)
+    return device["name"] if device else None
+
+
+def _answer(header: _Header, rows: dict[str, _Row], legend: tuple[dict[str, str], list[str]]) -> dict[str, Any]:
     links: dict[str, dict[str, str]] = {
         label: {column: cell for column, cell in zip(header.elements, row.cells, strict=True) if column != label}
         for label, row in rows.items()
@@ -148,8 +168,9 @@ def _answer(header: _Header, rows: dict[str, _Row], nic_names: dict[str, str]) -
     return {
         "gpus": gpus,
         "nics": nics,
-        "nic_names": nic_names,
+        "nic_names": legend[0],
         "links": links,
         "cpu_affinity": {label: rows[label].cpu for label in gpus},
         "numa_affinity": {label: rows[label].numa for label in gpus},
+        "messages": legend[1],
     }

@@ -398,6 +398,25 @@ class TestTopology:
         assert topology["cpu_affinity"] == {"GPU0": "0-55,112-167", "GPU1": "56-111,168-223"}
         assert topology["numa_affinity"] == {"GPU0": "0", "GPU1": "1"}
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "ibdev=mlx5_7 netdev=ib0 PCI=0000:1a:00.0",
+            "netdev=ib0, ibdev=mlx5_7, PCI=0000:1a:00.0",
+            "ibdev: mlx5_7 (ib0)",
+        ],
+    )
+    def test_a_legend_with_fields(self, line: str) -> None:
+        topology = smi_topo.parse(sample("nvidia-smi-topo.nics").replace("NIC0: mlx5_0", f"NIC0: {line}"))
+        assert topology["nic_names"] == {"NIC0": "mlx5_7", "NIC1": "mlx5_bond_1"}
+        assert topology["messages"] == []
+
+    def test_a_legend_that_is_not_understood_is_told(self) -> None:
+        text = sample("nvidia-smi-topo.nics").replace("NIC0: mlx5_0", "NIC0: netdev=eth0 PCI=0000:1a:00.0")
+        topology = smi_topo.parse(text)
+        assert topology["nic_names"] == {"NIC1": "mlx5_bond_1"}
+        assert topology["messages"] == ["the NIC legend was not read: NIC0: netdev=eth0 PCI=0000:1a:00.0"]
+
     def test_colours_that_lost_their_escape(self) -> None:
         text = sample("nvidia-smi-topo.nics").replace("\x1b", "")
         assert smi_topo.parse(text) == smi_topo.parse(sample("nvidia-smi-topo.nics"))
@@ -521,6 +540,12 @@ class TestList:
         assert [device["name"] for device in gpus[0]["mig_devices"]] == ["3g.20gb", "1g.5gb+me"]
         assert gpus[0]["mig_devices"][1]["uuid"] == "MIG-GPU-eeeeeeee-0000-0000-0000-000000000000/13/0"
         assert gpus[1]["mig_devices"] == []
+
+    def test_a_lost_gpu_leaves_its_message(self) -> None:
+        lost = "Unable to determine the device handle for gpu 0000:2A:00.0: Unknown Error"
+        answer = smi_list.parse(f"GPU 0: A (UUID: GPU-1)\n{lost}\nGPU 2: A (UUID: GPU-3)\n")
+        assert ([gpu["index"] for gpu in answer["gpus"]], answer["messages"]) == ([0, 2], [lost])
+        assert smi_list.parse("GPU 0: A (UUID: GPU-1)\n")["messages"] == []
 
     def test_serial_numbers_of_old_drivers(self) -> None:
         assert smi_list.parse("GPU 0: Tesla K20Xm (S/N: 0325212000000)\n")["gpus"] == [
