@@ -53,6 +53,12 @@ KERNEL=$(ls /lib/modules)
 MODULE=$(basename /usr/src/nvidia-current-* | sed s,current-,current/,)
 """
 
+# apt's lists, archives and marks, and folders left behind in /tmp; not the caches that apt makes when asked.
+APT_FILES = r"""
+find /var/lib/apt /var/cache/apt -type f ! -name '*cache.bin' -printf '%p %s %T@\n' | sort
+find /tmp /var/tmp -mindepth 1 -maxdepth 1 -name '*apt*' | sort
+"""
+
 FOREIGN_PACKAGE = """
 mkdir -p /tmp/foreign/DEBIAN
 cat > /tmp/foreign/DEBIAN/control <<END
@@ -152,11 +158,12 @@ class Bare:
 
     packages: set[str]
     snapshot: list[str]
+    apt_files: str
 
 
 @pytest.fixture(scope="module")
 def bare(site: Site) -> Bare:
-    return Bare(site.packages(), site.snapshot())
+    return Bare(site.packages(), site.snapshot(), site.sh(APT_FILES))
 
 
 @pytest.fixture(scope="module")
@@ -196,9 +203,11 @@ def test_check_mode_announces_and_changes_nothing(site: Site, bare: Bare, announ
     assert announced.rc == 0, announced.output
     assert announced.paths >= OWN_FILES
     assert "Components: contrib non-free non-free-firmware" in announced.output
-    assert {"nvidia-kernel-dkms", "libcuda1", "nvidia-smi"} <= yaml_list(announced.output, "install")
-    assert "nvidia-kernel-dkms" in yaml_list(announced.output, "hold")
+    named = {package.partition("=")[0] for package in yaml_list(announced.output, "install")}
+    assert {"nvidia-kernel-dkms", "libcuda1", "nvidia-smi", "dkms"} <= named
+    assert {"nvidia-kernel-dkms", "nvidia-alternative"} <= yaml_list(announced.output, "hold")
     assert site.snapshot() == bare.snapshot
+    assert site.sh(APT_FILES) == bare.apt_files
 
 
 def test_the_real_run_changes_what_was_announced(site: Site, bare: Bare, announced: Run, provisioned: Run) -> None:
@@ -207,11 +216,14 @@ def test_the_real_run_changes_what_was_announced(site: Site, bare: Bare, announc
     assert set(announced.changed) - set(provisioned.changed) == {"Announce the packages"}
     assert yaml_list(announced.output, "hold") == site.held() == set(provisioned.changed[HOLD])
 
-    added = {line.split()[0] for line in site.packages() - bare.packages}
-    wanted = yaml_list(announced.output, "install")
-    assert wanted <= added
-    # What apt brings beside the announced packages are their dependencies: apt marks them as automatically installed.
-    assert added - wanted <= set(site.sh("apt-mark showauto").split())
+    # In a line of packages(): name, version, state.
+    before, after = (
+        dict(line.split()[:2] for line in packages if line.endswith(" installed"))
+        for packages in (bare.packages, site.packages())
+    )
+    new = {f"{name}={version}" for name, version in after.items() if before.get(name) != version}
+    assert new == yaml_list(announced.output, "install")
+    assert before.keys() - after.keys() == yaml_list(announced.output, "remove")
 
     files = set(site.sh("find /etc /var/lib /usr/local -xdev -name '*gpunode*' -type f").split())
     lab_files = {"/etc/ssh/sshd_config.d/10-gpunode-lab.conf", "/etc/sudoers.d/gpunode-lab"}
