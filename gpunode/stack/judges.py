@@ -8,6 +8,7 @@ from gpunode.stack.model import Flavour
 from gpunode.stack.naming import DRIVER_VARIANTS, package_set
 from gpunode.stack.question import GpuTerm, Question, number
 from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, warn
+from gpunode.stack.services import container_toolkit, dcgm
 from gpunode.stack.table import rules
 
 OPEN_KERNEL_FLOOR = number("4.15")
@@ -331,9 +332,11 @@ def no_service(case: Case) -> Iterator[Verdict]:
             yield refuse(text, sure=board.unsure is None)
     if board.unknown is not None and case.lacks("fabric-manager"):
         yield warn(f"{case.source_name} has no fabric manager: a board with NVSwitches would not work")
-    for component in ("dcgm", "container-toolkit"):
+    for component, decide in (("dcgm", dcgm), ("container-toolkit", container_toolkit)):
         if case.lacks(component):
             yield warn(f"{case.source_name} has no {component}: the stack goes without")
+        else:
+            yield from (warn(f"{choice.text}: the stack goes without") for choice in decide(case) if not choice.value)
 
 
 @rules.judges("R22-host-arch")

@@ -106,8 +106,9 @@ DECLARED = (
     ),
     (
         "R21-no-service",
-        "A source without fabric manager, NVLSM or IMEX does not serve a board that needs them (Debian's archive)",
-        "systems, platforms",
+        "A source without fabric manager, NVLSM or IMEX does not serve a board that needs them (Debian's archive); a "
+        "stack without DCGM or container toolkit says so",
+        "systems, platforms, dcgm, packages",
     ),
     ("R22-host-arch", "The GPU exists for this CPU architecture (GH200, GB200, GB300: aarch64)", "gpus, platforms"),
     (

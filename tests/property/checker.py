@@ -505,6 +505,13 @@ def _in_wheel(look: Look, torch: str, cuda: str, capability: tuple[int, ...]) ->
 
 
 @rule("R21")
+def goes_without(look: Look) -> Iterator[str]:
+    missing = [part for part in ("dcgm", "container_toolkit") if look.stack[part] is None]
+    if missing and not look.warned("R21"):
+        yield f"no warning that the stack goes without {' and '.join(missing)}"
+    yield from debian(look)
+
+
 def debian(look: Look) -> Iterator[str]:
     if look.source != "debian":
         return

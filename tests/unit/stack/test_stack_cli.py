@@ -90,6 +90,15 @@ def test_debian_s_own_driver(plan: Callable[..., Answer]) -> None:
     assert "warning: the archive of Debian 12 has no container-toolkit" in out
 
 
+def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answer]) -> None:
+    code, out, _ = plan("--gpu", "P100", "--os", "debian-13")
+    assert code == 0
+    words = "warning: no DCGM is known for Debian 13 and branch 580: the stack goes without [R21-no-service]"
+    assert words in out
+    _, out, _ = plan("--gpu", "P100", "--os", "debian-12")
+    assert "R21" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
