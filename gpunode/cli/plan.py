@@ -1,10 +1,12 @@
 """``gpunode plan``: which versions match, for machines or for a thought."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, picture_from_facts, plan, undetermined
 from gpunode.stack.question import WORDS
+
+MOST_NAMES = 12
+"""How many known names an error message lists."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Options:
             "--arch": self.arch,
             "--kernel": self.kernel,
         }
-        return {option: value for option, value in given.items() if value}
+        return {option: value for option, value in given.items() if value not in (None, ())}
 
 
 @click.command("plan")
@@ -210,17 +215,33 @@ def _driver(wish: str | None, catalog: Catalog) -> str | None:
     text = wish.upper().removeprefix("R")
     if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
         known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
-        raise UsageError(f"--driver: {unknown('driver', wish, known)}")
+        if get_close_matches(wish, known):
+            raise UsageError(f"--driver: {unknown('driver', wish, known)}")
+        raise UsageError(f"--driver: unknown driver {wish!r}; known: {', '.join(known[:MOST_NAMES])} …")
     return text
 
 
 def _cuda(option: str, text: str | None, catalog: Catalog) -> str | None:
     if text is not None:
+        if text.isdigit():
+            raise UsageError(f"{option} {text}: X.Y is wanted, such as {_newest_series(text, catalog)}")
         try:
             catalog.toolkit(text)
         except UsageError as err:
             raise UsageError(f"{option}: {err}") from None
     return text
+
+
+def _newest_series(major: str, catalog: Catalog) -> str:
+    """The newest CUDA of a major; the newest of all where the major is unknown."""
+    series = [row.series for row in catalog.toolkits.values()]
+    return next((name for name in series if name.startswith(f"{major}.")), series[0])
+
+
+def _kernel(release: str | None) -> str | None:
+    if release is not None and not re.match(r"\d+\.\d+", release):
+        raise UsageError(f"--kernel {release!r}: a release is wanted, as uname -r prints it: 6.8.0-60-generic")
+    return release
 
 
 def _picture(options: Options, catalog: Catalog) -> NodePicture:
@@ -232,11 +253,11 @@ def _picture(options: Options, catalog: Catalog) -> NodePicture:
         count = options.count * times if options.count else times if times > 1 else None
         groups.append(GpuGroup(label=label, models=tuple(gpu.id for gpu in match.gpus), count=count))
     return NodePicture(
-        os=catalog.os(options.system).id if options.system else None,
+        os=None if options.system is None else catalog.os(options.system).id,
         arch=options.arch,
-        kernel=options.kernel,
+        kernel=_kernel(options.kernel),
         gpus=tuple(groups),
-        platform=catalog.platform(options.platform).id if options.platform else None,
+        platform=None if options.platform is None else catalog.platform(options.platform).id,
     )
 
 

@@ -112,6 +112,13 @@ def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answe
         (["--gpu", "A100", "--cuda", "13.01"], ["--cuda", "13.0"]),
         (["--gpu", "A100", "--toolkit", "12.10"], ["--toolkit", "12"]),
         (["--gpu", "A100", "--source", "nvida"], ["nvidia"]),
+        (["--gpu", "A100", "--kernel", "foo"], ["--kernel 'foo'", "6.8.0-60-generic"]),
+        (["--gpu", "A100", "--kernel", ""], ["--kernel ''", "6.8.0-60-generic"]),
+        (["--gpu", "A100", "--os", ""], ["no operating system ''"]),
+        (["--platform", ""], ["''"]),
+        (["--gpu", "A100", "--driver", "abc"], ["unknown driver 'abc'; known: lts, production", "580", " …"]),
+        (["--gpu", "A100", "--cuda", "13"], ["--cuda 13: X.Y is wanted, such as 13."]),
+        (["--gpu", "A100", "--toolkit", "12"], ["--toolkit 12: X.Y is wanted, such as 12."]),
         (["--gpu", "A100", "--platform", "hgx-h100-8"], ["leave --gpu out"]),
         (["--count", "4"], ["--count needs a --gpu"]),
         ([], ["say what to plan for"]),
@@ -129,6 +136,8 @@ def test_bad_input_ends_with_2_and_says_what_is_near(
     assert (code, out) == (2, "")
     for word in words:
         assert word in err
+    assert err.count("\n") == 1
+    assert len(err) < 400, "a line that a person reads"
 
 
 def test_a_bad_day(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
