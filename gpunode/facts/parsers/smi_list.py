@@ -16,9 +16,9 @@ _LINE_LIMIT = 1000
 def parse(text: str) -> dict[str, Any]:
     """``{gpus: [{index, name, uuid, mig_devices: [{name, index, uuid}]}], messages}``.
 
-    The name of a MIG device is its profile. ``uuid`` is None where drivers up to 304 print a serial number. ``messages`` are what nvidia-smi prints beside the
-    list: of a GPU that was lost, only they tell. Where nvidia-smi failed:
-    ``{"error": {kind, message, nvml_version}}``. Raises ParseError for another text and for a line that is cut.
+    The name of a MIG device is its profile. ``uuid`` is None where drivers up to 304 print a serial number.
+    ``messages`` are what nvidia-smi prints beside the list: of a GPU that was lost, only they tell. Where nvidia-smi
+    failed: ``{"error": {kind, message, nvml_version}}``. Raises ParseError for another text and for a line that is cut.
     """
     gpus: list[dict[str, Any]] = []
     messages: list[str] = []
