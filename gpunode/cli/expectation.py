@@ -10,11 +10,15 @@ from gpunode.checks import Expectation
 from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 
+Pairs = list[tuple[yaml.Node, yaml.Node]]
+
 
 def read_expectation(path: Path) -> Expectation:
     """Read the YAML file; raise UsageError with one line that names file, key and what would be right."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        written = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as err:
         raise UsageError(f"--expect {path}: {err.strerror}") from None
     except UnicodeDecodeError:
@@ -27,9 +31,14 @@ def read_expectation(path: Path) -> Expectation:
         raise UsageError(f"--expect {path}: says nothing; known: {', '.join(Expectation.model_fields)}")
     if not isinstance(content, dict):
         raise UsageError(f"--expect {path}: expected KEY: VALUE lines, found {_kind(content)}")
+    pairs = _pairs(written)
+    _each_key_once(pairs, path)
     for key in content:
         if key not in Expectation.model_fields:
             raise UsageError(f"--expect {path}: {unknown('key', str(key), Expectation.model_fields)}")
+    if type(content.get("driver")) in (int, float):
+        # 570.10 is no 570.1: what YAML takes for a number is taken as it is written.
+        content["driver"] = next((value.value for key, value in pairs if key.value == "driver"), content["driver"])
     try:
         expectation = Expectation.model_validate(content, strict=True)
     except ValidationError as err:
@@ -38,6 +47,20 @@ def read_expectation(path: Path) -> Expectation:
         raise UsageError(f"--expect {path}: {place}: {first['msg']}, found {first['input']!r}") from None
     _model_must_be_known(expectation, path)
     return expectation
+
+
+def _pairs(written: yaml.Node | None) -> Pairs:
+    return written.value if isinstance(written, yaml.MappingNode) else []
+
+
+def _each_key_once(pairs: Pairs, path: Path) -> None:
+    """Raise UsageError for a key that stands twice: YAML takes the last and says nothing."""
+    lines: dict[str, int] = {}
+    for key, _ in pairs:
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise UsageError(f"--expect {path}: {key.value} stands twice, in line {lines[key.value]} and line {line}")
+        lines[key.value] = line
 
 
 def _model_must_be_known(expectation: Expectation, path: Path) -> None:

@@ -216,7 +216,11 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
         ("gpus: eight\n", ["gpus", "eight"]),
         ("gpus: true\n", ["gpus"]),
         ("gpus: -1\n", ["gpus", "-1"]),
-        ("driver: 580\n", ["driver", "string", "580"]),
+        ("driver: 58\n", ["driver", "58"]),
+        ("driver: true\n", ["driver", "True"]),
+        ("gpus: 8\nmig: false\ngpus: 4\n", ["gpus", "twice", "line 1", "line 3"]),
+        ("gpus: 8\n'gpus': 8\n", ["gpus", "twice"]),
+        ("<<: {driver: 580}\n", ["driver", "580"]),
         ("driver: newest\n", ["driver", "newest"]),
         ("model: L40Z\n", ["model", "L40Z", "L40S"]),
         ("mig: 'off'\n", ["mig", "off"]),
@@ -251,6 +255,22 @@ def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Pa
         assert {finding["source"] for finding in failed} == {"site file"}
 
 
+@pytest.mark.parametrize("wanted", ["580", "580.95", "'580.95.05'", "580.95.05"])
+def test_a_driver_may_stand_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, wanted: str) -> None:
+    path = tmp_path / "hgx.json"
+    path.write_text(json.dumps(hgx()))
+    says = expect(f"driver: {wanted}\n")
+    assert gpunode("validate", "--replay", path, "--expect", says, "--select", "driver.expected").code == 0
+
+
+@pytest.mark.parametrize("wanted", ["570", "580.9"])
+def test_another_driver_than_the_one_without_quotes(gpunode: Any, expect: Any, tmp_path: Path, wanted: str) -> None:
+    path = tmp_path / "hgx.json"
+    path.write_text(json.dumps(hgx()))
+    says = expect(f"driver: {wanted}\n")
+    assert gpunode("validate", "--replay", path, "--expect", says, "--select", "driver.expected").code == 1
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -280,6 +300,22 @@ def test_folders_of_bundles(gpunode: Any, tmp_path: Path) -> None:
     assert [node["host"] for node in json.loads(ended.out)["nodes"]] == ["a", "b"]
     (tmp_path / "c.json").write_text("{}")
     refused(gpunode("validate", "--replay", tmp_path), "c.json")
+
+
+def test_a_bundle_named_twice_is_one_node(gpunode: Any, tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(BUNDLE)
+    ended = gpunode("validate", "--replay", BUNDLE, BUNDLE, link, tmp_path, "--format", "json")
+    assert len(json.loads(ended.out)["nodes"]) == 1
+
+
+def test_two_bundles_of_one_host_are_told_apart(gpunode: Any, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.json").write_bytes(BUNDLE.read_bytes())
+    host = json.loads(BUNDLE.read_text(encoding="utf-8"))["host"]
+    ended = gpunode("validate", "--replay", tmp_path, "--format", "json")
+    hosts = [node["host"] for node in json.loads(ended.out)["nodes"]]
+    assert hosts == [host, f"{host} ({tmp_path / 'b.json'})", f"{host} ({tmp_path / 'c.json'})"]
 
 
 # Nodes
