@@ -102,7 +102,7 @@ class Options:
     type=click.Choice(["warn", "refuse"]),
     default="warn",
     show_default=True,
-    help="What a branch past its end of life is.",
+    help="What a branch past its published end of life is. An end that is only computed always warns.",
 )
 @click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
 @click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")

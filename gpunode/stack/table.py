@@ -64,7 +64,11 @@ DECLARED = (
         "get IMEX and no fabric manager",
         "platforms, packages",
     ),
-    ("R13-branch-eol", "A branch past its end of life is a warning, or a refusal where that is wished", "branches"),
+    (
+        "R13-branch-eol",
+        "A branch past its end of life is a warning, or a refusal where that is wished and NVIDIA published the end",
+        "branches",
+    ),
     (
         "R14-compat-matrix",
         "A cuda-compat package only on branches that NVIDIA's table allows, before their end of life, and on "

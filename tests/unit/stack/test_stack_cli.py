@@ -90,6 +90,18 @@ def test_debian_s_own_driver(plan: Callable[..., Answer]) -> None:
     assert "warning: the archive of Debian 12 has no container-toolkit" in out
 
 
+def test_an_end_that_is_only_computed_warns_and_the_help_says_so(plan: Callable[..., Answer]) -> None:
+    wanted = ("--gpu", "L40S", "--os", "ubuntu-24.04", "--past-eol", "refuse")
+    code, out, _ = plan(*wanted, "--driver", "550")
+    assert code == 0
+    assert "warning: branch 550 is past its end of life: 2025-" in out
+    assert "by the rule of thumb (release plus one year, LTSB three) (not sure) [R13-branch-eol]" in out
+    code, out, _ = plan(*wanted, "--driver", "535")
+    assert code == 1, "NVIDIA published that end"
+    _, out, _ = plan("--help")
+    assert "only computed always warns" in " ".join(out.split())
+
+
 def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answer]) -> None:
     code, out, _ = plan("--gpu", "P100", "--os", "debian-13")
     assert code == 0
