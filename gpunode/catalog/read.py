@@ -93,6 +93,18 @@ class Document:
             node = step[1]
         return True
 
+    def replaces(self, key: Key) -> bool:
+        """True where this file says something on the way to the key that ``merge`` takes as a whole: no mapping."""
+        node: yaml.Node = self.root
+        for part in key:
+            if not isinstance(node, yaml.MappingNode):
+                return True
+            step = _step(node, part)
+            if step is None:
+                return False
+            node = step[1]
+        return True
+
 
 def _step(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
     if isinstance(node, yaml.MappingNode):
@@ -209,7 +221,10 @@ def _defaults(document: Document, name: str) -> dict[str, Any]:
 
 
 def place(documents: Sequence[Document], key: Key) -> tuple[str, int]:
-    """File and line of a key: the last document that says something under the longest part of it."""
+    """File and line of a key: the last overlay that sets it, or the last document that has the longest part of it."""
+    for document in reversed(documents[1:]):
+        if document.replaces(key):
+            return document.name, document.line(key) or 1
     for length in range(len(key), 0, -1):
         for document in reversed(documents):
             if document.has(key[:length]):

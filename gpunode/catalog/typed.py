@@ -84,6 +84,14 @@ def _said(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         unit = unit_of(key)
         rule = "unit" if unit and re.search(r"\d\s*[A-Za-z]", str(found)) else "value"
         return f"{wanted}{f' in {unit}' if unit else ''} is wanted, {found!r} found", rule
+    if kind in ("tuple_type", "list_type"):
+        return f"a list is wanted{'' if isinstance(found, Mapping) else f': [{found}]'}", "value"
+    if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
+        return f"a mapping of keys is wanted, {found!r} found", "value"
+    if kind == "string_type":
+        return f"one text is wanted, {found!r} found", "value"
+    if kind == "too_short":
+        return "at least one is wanted", "value"
     if kind == "bool_parsing":
         return f"true or false is wanted, {found!r} found", "value"
     if kind == "value_error":

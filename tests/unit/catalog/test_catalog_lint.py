@@ -1,14 +1,16 @@
 """Each rule of the linter is broken by one overlay, and by nothing else."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from gpunode.catalog import load
-from gpunode.catalog.catalog import Catalog
+from gpunode.catalog.catalog import MODELS, Catalog
 from gpunode.catalog.lint import RULES, lint
 from gpunode.catalog.read import read
+from gpunode.catalog.typed import typed_row
 from gpunode.errors import Exit, UsageError
 
 NEW_GPU = """
@@ -329,3 +331,31 @@ def test_a_release_long_before_its_branch_is_a_wrong_date(tmp_path: Path) -> Non
     assert lint(Catalog([read(overlay(tmp_path, early.format("2025-06-10")))])) == [], "a beta"
     (problem,) = lint(Catalog([read(overlay(tmp_path, "branches:\n  580:\n    released: 2026-09\n"))]))[:1]
     assert problem.file.endswith("site.yml")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("pci: 10de:ffff", "gpus.t4.pci: a list is wanted: [10de:ffff]"),
+        ("pci: {a: b}", "gpus.t4.pci: a list is wanted"),
+        ("pcie: 4", "gpus.t4.pcie: a mapping of keys is wanted, '4' found"),
+        ("note: [ours]", "gpus.t4.note: one text is wanted, ['ours'] found"),
+        ("power_range_w: [80]", "gpus.t4.power_range_w.1: is missing"),
+        ("source: []", "gpus.t4.source: at least one is wanted"),
+    ],
+)
+def test_a_wrong_shape_is_told_in_the_file_s_words(tmp_path: Path, fields: str, said: str) -> None:
+    (problem,) = lint(Catalog([read(overlay(tmp_path, f"gpus: {{t4: {{{fields}}}}}"))]))
+    assert str(problem).endswith(f"site.yml:1: {said}")
+
+
+def test_no_shape_is_told_in_python_s_words(tmp_path: Path) -> None:
+    ours = Catalog()
+    for section in MODELS:
+        for key, row in list(ours.raw(section).items())[:1]:
+            for wrong in ("x", [], ["x"], {"x": "y"}, [["x"]], None):
+                fields = dict.fromkeys([*row, *MODELS[section].model_fields], wrong)
+                fields.pop("id", None)
+                _, problems = typed_row(MODELS[section], key, fields, section, ours.documents(section))
+                for problem in problems:
+                    assert not re.search(r"tuple|dictionary|instance|valid (string|list)", problem.what), problem
