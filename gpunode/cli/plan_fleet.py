@@ -135,7 +135,8 @@ def _must_be_effective(folder: Path, inventory: Inventory, stacks: Mapping[str, 
         if value == _as_read(lock_text(stack, "")):
             continue
         locks = sorted(folder.glob(f"*_vars/*/{LOCK_FILE}"))
-        owner = next((path for path in locks if _as_read(path.read_text(encoding="utf-8")) == value), None)
+        same = (path for path in locks if _as_read(path.read_text(encoding="utf-8")) == value)
+        owner = None if value is None else next(same, None)
         where = f"from {owner}" if owner else f"from another place in the inventory {inventory.sources[0]}"
         raise UsageError(
             f"--write: nothing is locked, for {host} would still take {LOCK_NAME} {where}; take it away there first"
