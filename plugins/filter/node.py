@@ -92,11 +92,14 @@ def preflight_problems(
     ``min_free_mib`` by mount point, ``allow_secure_boot``, ``allow_busy``, and ``removing`` where the driver goes away.
     """
     node = _node(facts)
+    loose = [name for name in ("allow_busy", "allow_secure_boot", "removing") if not isinstance(settings[name], bool)]
+    if loose:
+        raise AnsibleFilterError(f"{', '.join(loose)} must be true or false, not text: use | bool")
     lines = [*_unseen(node), *_unsupported(node), *_package_manager(apt or {}), *_mixed_origins(node)]
     if not settings["allow_busy"]:
         lines += _busy(node)
     if not settings["removing"]:
-        lines += [*_too_full(node, settings["min_free_mib"]), *_no_headers(node, apt or {})]
+        lines += [*_other_line(node), *_too_full(node, settings["min_free_mib"]), *_no_headers(node, apt or {})]
         if not settings["allow_secure_boot"]:
             lines += _secure_boot(node)
     return lines
@@ -133,6 +136,20 @@ def _mixed_origins(node: NodeFacts) -> Iterator[str]:
     for finding in judge(node, Expectation(), only=["driver.origin"]):
         if finding.status == "fail":
             yield f"the driver's packages are mixed: {finding.message}"
+
+
+def _other_line(node: NodeFacts) -> Iterator[str]:
+    """Debian's lines for old GPUs stand beside the current one, which does not know those GPUs any more."""
+    found = [
+        package.name
+        for package in node.packages or ()
+        if package.installed and re.match(r"nvidia-graphics-drivers-(tesla|legacy)", package.source)
+    ]
+    if found:
+        yield (
+            f"a driver of another line is installed ({', '.join(sorted(found)[:5])}): it is left as it is; "
+            "to have the current one instead, purge it first"
+        )
 
 
 def _busy(node: NodeFacts) -> Iterator[str]:

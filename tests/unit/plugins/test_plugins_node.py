@@ -161,3 +161,15 @@ def test_every_filter_is_documented() -> None:
 
 def test_the_fixture_is_a_bundle_of_this_project() -> None:
     assert json.loads(BUNDLE.read_text(encoding="utf-8"))["schema"] == "gpunode.bundle/1"
+
+
+def test_a_driver_of_another_line_is_left_alone(facts: dict[str, Any]) -> None:
+    package = {**facts["packages"][0], "name": "nvidia-tesla-470-kernel-dkms", "installed": True}
+    old = {**facts, "packages": [{**package, "source": "nvidia-graphics-drivers-tesla-470"}]}
+    assert any("nvidia-tesla-470-kernel-dkms" in line for line in problems(old))
+
+
+@pytest.mark.parametrize("name", ["allow_busy", "allow_secure_boot", "removing"])
+def test_a_switch_that_is_text_is_not_taken_for_true(facts: dict[str, Any], name: str) -> None:
+    with pytest.raises(AnsibleFilterError, match=name):
+        problems(facts, **{name: "false"})
