@@ -172,4 +172,4 @@ def test_a_driver_of_another_line_is_left_alone(facts: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["allow_busy", "allow_secure_boot", "removing"])
 def test_a_switch_that_is_text_is_not_taken_for_true(facts: dict[str, Any], name: str) -> None:
     with pytest.raises(AnsibleFilterError, match=name):
-        problems(facts, **{name: "false"})
+        node.preflight_problems(facts, APT, {**SETTINGS, name: "false"})

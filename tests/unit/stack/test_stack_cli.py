@@ -244,7 +244,7 @@ def test_one_stack_for_a_group_is_locked_in_the_group(inventory: Path) -> None:
 
 def effective(inventory: Path, host: str = "n1") -> Any:
     program = Path(sys.executable).with_name("ansible-inventory")
-    argv = [program, "-i", inventory, "--host", host]
+    argv = [str(program), "-i", str(inventory), "--host", host]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     return json.loads(done.stdout)["gpunode_stack"]["driver"]["branch"]
 
