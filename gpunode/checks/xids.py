@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gpunode.catalog import load
-from gpunode.checks.machine import nvswitches
+from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import KernelEvent, NodeFacts
@@ -29,6 +29,8 @@ def reach(node: NodeFacts) -> str:
 
 def nothing_found(node: NodeFacts, what: str) -> Verdict:
     """The verdict on a log without such events: as much as the log can tell."""
+    if is_container(node):
+        return Verdict(Status.SKIP, f"no {what}; in a container the kernel's log is the host's")
     if node.kernel_log is not None and not node.kernel_log.complete:
         return Verdict(
             Status.WARN,
