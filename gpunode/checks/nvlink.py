@@ -1,7 +1,7 @@
 """Checks on NVLink: how many links a GPU has, their state, speed and errors."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +87,16 @@ def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[Link, ...]) -> s
     return "a virtual machine without NVLink: its host divides the board" if is_guest(node) else None
 
 
+def _each(node: NodeFacts, judge: Callable[[Linked], Verdict]) -> Iterator[Verdict]:
+    """One verdict for each GPU with NVLink, or why there is none."""
+    gpus = linked_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    for linked in gpus:
+        yield replace(judge(linked), component=linked.gpu.component)
+
+
 def _sleeps(link: Link) -> bool:
     return link.get("state") == "sleep"
 
@@ -99,12 +109,7 @@ def _sleeps(link: Link) -> bool:
     remedy=f"Drain the node, reset all GPUs or restart it. {LOOK}",
 )
 def count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    gpus = linked_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    for linked in gpus:
-        yield replace(_count_of(linked), component=linked.gpu.component)
+    return _each(node, _count_of)
 
 
 def _count_of(linked: Linked) -> Verdict:
@@ -127,12 +132,7 @@ def _count_of(linked: Linked) -> Verdict:
     remedy=f"Look at fabric.manager and dmesg, then drain the node and reset all GPUs or restart it. {LOOK}",
 )
 def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    gpus = linked_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    for linked in gpus:
-        yield replace(_state_of(linked), component=linked.gpu.component)
+    return _each(node, _state_of)
 
 
 def _state_of(linked: Linked) -> Verdict:
@@ -164,12 +164,7 @@ def _state_of(linked: Linked) -> Verdict:
     remedy=f"Drain the node, reset all GPUs or restart it. {LOOK}",
 )
 def speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    gpus = linked_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    for linked in gpus:
-        yield replace(_speed_of(linked), component=linked.gpu.component)
+    return _each(node, _speed_of)
 
 
 def _speed_of(linked: Linked) -> Verdict:
