@@ -17,6 +17,7 @@ from gpunode.catalog import Catalog, load
 from gpunode.cli.nearest import unknown
 from gpunode.cli.plan_text import as_text
 from gpunode.cli.replay import read_bundles
+from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT
 from gpunode.errors import Exit, UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
@@ -108,17 +109,9 @@ class Options:
 @click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")
 @click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 @click.option("--write", is_flag=True, help="Lock: write gpunode_stack.yml beside the variables of host or group.")
-@click.option("--parallel", type=click.IntRange(1, 1000), default=32, show_default=True, help="Nodes at a time.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=1),
-    default=120,
-    show_default=True,
-    metavar="SECONDS",
-    help="Hard limit for each node.",
-)
-@click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo.")
+@PARALLEL
+@TIMEOUT
+@ASK_BECOME_PASS
 @click.option("-v", "--verbose", is_flag=True, help="Also show what the stack goes without, and why.")
 def command(**values: Any) -> int:
     """Decide a matched stack: driver, CUDA, fabric, DCGM, containers, package names, and the rule behind each.

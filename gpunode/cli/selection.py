@@ -98,6 +98,21 @@ def progress(waiting: Collection[str], nodes: int) -> str:
     return f"{line}, waiting for {fold(waiting)}" if 0 < len(waiting) <= min(8, nodes - 1) else line
 
 
+PARALLEL = click.option(
+    "--parallel", type=click.IntRange(1, 1000), default=32, show_default=True, help="Nodes at a time."
+)
+TIMEOUT = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="Hard limit for each node.",
+)
+ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo.")
+
+
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that make up a Selection, and hand it to the command as ``selection``."""
 
@@ -119,19 +134,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Any inventory that Ansible reads.",
             ),
             click.option("-l", "--limit", metavar="PATTERN", help="Host pattern within the inventory."),
-            click.option(
-                "--parallel", type=click.IntRange(1, 1000), default=32, show_default=True, help="Nodes at a time."
-            ),
-            click.option(
-                "--timeout",
-                "timeout_s",
-                type=click.FloatRange(min=1),
-                default=120,
-                show_default=True,
-                metavar="SECONDS",
-                help="Hard limit for each node.",
-            ),
-            click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo."),
+            PARALLEL,
+            TIMEOUT,
+            ASK_BECOME_PASS,
         )
     ):
         decorated = decorate(decorated)
