@@ -1,4 +1,8 @@
-"""Runs the tiers of tests that this machine can run, and says which it could not, and why."""
+"""Runs the tiers of tests that this machine can run, and says which it could not, and why.
+
+On a branch, lab tests and molecule scenarios are chosen by what changed since it left origin/main (or since the commit
+that GPUNODE_TEST_SINCE names), the working tree included; on main itself, or where git cannot tell, all of them run.
+"""
 
 import argparse
 import os
@@ -15,6 +19,19 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
+# What every lab test and every scenario stands on.
+FOUNDATION = (
+    "gpunode/",
+    "plugins/",
+    "playbooks/",
+    "roles/preflight/",
+    "molecule/shared/",
+    ".config/",
+    "scripts/",
+    "pyproject.toml",
+    "requirements.lock",
+    "ansible.cfg",
+)
 
 
 @dataclass
@@ -127,6 +144,33 @@ def integration() -> Tally:
     return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1200)
 
 
+def git(*arguments: str) -> str | None:
+    """What git says; None where it fails, or is not there."""
+    argv = ["git", "-C", str(ROOT), *arguments]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, start_new_session=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def changed() -> list[str] | None:
+    """Paths that differ from where this branch left origin/main; None where that says nothing: everything is to run."""
+    since = os.environ.get("GPUNODE_TEST_SINCE") or git("merge-base", "HEAD", "origin/main")
+    if not since:
+        return None
+    tracked, new = git("diff", "--name-only", since), git("ls-files", "--others", "--exclude-standard")
+    if tracked is None or new is None:
+        return None
+    return [*tracked.splitlines(), *new.splitlines()] or None
+
+
+def concerned(*folders: str) -> bool:
+    """Whether a change reaches what stands on these folders and on the foundation."""
+    paths = changed()
+    return paths is None or any(path.startswith((*FOUNDATION, *folders)) for path in paths)
+
+
 def no_lab_here() -> str | None:
     """Why lab nodes cannot be had on this machine; None where they can."""
     if os.geteuid() != 0:
@@ -146,7 +190,11 @@ def no_lab_here() -> str | None:
 
 def lab() -> Tally:
     reason = no_lab_here()
-    return Tally(not_run=reason) if reason else pytest_tier("tests/lab", "-v", limit_s=2400)
+    if reason:
+        return Tally(not_run=reason)
+    if not concerned("roles/", "tests/lab/"):
+        return Tally(not_run="nothing that a lab node would notice has changed")
+    return pytest_tier("tests/lab", "-v", limit_s=3600)
 
 
 def lab_debian_13() -> Tally:
@@ -161,8 +209,14 @@ def molecule() -> Tally:
     reason = no_lab_here()
     if reason:
         return Tally(not_run=reason)
-    scenarios = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
-    return tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in scenarios}, limit_s=1800)
+    names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    # The scenario `default` runs all roles.
+    chosen = [
+        name for name in names if concerned(f"molecule/{name}/", "roles/" if name == "default" else f"roles/{name}/")
+    ]
+    if not chosen:
+        return Tally(not_run="no role and no scenario has changed")
+    return tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in chosen}, limit_s=1800)
 
 
 def vm() -> Tally:
