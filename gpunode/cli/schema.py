@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from gpunode.cli.checks import CheckList
 from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
+from gpunode.facts.models.workload import Record
 from gpunode.probe.bundle import Bundle
 from gpunode.report import Report
 from gpunode.stack import Plan, Stack
@@ -22,6 +23,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "bundle": Bundle,
     "checks": CheckList,
     "plan": Plan,
+    "record": Record,
     "report": Report,
     "stack": Stack,
 }
@@ -34,6 +36,12 @@ def from_model(name: str) -> str:
         "$id": f"gpunode.{name}/1",
         **MODELS[name].model_json_schema(by_alias=True, mode="serialization"),
     }
+    if name == "bundle":
+        # The probe, which has the bundle's model, knows nothing of facts; what is published says what the results are.
+        record = Record.model_json_schema(by_alias=True, mode="serialization", ref_template="#/$defs/{model}")
+        schema["$defs"] |= record.pop("$defs")
+        schema["$defs"]["Record"] = record
+        schema["properties"]["results"]["items"] = {"$ref": "#/$defs/Record"}
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
 
 

@@ -24,6 +24,7 @@ from gpunode.facts import (
     system,
     units,
     updates,
+    workload,
 )
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import NodeFacts
@@ -95,6 +96,7 @@ READERS: Mapping[str, Callable[[Seen], Any]] = {
     "kernel_log": kernel_log.kernel_log,
     "stuck_processes": running.stuck_processes,
     "unanswered": running.unanswered,
+    "records": workload.records,
 }
 """One reader per field of NodeFacts; each raises Unseen or ParseError with the reason where it has no answer."""
 

@@ -46,6 +46,7 @@ from gpunode.facts.models.system import (
     TimeSync,
     Unit,
 )
+from gpunode.facts.models.workload import Record
 
 __all__ = [
     "MAY_BE_NONE",
@@ -90,6 +91,7 @@ __all__ = [
     "PciLink",
     "PciPort",
     "Process",
+    "Record",
     "Repository",
     "Smi",
     "TimeSync",
@@ -243,6 +245,10 @@ class NodeFacts(Fact):
     stuck_processes: tuple[Process, ...] | None = None
     unanswered: tuple[str, ...] | None = None
     """Commands that did not come back in time, as they were called; not those that were left out because of them."""
+
+    # Inside a container
+    records: tuple[Record, ...] | None = None
+    """What workloads recorded on the node; a gap where none was run."""
 
     @property
     def gpus_on_bus(self) -> tuple[PciDevice, ...] | None:

@@ -27,6 +27,11 @@ class Seen:
         self._problems = log.stderr.splitlines() if log else []
         self._parsed: dict[str, Any] = {}
 
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What workloads recorded, as it came."""
+        return self._bundle.results
+
     def text(self, path: str) -> str | None:
         """The text of a file, None where there is none; raise Unseen where it could not be read."""
         if path not in self._bundle.files:

@@ -90,7 +90,21 @@ def gpu_node_bundle() -> Bundle:
             "/sys/firmware/efi/efivars/": efivar.rpartition("/")[2] + "\n",
             efivar: "\x06\x00\x00\x00\x01",
         },
-    )
+    ).model_copy(update={"results": [LIMITS_RECORD]})
+
+
+LIMITS_RECORD = {
+    "record": "versions.limits",
+    "schema": "gpunode.record/1",
+    "device": "cpu",
+    "component": "node",
+    "seconds": 0.1,
+    "values": {"shm_bytes": 67108864, "memlock_bytes": -1, "of_tomorrow": True},
+    "error": None,
+    "skipped": None,
+    "container": {"image": "lab", "engine": "docker 20.10.24", "gpus": None},
+    "simulated": True,
+}
 
 
 def facts_with(

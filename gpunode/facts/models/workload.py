@@ -1,0 +1,252 @@
+"""What a workload found inside a container: the record, and what the values of each kind of record mean."""
+
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from gpunode.facts.models.base import Fact
+
+SCHEMA: Literal["gpunode.record/1"] = "gpunode.record/1"
+
+
+class RecordContainer(Fact):
+    """The container that a record comes from."""
+
+    image: str
+    engine: str | None = None
+    """``docker 28.5.1``."""
+    gpus: Literal["cdi", "runtime", "none"] | None = None
+    """How the engine was asked for GPUs. None: not known."""
+
+
+class Record(Fact):
+    """One thing that a workload tried on a node.
+
+    Exactly one of three: it ran (``error`` and ``skipped`` are None), it broke, or it was left out.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    record: str = Field(pattern=r"^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?$")
+    """``TEST`` or ``TEST.PART``: ``container``, ``versions.torch``, ``frameworks.compile``."""
+    schema_name: Literal["gpunode.record/1"] = Field(SCHEMA, alias="schema")
+    device: Literal["cuda", "cpu"]
+    """What it really ran on. A record of ``cpu`` says nothing about a GPU."""
+    component: str = "node"
+    """``cuda:3`` is the container's own order; ``values.uuid`` and ``values.pci_bus_id`` say which GPU that is."""
+    seconds: float = Field(ge=0)
+    values: dict[str, Any] = Field(default_factory=dict)
+    """Units stand in the keys. None: it was not seen."""
+    error: str | None = None
+    skipped: str | None = None
+    """Why it was left out: nothing was tried and nothing is known."""
+    container: RecordContainer | None = None
+    """None: it ran on the host itself."""
+    simulated: bool = False
+
+    @model_validator(mode="after")
+    def _broke_or_was_left_out(self) -> Self:
+        if self.error is not None and self.skipped is not None:
+            raise ValueError("what was left out cannot have broken: error and skipped are both there")
+        return self
+
+
+class Values(Fact):
+    """Base of what a record's ``values`` hold. Keys that are not known here are let be: images may be newer than we."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+AnyValues = TypeVar("AnyValues", bound=Values)
+Text = Annotated[str, Field(max_length=500)]
+
+
+def values_of(record: Record, kind: type[AnyValues]) -> AnyValues | str:
+    """A record's values as their kind has them, else the reason in one line."""
+    try:
+        return kind.model_validate(record.values)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "values"
+        return f"record {record.record}: {place}: {first['msg']}"
+
+
+class ImageLibrary(Values):
+    """A library file in the image: a CUDA runtime, cuDNN, NCCL."""
+
+    name: Text
+    """``libcudart``, ``libcudnn``, ``libnccl``."""
+    path: Text
+    version: Text | None = None
+    """From the file's name, as far as it tells."""
+
+
+class SystemValues(Values):
+    """``versions.system``: what the image is, and what it was given of the host."""
+
+    python: Text
+    os: Text | None = None
+    module_version: Text | None = None
+    """Of the kernel module, as ``/proc/driver/nvidia/version`` has it inside."""
+    driver_libraries: dict[str, Text | None] = Field(default_factory=dict)
+    """``{"libcuda.so.1": "580.95.05"}``: what the linker gives a program inside, by its file's name."""
+    cuda: Text | None = None
+    """The image's CUDA by its own words: ``CUDA_VERSION``, ``/usr/local/cuda/version.json``."""
+    libraries: tuple[ImageLibrary, ...] = ()
+    devices: tuple[Text, ...] = ()
+    """``/dev/nvidia*``."""
+
+
+class LimitValues(Values):
+    """``versions.limits``. -1 is unlimited."""
+
+    shm_bytes: int | None = None
+    memlock_bytes: int | None = None
+    stack_bytes: int | None = None
+    nofile: int | None = None
+    cpus: int | None = None
+
+
+class InsideGpu(Values):
+    """One GPU as NVML, CUDA or PyTorch show it inside."""
+
+    index: int
+    name: Text | None = None
+    uuid: Text | None = None
+    pci_bus_id: Text | None = None
+    compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
+    memory_mib: int | None = None
+
+
+class NvmlValues(Values):
+    """``versions.nvml``."""
+
+    library: Text
+    """The file that was loaded."""
+    result: int
+    """NVML's own return code of its start: 0 is good, 18 a library that does not match the module."""
+    result_name: Text | None = None
+    driver_version: Text | None = None
+    cuda_version: Text | None = None
+    count: int | None = None
+    gpus: tuple[InsideGpu, ...] = ()
+
+
+class CudaValues(Values):
+    """``versions.cuda``: the driver's own interface, libcuda."""
+
+    library: Text
+    version: Text | None = None
+    """From the file's name."""
+    result: int
+    """CUDA's own return code of ``cuInit``: 803 the library does not match the module, 804 no forward compatibility
+    with this GPU, 802 the fabric is not ready."""
+    result_name: Text | None = None
+    cuda_version: Text | None = None
+    """The newest CUDA that this library runs."""
+    count: int | None = None
+    forward_compat: bool = False
+    """The library is one of cuda-compat's, not the host's."""
+    gpus: tuple[InsideGpu, ...] = ()
+
+
+class TorchValues(Values):
+    """``versions.torch``."""
+
+    version: Text
+    cuda: Text | None = None
+    """None: a build for the CPU."""
+    cudnn: Text | None = None
+    nccl: Text | None = None
+    architectures: tuple[Text, ...] = ()
+    """What the wheel's kernels were compiled for: ``sm_90``, ``compute_120`` (PTX)."""
+    available: bool
+    count: int
+    gpus: tuple[InsideGpu, ...] = ()
+
+
+class TensorflowValues(Values):
+    """``versions.tensorflow``."""
+
+    version: Text
+    built_with_cuda: bool
+    cuda: Text | None = None
+    cudnn: Text | None = None
+    count: int
+
+
+class TensorValues(InsideGpu):
+    """``frameworks.tensor``, one a GPU: a product computed there, beside the processor's."""
+
+    index: int = 0
+    allocated_bytes: int | None = None
+    """What the device's memory grew by."""
+    max_error: float
+
+
+class StepValues(Values):
+    """``frameworks.amp``: training steps in mixed precision."""
+
+    dtype: Text
+    losses: tuple[float | None, ...]
+    """None: not a number, or infinite."""
+
+
+class CompileValues(Values):
+    """``frameworks.compile``: a compiled function beside the plain one."""
+
+    compute_capability: Text | None = None
+    max_error: float
+    compile_seconds: float
+
+
+class ConvolutionValues(Values):
+    """``frameworks.cudnn``: a convolution and its gradient, beside the processor's."""
+
+    cudnn: Text | None = None
+    enabled: bool
+    max_error: float
+
+
+class DataloaderValues(Values):
+    """``frameworks.dataloader``."""
+
+    workers: int
+    batches: int
+    pinned: bool
+    samples_per_second: float
+
+
+class MemoryValues(Values):
+    """``frameworks.memory``, of the first GPU."""
+
+    total_mib: int
+    free_mib: int
+    peak_mib: int
+    reserved_mib: int
+    fragmentation_percent: float
+    """Of what the allocator holds and nothing uses, the part that lies in pieces too small for the last request."""
+
+
+class TensorflowRunValues(Values):
+    """``frameworks.tensorflow``."""
+
+    count: int
+    memory_growth: bool | None = None
+    """None: no GPU to ask it of."""
+    compute_dtype: Text
+    """Of the policy ``mixed_float16``."""
+    thread_mode: Text | None = None
+    """``TF_GPU_THREAD_MODE`` in effect."""
+    max_error: float
+
+
+class ContainerValues(Values):
+    """``container``: how the launcher started it. Left out or broken: the reason is in ``skipped`` or ``error``."""
+
+    complete: bool | None = None
+    """The payload came to its own last line."""
+    busy: tuple[Text, ...] = ()
+    """GPUs that were not handed in, with process and user: ``gpu3: python3 (pid 4242, alice)``."""
+    gpus: int | None = None
+    """How many GPUs the container was given."""
