@@ -9,6 +9,7 @@ from gpunode.catalog.hardware import Architecture, Expectation, Gpu, PciPart, Pl
 from gpunode.catalog.rows import Row, Source
 from gpunode.catalog.software import (
     Branch,
+    ContainerEngine,
     ContainerToolkit,
     CudaMajor,
     Cudnn,
@@ -30,6 +31,7 @@ __all__ = [
     "Architecture",
     "Branch",
     "Catalog",
+    "ContainerEngine",
     "ContainerToolkit",
     "CudaMajor",
     "Cudnn",

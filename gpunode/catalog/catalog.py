@@ -34,6 +34,7 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
         "nccl": software.Nccl,
         "dcgm": software.Dcgm,
         "container_toolkit": software.ContainerToolkit,
+        "container_engines": software.ContainerEngine,
         "frameworks": software.Framework,
         "wheels": software.WheelArchitectures,
         "kubernetes": software.Kubernetes,
@@ -209,6 +210,11 @@ class Catalog:
     def container_toolkit(self) -> Mapping[str, software.ContainerToolkit]:
         """Container toolkit releases, newest first."""
         return self.rows("container_toolkit")
+
+    @property
+    def container_engines(self) -> Mapping[str, software.ContainerEngine]:
+        """What Docker, Podman and containerd do with CDI."""
+        return self.rows("container_engines")
 
     @property
     def frameworks(self) -> Mapping[str, software.Framework]:

@@ -185,6 +185,22 @@ class ContainerToolkit(Row):
     key: str
 
 
+class ContainerEngine(Row):
+    """What a container engine does with CDI, from which version on; section ``container_engines``."""
+
+    cdi: Version
+    """It understands CDI."""
+    cdi_default: Version
+    """It does so without being told to."""
+    additional_gids: Version
+    """It reads specifications of CDI 0.7.0."""
+    repository: str | None = None
+    """The publisher's own, without the distribution's name."""
+    key: str | None = None
+    packages: Words = ()
+    """Their names in the publisher's own repository."""
+
+
 class FrameworkBuild(Part):
     """One CUDA build of a framework."""
 

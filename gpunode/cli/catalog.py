@@ -27,6 +27,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "nccl": ("cuda_majors", "builds"),
     "dcgm": ("latest", "min_branch"),
     "container_toolkit": ("released", "repository"),
+    "container_engines": ("cdi", "cdi_default", "additional_gids"),
     "frameworks": ("released", "builds"),
     "wheels": ("cuda", "arch", "compute_capabilities"),
     "kubernetes": ("version",),
