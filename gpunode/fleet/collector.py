@@ -1,6 +1,5 @@
 """Bundles from many nodes at once, each within its own time limit."""
 
-import os
 import queue
 import shlex
 import threading
@@ -8,10 +7,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gpunode.errors import UsageError
 from gpunode.fleet.connection import Abort, Gateways, connect, start
-from gpunode.fleet.session import LocalSession, NodeFailure, converse, program
+from gpunode.fleet.node import Node
+from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, program
 from gpunode.fleet.targets import Target
 from gpunode.probe import Bundle, script_text
 
@@ -33,6 +34,20 @@ class Collected:
     seconds: float
 
 
+class Then(Protocol):
+    """What is done with a node after its probe, while it is still connected."""
+
+    @property
+    def limit_s(self) -> float:
+        """How long it may take, after the time of the probe."""
+
+    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
+        """Do it and return the bundle with what came of it; ``deadline`` is a time.monotonic() value."""
+
+    def failed(self, bundle: Bundle, reason: str) -> Bundle:
+        """The bundle where it raised or did not come back: the reason is told in it, in one line."""
+
+
 @dataclass
 class _Work:
     """One node under way."""
@@ -40,9 +55,14 @@ class _Work:
     number: int
     target: Target
     started: float
+    ends: float
     abort: Abort
     stage: str = "it did not let us in"
     """How far it came, for the case that it goes no further."""
+    node: Node | None = None
+    """Once it let us in."""
+    bundle: Bundle | None = None
+    """What the probe gave, where it has come to an end."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +73,7 @@ class _Common:
     timeout_s: float
     become_password: str | None
     gateways: Gateways
+    then: Then | None
     results: "queue.SimpleQueue[tuple[int, Collected]]"
 
 
@@ -62,30 +83,33 @@ def collect(
     parallel: int = 32,
     timeout_s: float = 120.0,
     become_password: str | None = None,
+    then: Then | None = None,
 ) -> Iterator[Collected]:
     """Run the probe on all targets and yield what comes, as it comes: one ``Collected`` for each target.
 
     ``timeout_s`` is the limit of one node, connecting included, whatever the node does. A failing node never stops
-    another. Ending the iteration early (Ctrl-C, ``close()``) ends what is under way and leaves nothing that would
-    keep the process from exiting.
+    another. ``then`` is called for each bundle while its node is still connected, within a limit of its own. Ending
+    the iteration early (Ctrl-C, ``close()``) ends what is under way and leaves nothing that would keep the process
+    from exiting.
     """
     if parallel < 1 or timeout_s <= 0:
         raise UsageError(f"--parallel {parallel} and --timeout {timeout_s:g} must be positive")
-    common = _Common(script_text().encode(), timeout_s, become_password, Gateways(), queue.SimpleQueue())
+    common = _Common(script_text().encode(), timeout_s, become_password, Gateways(), then, queue.SimpleQueue())
     waiting = deque(enumerate(targets))
     running: dict[int, _Work] = {}
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
                 number, target = waiting.popleft()
-                work = running[number] = _Work(number, target, time.monotonic(), Abort())
+                now = time.monotonic()
+                work = running[number] = _Work(number, target, now, now + timeout_s, Abort())
                 # Daemon threads: one that hangs in the resolver must not keep the process from exiting.
                 threading.Thread(target=_collect_one, args=(work, common), daemon=True).start()
-            next_end = min(work.started for work in running.values()) + timeout_s + _GRACE_S
+            next_end = min(work.ends for work in running.values()) + _GRACE_S
             try:
                 done, collected = common.results.get(timeout=max(0.0, next_end - time.monotonic()))
             except queue.Empty:
-                yield from _give_up(running, timeout_s)
+                yield from _give_up(running, common)
                 continue
             if running.pop(done, None) is not None:
                 yield collected
@@ -95,27 +119,39 @@ def collect(
         common.gateways.close()
 
 
-def _give_up(running: dict[int, _Work], timeout_s: float) -> Iterator[Collected]:
+def _give_up(running: dict[int, _Work], common: _Common) -> Iterator[Collected]:
     """Nodes whose own thread did not even notice the end of its time."""
     now = time.monotonic()
     for number, work in list(running.items()):
-        if now - work.started >= timeout_s + _GRACE_S:
-            del running[number]
-            work.abort()
-            yield Collected(work.target.name, None, _over(work, timeout_s), now - work.started)
+        if now - work.ends < _GRACE_S:
+            continue
+        del running[number]
+        work.abort()
+        if work.bundle is not None and common.then is not None:
+            bundle = common.then.failed(work.bundle, _over_then(common.then))
+            yield Collected(work.target.name, bundle, None, now - work.started)
+        else:
+            yield Collected(work.target.name, None, _over(work, common.timeout_s), now - work.started)
 
 
 def _over(work: _Work, timeout_s: float) -> str:
     return f"no answer within {timeout_s:g} s, {work.stage}; the node hangs or is overloaded (--timeout S)"
 
 
+def _over_then(then: Then) -> str:
+    return f"it did not end within {then.limit_s:g} s and was given up"
+
+
 def _collect_one(work: _Work, common: _Common) -> None:
     bundle, reason = None, None
-    watch = threading.Timer(common.timeout_s, work.abort)
-    watch.daemon = True
-    watch.start()
+    watch = _watch(work, common.timeout_s)
     try:
-        bundle = _bundle(_probe(work, common))
+        bundle = work.bundle = _bundle(_probe(work, common))
+        watch.cancel()
+        if common.then is not None and work.node is not None:
+            work.ends = time.monotonic() + common.then.limit_s
+            watch = _watch(work, common.then.limit_s)
+            bundle = _then(common.then, work.node, bundle, work)
     except NodeFailure as err:
         reason = str(err)
     except Exception as err:
@@ -130,25 +166,36 @@ def _collect_one(work: _Work, common: _Common) -> None:
     common.results.put((work.number, Collected(work.target.name, bundle, reason, seconds)))
 
 
+def _watch(work: _Work, limit_s: float) -> threading.Timer:
+    watch = threading.Timer(limit_s, work.abort)
+    watch.daemon = True
+    watch.start()
+    return watch
+
+
+def _then(then: Then, node: Node, bundle: Bundle, work: _Work) -> Bundle:
+    try:
+        return then(node, bundle, work.ends)
+    except Exception as err:
+        if time.monotonic() >= work.ends:
+            return then.failed(bundle, _over_then(then))
+        if isinstance(err, NodeFailure):
+            return then.failed(bundle, str(err))
+        return then.failed(bundle, f"unexpected {type(err).__name__}: {err}".splitlines()[0])
+
+
 def _probe(work: _Work, common: _Common) -> bytes:
     target, deadline = work.target, work.started + common.timeout_s
-    password = target.become_password or common.become_password
-    become = password is not None if target.become is None else target.become
-    root = target.user == "root" if target.connection == "ssh" else os.geteuid() == 0
-    what = program(
-        target.python,
-        sudo=become and not root,
-        ask=password is not None,
-        limit_s=deadline - time.monotonic(),
-    )
 
     def started() -> None:
         work.stage = "the probe was started and did not end"
 
     if target.ssh is None:
+        node = work.node = Node(target, None, work.abort, common.become_password)
+        what = _probing(node, deadline)
         local = LocalSession(shlex.split(what.command))
         work.abort.add(local.close)
-        return converse(local, what, common.script, password, deadline, ready=started)
+        return converse(local, what, common.script, node.password, deadline, ready=started)
     connection = connect(
         target.ssh,
         gateways=common.gateways,
@@ -159,9 +206,20 @@ def _probe(work: _Work, common: _Common) -> bytes:
     )
     work.abort.add(connection.close)
     work.stage = "it let us in and did not start the probe"
+    node = work.node = Node(target, connection, work.abort, common.become_password)
+    what = _probing(node, deadline)
     session = start(connection, what.command, deadline)
     work.abort.add(session.close)
-    return converse(session, what, common.script, password, deadline, ready=started)
+    return converse(session, what, common.script, node.password, deadline, ready=started)
+
+
+def _probing(node: Node, deadline: float) -> Program:
+    return program(
+        node.target.python,
+        sudo=node.becomes_root,
+        ask=node.password is not None,
+        limit_s=deadline - time.monotonic(),
+    )
 
 
 def _bundle(output: bytes) -> Bundle:

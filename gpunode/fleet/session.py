@@ -49,6 +49,10 @@ class Session(Protocol):
         """Exit status after the end; None where the connection was lost before."""
 
 
+class MissingProgram(NodeFailure):
+    """The node has no such program."""
+
+
 @dataclass(frozen=True)
 class Program:
     """What is run on a node and how it becomes root."""
@@ -58,24 +62,44 @@ class Program:
     token: str
     """Marks the lines that the command itself prints, and the prompt of sudo."""
     sudo: bool
-    python: str | None = None
-    """The interpreter that somebody named, None where it is looked for."""
+    missing: str = "the node has no such program"
+    """What to say where that is so."""
+    what: str = "the probe"
+    """What the program is called in messages."""
 
 
 def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Program:
-    """The command that starts Python reading its program from stdin.
+    """The command that starts Python reading its program from stdin; see ``started_as``."""
+    if python is None:
+        missing = "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
+    else:
+        missing = f"{python} is not on the node: correct ansible_python_interpreter"
+    names = (python,) if python else PYTHONS
+    return started_as(names, ("-",), sudo=sudo, ask=ask, limit_s=limit_s, missing=missing)
 
-    It says ``TOKEN ready`` before it starts Python: what comes before is noise of the login shell, and the script is
-    sent only then, so that sudo never reads it. The node ends it by itself after ``limit_s``, also when the connection
-    breaks. ``ask``: sudo may ask for a password, with the token as its prompt.
+
+def started_as(  # noqa: PLR0913
+    names: Sequence[str],
+    arguments: Sequence[str],
+    *,
+    sudo: bool,
+    ask: bool,
+    limit_s: float,
+    missing: str,
+    what: str = "the probe",
+) -> Program:
+    """The command that starts the first program of ``names`` that the node has.
+
+    It says ``TOKEN ready`` before it starts it: what comes before is noise of the login shell, and input is sent only
+    then, so that sudo never reads it. The node ends it by itself after ``limit_s``, also when the connection breaks.
+    ``ask``: sudo may ask for a password, with the token as its prompt.
     """
     token = f"gpunode-{secrets.token_hex(8)}"
-    names = " ".join(_double_quoted(name) for name in ((python,) if python else PYTHONS))
     limit = max(1, int(limit_s))
     inner = (
-        f'for p in {names}; do if command -v "$p" >/dev/null 2>&1; then echo {token} ready; '
-        f't=; command -v timeout >/dev/null 2>&1 && t="timeout -k 5 {limit}"; exec $t "$p" -; fi; done; '
-        f"echo {token} no-python; exit 127"
+        f'for p in {" ".join(map(_double_quoted, names))}; do if command -v "$p" >/dev/null 2>&1; then '
+        f'echo {token} ready; t=; command -v timeout >/dev/null 2>&1 && t="timeout -k 5 {limit}"; '
+        f'exec $t "$p" {" ".join(map(_double_quoted, arguments))}; fi; done; echo {token} missing; exit 127'
     )
     words = ["/bin/sh", "-c", inner]
     if sudo:
@@ -90,7 +114,7 @@ def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Pro
             "root",
             *words,
         ]
-    return Program(shlex.join(words), token, sudo, python)
+    return Program(shlex.join(words), token, sudo, missing, what)
 
 
 def converse(  # noqa: PLR0913
@@ -107,41 +131,61 @@ def converse(  # noqa: PLR0913
     The password is written when sudo's prompt appears and at no other time. ``deadline`` is a time.monotonic() value.
     ``ready`` is called when the node is about to run the probe.
     """
-    out, err = bytearray(), bytearray()
-    errors_seen, asked, started = 0, 0, False
-    prompt, mark = f"{program.token}:".encode(), f"{program.token} ready".encode()
+    out, err = begin(session, program, password, deadline)
+    ready()
+    left = deadline - time.monotonic()
+    with suppress(OSError):
+        session.write(script, left)
+    session.close_stdin()
+    errors_seen = len(err)
     while not session.ended:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise NodeFailure("no answer within the time limit; the node hangs or is overloaded (--timeout S)")
-        stdout, stderr = session.read(min(left, 5.0))
+        stdout, stderr = session.read(_left(deadline))
         out += stdout
         err += stderr
         errors_seen += len(stderr)
-        if not started:
-            if f"{program.token} no-python".encode() in out:
-                raise NodeFailure(_no_python(program))
-            if err.count(prompt) > asked:
-                asked += 1
-                _answer_prompt(session, password, asked, left)
-            line = out.find(mark)
-            end = out.find(b"\n", line) if line >= 0 else -1
-            if end >= 0:
-                del out[: end + 1]
-                started = True
-                ready()
-                with suppress(OSError):
-                    session.write(script, left)
-                session.close_stdin()
-            elif len(out) > MAX_NOISE:
-                raise NodeFailure("the login shell floods its output before the probe can start; look at its profile")
         if len(out) > MAX_STDOUT or errors_seen > MAX_STDERR:
             raise NodeFailure(
                 f"the node sent more than {(MAX_STDOUT if len(out) > MAX_STDOUT else MAX_STDERR) >> 20} MiB"
             )
-        if started and len(err) > 2 * _KEPT_STDERR:
+        if len(err) > 2 * _KEPT_STDERR:
             del err[:-_KEPT_STDERR]
-    return _result(session.exit_status, bytes(out), err.decode(errors="replace"), program, started=started)
+    return _result(session.exit_status, bytes(out), err.decode(errors="replace"), program)
+
+
+def begin(session: Session, program: Program, password: str | None, deadline: float) -> tuple[bytearray, bytearray]:
+    """Wait until a program is about to start; return what was read of its stdout and stderr with that.
+
+    The password is written when sudo's prompt appears and at no other time. Raises NodeFailure with one line.
+    """
+    out, err = bytearray(), bytearray()
+    asked = 0
+    prompt, mark = f"{program.token}:".encode(), f"{program.token} ready".encode()
+    while not session.ended:
+        stdout, stderr = session.read(_left(deadline))
+        out += stdout
+        err += stderr
+        if f"{program.token} missing".encode() in out:
+            raise MissingProgram(program.missing)
+        if err.count(prompt) > asked:
+            asked += 1
+            _answer_prompt(session, password, asked, deadline - time.monotonic())
+        line = out.find(mark)
+        end = out.find(b"\n", line) if line >= 0 else -1
+        if end >= 0:
+            return out[end + 1 :], err
+        if len(out) > MAX_NOISE:
+            raise NodeFailure(f"the login shell floods its output before {program.what} can start; look at its profile")
+        if len(err) > MAX_STDERR:
+            raise NodeFailure(f"the node sent more than {MAX_STDERR >> 20} MiB")
+    text = err.decode(errors="replace")
+    raise NodeFailure(_why_not_started(session.exit_status, text, last_line(_without(program, text)), program))
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise NodeFailure("no answer within the time limit; the node hangs or is overloaded (--timeout S)")
+    return min(left, 5.0)
 
 
 def _answer_prompt(session: Session, password: str | None, asked: int, left: float) -> None:
@@ -153,22 +197,18 @@ def _answer_prompt(session: Session, password: str | None, asked: int, left: flo
         session.write(password.encode() + b"\n", left)
 
 
-def _no_python(program: Program) -> str:
-    if program.python is None:
-        return "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
-    return f"{program.python} is not on the node: correct ansible_python_interpreter"
+def _without(program: Program, text: str) -> str:
+    return text.replace(f"{program.token}:", "")
 
 
-def _result(status: int | None, out: bytes, err: str, program: Program, *, started: bool) -> bytes:
-    last = _last_line(err.replace(f"{program.token}:", ""))
-    if not started:
-        raise NodeFailure(_why_not_started(status, err, last, program))
+def _result(status: int | None, out: bytes, err: str, program: Program) -> bytes:
+    last = last_line(_without(program, err))
     if status is None or status < 0:
-        raise NodeFailure("the connection broke off while the probe ran")
+        raise NodeFailure(f"the connection broke off while {program.what} ran")
     if status in (124, 137):
-        raise NodeFailure("the probe did not end within the time limit and was stopped on the node (--timeout S)")
+        raise NodeFailure(f"{program.what} did not end within the time limit and was stopped on the node (--timeout S)")
     if status != 0:
-        raise NodeFailure(f"the probe ended with exit code {status}{f': {last}' if last else ''}")
+        raise NodeFailure(f"{program.what} ended with exit code {status}{f': {last}' if last else ''}")
     return out
 
 
@@ -186,11 +226,12 @@ def _why_not_started(status: int | None, err: str, last: str, program: Program) 
         if status == 127 or "sudo: not found" in text or "sudo: command not found" in text:
             return "sudo is not on the node: log in as root, or set ansible_become: false"
     if status is None or status < 0:
-        return "the connection broke off before the probe could start"
-    return f"the probe could not start, exit code {status}{f': {last}' if last else ''}"
+        return f"the connection broke off before {program.what} could start"
+    return f"{program.what} could not start, exit code {status}{f': {last}' if last else ''}"
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """The last line of a program's complaint, without what a terminal would act on."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
 

@@ -1,0 +1,131 @@
+"""A node that let us in: further programs on it, over the connection that is there already."""
+
+import os
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import fabric
+import paramiko
+
+from gpunode.fleet.connection import Abort, SshSession, start
+from gpunode.fleet.session import LocalSession, Program, begin, last_line, started_as
+from gpunode.fleet.targets import Target
+
+_CHUNK = 64 * 1024
+_KEPT_STDERR = 16 * 1024
+_WRITE_LIMIT_S = 60.0
+
+
+class Stream:
+    """A program on a node with its stdin and stdout as one real socket, ``sock``; the program ends when that closes."""
+
+    def __init__(self, session: SshSession | LocalSession, first: bytes, complaints: bytes) -> None:
+        self.sock, self._theirs = socket.socketpair()
+        self._session = session
+        self._err = bytearray(complaints)
+        self._over = threading.Event()
+        for pump in (self._out, self._in):
+            threading.Thread(target=pump, args=(first,), daemon=True).start()
+
+    def _out(self, first: bytes) -> None:
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._theirs.sendall(first)
+            while not self._session.ended:
+                out, err = self._session.read(5.0)
+                self._err += err
+                del self._err[:-_KEPT_STDERR]
+                self._theirs.sendall(out)
+        self._over.set()
+        with suppress(OSError):
+            self._theirs.shutdown(socket.SHUT_RDWR)
+
+    def _in(self, _: bytes) -> None:
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            while data := self._theirs.recv(_CHUNK):
+                self._session.write(data, _WRITE_LIMIT_S)
+        self._session.close_stdin()
+
+    def complaint(self, timeout_s: float = 2.0) -> str:
+        """The last line of its stderr once it has ended; empty where it wrote none."""
+        self._over.wait(timeout_s)
+        return last_line(self._err.decode(errors="replace"))
+
+    def exit_status(self, timeout_s: float = 2.0) -> int | None:
+        """Exit status after the end; None where it did not end, or the connection was lost before."""
+        self._over.wait(timeout_s)
+        return self._session.exit_status
+
+    def close(self) -> None:
+        """End the program and give the descriptors back."""
+        with suppress(OSError):
+            self._theirs.shutdown(socket.SHUT_RDWR)
+        self._session.close()
+        self._over.wait(2.0)
+        self._theirs.close()
+        self.sock.close()
+
+
+class Node:
+    """A node during its work: what else is started on it ends with that work, at the latest."""
+
+    def __init__(
+        self, target: Target, connection: fabric.Connection | None, abort: Abort, become_password: str | None
+    ) -> None:
+        self.target = target
+        self._connection = connection
+        self._abort = abort
+        self.password = target.become_password or become_password
+
+    @property
+    def is_root(self) -> bool:
+        """True where the login is root itself."""
+        return self.target.user == "root" if self.target.ssh is not None else os.geteuid() == 0
+
+    @property
+    def becomes_root(self) -> bool:
+        """True where the probe was run with sudo."""
+        become = self.password is not None if self.target.become is None else self.target.become
+        return become and not self.is_root
+
+    @property
+    def user(self) -> str:
+        """Who logs in; ``this user`` on this machine."""
+        return self.target.user or "this user"
+
+    def stream(  # noqa: PLR0913
+        self,
+        names: Sequence[str],
+        arguments: Sequence[str],
+        *,
+        sudo: bool,
+        limit_s: float,
+        missing: str,
+        what: str,
+    ) -> Stream:
+        """Start the first program of ``names`` that the node has; the node ends it after ``limit_s``.
+
+        Raises NodeFailure with one line: MissingProgram (``missing``) where there is none of them, sudo that refuses,
+        a connection that broke.
+        """
+        deadline = time.monotonic() + limit_s
+        asks = self.password is not None
+        program = started_as(names, arguments, sudo=sudo, ask=asks, limit_s=limit_s, missing=missing, what=what)
+        session = self._session(program, deadline)
+        self._abort.add(session.close)
+        try:
+            first, complaints = begin(session, program, self.password, deadline)
+        except BaseException:
+            session.close()
+            raise
+        stream = Stream(session, bytes(first), complaints.replace(f"{program.token}:".encode(), b""))
+        self._abort.add(stream.close)
+        return stream
+
+    def _session(self, program: Program, deadline: float) -> SshSession | LocalSession:
+        if self._connection is None:
+            return LocalSession(shlex.split(program.command))
+        return start(self._connection, program.command, deadline)
