@@ -1,0 +1,333 @@
+"""One apt transaction on this node: told, or told and done. Prints what it is as JSON.
+
+Runs as ``python3 -c`` with the standard library alone. Standard input is the question::
+
+    {"install": ["NAME" | "NAME=PATTERN"],  what is to be there; a pattern is a shell pattern of versions
+     "purge": [patterns],                   what goes in the same transaction
+     "purge_new": [patterns],               what goes too, unless the memory says that it was there before
+     "state": "present" | "absent",         absent: what goes, and what came with it and nothing needs any more
+     "never": [patterns],                   what must neither come, move nor go by it
+     "hold": [patterns],                    what is held afterwards; with absent like purge_new
+     "memory": path | null,                 list of the packages that were there before, written once
+     "simulate": bool,                      only tell
+     "files": {path: text | {"b64": text}}, simulated: files that are different from the node's; empty text: not there
+     "planned": {"packages": {name: version}, "purge": [names]},  simulated: what others will have done before
+     "lock_wait_s": seconds, "limit_s": seconds}
+
+The answer: ``install`` ({name: version}), ``remove``, ``hold`` (names). Installed packages that satisfy ``install``
+are left alone, so that a node that has all is asked nothing of apt. An ``error`` is one line that says why nothing was
+done; with ``"done": false`` the transaction itself broke off.
+"""
+
+import base64
+import fnmatch
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+UPDATE_LIMIT_S = 300
+ANSWER_LIMIT_S = 120
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+POLICY = Path("/usr/sbin/policy-rc.d")
+OVERLAID = ("/etc/apt/sources.list.d", "/etc/apt/preferences.d")
+OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
+
+# Everything that apt writes goes to the private folder; hooks of the node's own configuration must not run for it.
+# Only what is asked here is fetched: no translations, sources, contents.
+PRIVATE = """
+#clear APT::Update;
+#clear Acquire::IndexTargets;
+Acquire::IndexTargets::deb::Packages {{
+  MetaKey "$(COMPONENT)/binary-$(ARCHITECTURE)/Packages";
+  flatMetaKey "Packages";
+  ShortDescription "Packages";
+  Description "$(RELEASE)/$(COMPONENT) $(ARCHITECTURE) Packages";
+  flatDescription "$(RELEASE) Packages";
+  Optional "no";
+}};
+Acquire::http::Timeout "20";
+Acquire::https::Timeout "20";
+Dir::State::lists "{folder}/lists/";
+Dir::Cache "{folder}/cache/";
+Dir::Log "{folder}/log/";
+Dir::Etc::sourceparts "{folder}/sources.list.d/";
+Dir::Etc::preferencesparts "{folder}/preferences.d/";
+"""
+
+
+class AptError(Exception):
+    """Nothing was done, or it broke off; the text says why in one line."""
+
+
+def output_of(argv, limit_s=ANSWER_LIMIT_S):
+    """Standard output of a command; its process group is killed where it does not end in time or we are told to go."""
+    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        output, errors = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise AptError(f"{argv[0]} did not end within {limit_s} s") from None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+    if child.returncode != 0:
+        said = (errors + b"\n" + output).decode("utf-8", "replace").split("\n")
+        named = [line for line in said if line.startswith("E: ")]
+        broken = [line.strip() for line in said if re.match(r" \S+ : |dpkg: error|.*[Nn]o space left", line)]
+        rest = [line for line in said if line.strip()]
+        raise AptError("; ".join(dict.fromkeys([*named[:4], *broken[:4]])) or (rest or [f"rc {child.returncode}"])[-1])
+    return output.decode("utf-8", "replace")
+
+
+def matches(name, patterns):
+    """True where one of the shell patterns fits."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def database():
+    """Name to (version, whole, held) of all packages of which something is on the node."""
+    form = "${Package}\\t${Version}\\t${db:Status-Status}\\t${db:Status-Want}\\n"
+    found = {}
+    for line in output_of(["dpkg-query", "-W", "-f", form]).splitlines():
+        name, version, status, want = line.split("\t")
+        if status not in ("config-files", "not-installed"):
+            whole = status in ("installed", "triggers-awaited", "triggers-pending")
+            found[name] = (version, whole, want == "hold")
+    return found
+
+
+def lacking(wanted, present):
+    """The entries of ``install`` that no installed package satisfies."""
+    found = []
+    for entry in wanted:
+        name, _, pattern = entry.partition("=")
+        version, whole, _held = present.get(name, ("", False, False))
+        if not whole or not fnmatch.fnmatchcase(version, pattern or "*"):
+            found.append(entry)
+    return found
+
+
+def lay_over(folder, files):
+    """Fill the private folder: links to the node's own files, and ``files`` in place of those of the same path."""
+    moved = {}
+    for path, content in files.items():
+        if not path.startswith(OVERLAID) and content:
+            moved[path] = folder / path.strip("/").replace("/", "-")
+            data = base64.b64decode(content["b64"]) if isinstance(content, dict) else content.encode()
+            moved[path].write_bytes(data)
+    for whole in OVERLAID:
+        own = folder / Path(whole).name
+        own.mkdir()
+        for path in sorted(Path(whole).glob("*")):
+            if str(path) not in files:
+                (own / path.name).symlink_to(path)
+    for path, content in files.items():
+        if path.startswith(OVERLAID) and content:
+            text = content
+            for old, new in moved.items():
+                text = text.replace(old, str(new))
+            (folder / Path(path).relative_to("/etc/apt")).write_text(text, encoding="utf-8")
+    for name in ("lists/partial", "cache/archives/partial", "log"):
+        (folder / name).mkdir(parents=True)
+    (folder / "apt.conf").write_text(PRIVATE.format(folder=folder), encoding="utf-8")
+
+
+@contextmanager
+def asking(question):
+    """Options with which apt answers: of the node itself with fresh lists, or simulated, of a private folder."""
+    wait = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
+    if not question["simulate"]:
+        output_of(["apt-get", *wait, "--error-on=any", "update"], UPDATE_LIMIT_S)
+        yield wait
+        return
+    with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # apt fetches as a user of its own
+        lay_over(folder, question["files"])
+        options = ["-c", f"{name}/apt.conf"]
+        output_of(["apt-get", *options, "--error-on=any", "update"], UPDATE_LIMIT_S)
+        yield options
+
+
+def simulated(options, arguments):
+    """What apt-get would install (name to version) and remove (names)."""
+    said = output_of(["apt-get", *options, "--simulate", "--assume-yes", *OPTIONS, *arguments])
+    install = {
+        name.partition(":")[0]: version for name, version in re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", said)
+    }
+    remove = {name.partition(":")[0] for name in re.findall(r"(?m)^(?:Remv|Purg) (\S+)", said)}
+    return install, remove - install.keys()
+
+
+def offered(options, entry):
+    """The versions of a package that the node's sources have, newest first."""
+    name = entry.partition("=")[0]
+    lines = output_of(["apt-cache", *options, "madison", name]).splitlines()
+    return list(dict.fromkeys(line.split("|")[1].strip() for line in lines if line.count("|") >= 2))
+
+
+def refuse_what_is_not_offered(options, wanted):
+    """apt says that a version was not found; which there are, it does not say."""
+    for entry in wanted:
+        name, _, pattern = entry.partition("=")
+        versions = offered(options, entry)
+        if not any(fnmatch.fnmatchcase(version, pattern or "*") for version in versions):
+            wish = f"{name} {pattern}".strip()
+            have = ", ".join(versions[:8]) or "none of that name"
+            raise AptError(f"the node's sources do not have {wish}; they have {have}")
+
+
+def refuse_what_is_not_ours(question, present, install, remove):
+    """A transaction that would touch something else is not made."""
+    never = sorted(name for name in {*install, *remove} if matches(name, question["never"]))
+    if never:
+        raise AptError(f"it would also touch {', '.join(never)}, which is not this role's affair")
+    gone = sorted(remove - question["going"])
+    if gone:
+        raise AptError(f"apt would have to remove {', '.join(gone)} for it")
+    asked = {entry.partition("=")[0] for entry in question["install"]}
+    held = sorted(
+        name
+        for name in install
+        if present.get(name, ("", False, False))[2] and name not in asked and not matches(name, question["hold"])
+    )
+    if held:
+        raise AptError(f"{', '.join(held)} is held at {present[held[0]][0]} and would be moved")
+
+
+def coming(question, present):
+    """(install, remove) of the packages to have, and the arguments of apt-get that do it."""
+    wanted = lacking(question["install"], present)
+    going = {name for name in present if matches(name, question["purge"])}
+    if not wanted and not going:
+        return {}, set(), []
+    with asking(question) as options:
+        planned = question["planned"]
+        before = [f"{name}={version}" for name, version in planned.get("packages", {}).items()]
+        before += [f"{name}-" for name in planned.get("purge", []) if name in present]
+        already = simulated(options, ["install", *before]) if before else ({}, set())
+        wanted = [entry for entry in wanted if entry.partition("=")[0] not in already[0]]
+        refuse_what_is_not_offered(options, wanted)
+        arguments = ["--purge", "install", *wanted, *(f"{name}-" for name in sorted(going))]
+        install, remove = simulated(options, [*arguments, *before])
+    install = {name: version for name, version in install.items() if already[0].get(name) != version}
+    remove -= already[1]
+    refuse_what_is_not_ours({**question, "going": going}, present, install, remove)
+    return install, remove, arguments
+
+
+def leaving(question, present):
+    """(install, remove) where packages go, with those that came along; and the arguments that do it."""
+    memory = Path(question["memory"]) if question["memory"] else None
+    known = memory is not None and memory.exists()
+    before = set(memory.read_text(encoding="utf-8").split()) if known else set()
+    going = {name for name in present if matches(name, question["purge"])}
+    if known:
+        # What is held is no orphan for apt.
+        new = [*question["purge_new"], *question["hold"]]
+        going |= {name for name in present if matches(name, new) and name not in before}
+    if not going:
+        return {}, set(), []
+    unneeded = ["-o", "APT::AutoRemove::SuggestsImportant=false"]
+    if known:
+        loose = simulated(unneeded, ["autoremove"])[1]
+        orphans = simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose - before
+        going |= {name for name in orphans if not matches(name, question["never"])}
+    arguments = ["--purge", "remove", *sorted(going)]
+    install, remove = simulated([], arguments)
+    refuse_what_is_not_ours({**question, "going": going}, present, install, remove)
+    return install, remove, arguments
+
+
+@contextmanager
+def services_left_alone():
+    """The packages' own scripts start and restart nothing: the role does so, where it may."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink()
+
+
+def remember(path, present):
+    """Write down what is there before the first change, once."""
+    if path and not Path(path).exists():
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(target.name + ".new")
+        draft.write_text("\n".join(sorted(present)) + "\n", encoding="utf-8")
+        draft.replace(target)
+
+
+def answer(question):
+    """Tell what is to be done, and do it where it is asked for."""
+    present = database()
+    leave = question["state"] == "absent"
+    install, remove, arguments = (leaving if leave else coming)(question, present)
+    after = (present.keys() | install.keys()) - remove
+    held = {name for name in present if present[name][2]}
+    said = {
+        "install": dict(sorted(install.items())),
+        "remove": sorted(remove),
+        "hold": sorted(name for name in after - held if matches(name, question["hold"])),
+        "done": False,
+    }
+    if question["simulate"]:
+        return said
+    try:
+        if arguments:
+            argv = ["apt-get", "-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}", "--assume-yes", *OPTIONS]
+            argv += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", *arguments]
+            if leave:
+                output_of(argv, question["limit_s"])
+            else:
+                remember(question["memory"], present)
+                with services_left_alone():
+                    output_of(argv, question["limit_s"])
+        if said["hold"]:
+            output_of(["apt-mark", "hold", *said["hold"]])
+    except AptError as error:
+        return {**said, "error": f"it broke off: {error}"}
+    return {**said, "done": True}
+
+
+def leave_orderly(number, _frame):
+    """Go in an orderly way, once: what is under way is killed and the private folder removed."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def main():
+    """Print one JSON document."""
+    question = json.load(sys.stdin)
+    for number in SIGNALS:
+        # A transaction that began is not cut short because a connection broke.
+        signal.signal(number, leave_orderly if question["simulate"] else signal.SIG_IGN)
+    try:
+        said = answer(question)
+    except (AptError, OSError) as error:
+        said = {"install": {}, "remove": [], "hold": [], "done": False, "error": " ".join(str(error).split())}
+    json.dump(said, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
