@@ -51,13 +51,32 @@ def manager(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     if not services:
         yield Verdict(Status.SKIP, NOT_NEEDED)
     for service in services:
-        yield _service(node, service, units.get(UNITS[service]))
+        unit = units.get(UNITS[service])
+        by_manager = _started_by_manager(node) if service == "nvlsm" and not installed(unit) else None
+        yield by_manager or _service(node, service, unit)
+
+
+def installed(unit: Unit | None) -> bool:
+    """The unit's file is there."""
+    return unit is not None and unit.load != "not-found"
+
+
+def _started_by_manager(node: NodeFacts) -> Verdict | None:
+    """NVIDIA's package gives nvlsm no unit of its own: the fabric manager's unit starts it where it is installed."""
+    told = Verdict(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
+    if node.packages is None:
+        message = "whether nvlsm is installed could not be seen"
+        return replace(told, status=Status.ERROR, message=message, measured=None)
+    found = next((package for package in node.packages if package.name == "nvlsm" and package.installed), None)
+    if found is None:
+        return None
+    return replace(told, message=f"nvlsm {found.version} is installed, nvidia-fabricmanager starts it")
 
 
 def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
     name = UNITS[service].removesuffix(".service")
     told = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured="active", source=PLATFORMS)
-    absent = unit is None or unit.load == "not-found"
+    absent = not installed(unit)
     if absent and is_guest(node) and not nvswitches(node):
         return replace(told, status=Status.SKIP, message=f"{name} is not installed: the host may run it", measured=None)
     if absent:

@@ -163,6 +163,18 @@ MUTANTS = [
         ],
     ),
     Mutant(
+        "fabric.manager",
+        "no subnet manager, and no package of it",
+        hgx_b200,
+        [
+            stdout(
+                "systemctl-units",
+                "Id=nvlsm.service\nLoadState=loaded\nActiveState=active\nSubState=running",
+                "Id=nvlsm.service\nLoadState=not-found\nActiveState=inactive\nSubState=dead",
+            )
+        ],
+    ),
+    Mutant(
         "fabric.manager-version",
         "another version than the driver",
         hgx,

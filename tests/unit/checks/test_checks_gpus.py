@@ -440,10 +440,19 @@ def unit(name: str, active: str = "active", load: str = "loaded") -> Unit:
 
 
 def test_a_platform_whose_switches_do_not_show_needs_its_services_too() -> None:
-    found = judged("fabric.manager", eight(B200, units=(unit("nvidia-fabricmanager.service"),)))
+    found = judged("fabric.manager", eight(B200, units=(unit("nvidia-fabricmanager.service"),), packages=()))
     assert [(finding.component, finding.status.value) for finding in found] == [
         ("nvidia-fabricmanager", "pass"),
         ("nvlsm", "fail"),
+    ]
+
+
+def test_nvlsm_without_a_unit_of_its_own_is_started_by_the_fabric_manager() -> None:
+    units = (unit("nvidia-fabricmanager.service"),)
+    found = judged("fabric.manager", eight(B200, units=units, packages=(package("nvlsm", held=False),)))
+    assert [(finding.component, finding.status.value) for finding in found] == [
+        ("nvidia-fabricmanager", "pass"),
+        ("nvlsm", "pass"),
     ]
 
 
