@@ -1,0 +1,107 @@
+"""The vendor's image: packaging tools from Debian, then every package of the plan, built once and kept."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import docker
+from docker.errors import ImageNotFound
+
+from gpunode.errors import UndeterminedError
+from gpunode.lab.archive import Entry, tar_of
+from gpunode.lab.engine import docker_errors
+from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Say, ensure_image, remove_images
+from gpunode.lab.lock import locked
+from gpunode.lab.mirror import find_mirror
+from gpunode.lab.recipe import Recipe, System, architecture
+from gpunode.lab.vendor.plan import plan
+
+KIND = "vendor"
+_TOOLS = (
+    "apt-utils",
+    "binutils",
+    "createrepo-c",
+    "gnupg",
+    "openssl",
+    "python3",
+    "rpm",
+)
+_INSIDE = Path(__file__).parent / "inside"
+_PROGRAMS = ("build.py", "publish.py", "serve.py")
+_FOLDER = "srv/gpunode"
+_BUILD_LIMIT_S = 900
+_LOCK_LIMIT_S = 1200
+
+
+@dataclass(frozen=True)
+class ToolsRecipe(Recipe):
+    """The image that has the packaging tools: no system of a node, only what builds and serves packages."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return _TOOLS
+
+    @property
+    def files(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def setup(self) -> str:
+        return "rm -f /etc/apt/sources.list"
+
+    @property
+    def init(self) -> tuple[str, ...]:
+        return ("/usr/bin/python3", f"/{_FOLDER}/serve.py")
+
+
+def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | None = None) -> str:
+    """The id of an image that holds all packages of the plan, made now if there is none.
+
+    Raises UndeterminedError with what to do where it cannot be made.
+    """
+    if architecture() != "amd64":
+        raise UndeterminedError("the lab's vendor repository is made for x86_64 alone: use a lab without --hardware")
+    recipe = ToolsRecipe(System("vendor-tools", "bookworm", "vendor"), "amd64", find_mirror(mirror))
+    inputs = list(_inputs())
+    digest = hashlib.sha256(json.dumps([recipe.digest, *inputs]).encode()).hexdigest()[:12]
+    tag = f"{REPOSITORY}:{KIND}-{digest}"
+    with locked(f"image {KIND}", _LOCK_LIMIT_S, say), docker_errors("looking for the vendor's image"):
+        try:
+            return str(client.images.get(tag).id)
+        except ImageNotFound:
+            tools = ensure_image(client, recipe, say)
+            return _build(client, tools, tag, inputs, say)
+
+
+def _inputs() -> Iterator[tuple[str, str]]:
+    """What decides the packages: name in the image and content."""
+    for name in _PROGRAMS:
+        yield name, (_INSIDE / name).read_text(encoding="utf-8")
+    yield "plan.json", json.dumps(plan(), sort_keys=True)
+
+
+def _build(client: docker.DockerClient, tools: str, tag: str, inputs: list[tuple[str, str]], say: Say) -> str:
+    started = time.monotonic()
+    say("vendor repository: building its packages")
+    labels = {IMAGE_LABEL: KIND}
+    argv = ["timeout", "-k", "5", str(_BUILD_LIMIT_S), "python3", f"/{_FOLDER}/build.py", f"/{_FOLDER}/plan.json"]
+    container = client.containers.create(tools, argv, network_mode="none", labels=labels)
+    try:
+        container.put_archive("/", tar_of(Entry(f"{_FOLDER}/{name}", text, 0o644) for name, text in inputs))
+        container.start()
+        done = container.wait(timeout=_BUILD_LIMIT_S + 30)
+        if done["StatusCode"] != 0:
+            told = container.logs(tail=5).decode(errors="replace").split("\n")
+            raise UndeterminedError(f"vendor repository: building failed: {' '.join(told)[-300:]}")
+        repository, _, name = tag.partition(":")
+        command = json.dumps(["/usr/bin/python3", f"/{_FOLDER}/serve.py"])
+        image = container.commit(repository, name, changes=[f"CMD {command}", f"LABEL {IMAGE_LABEL}={KIND}"])
+    finally:
+        container.remove(force=True, v=True)
+    remove_images(client, KIND, keep=image.id)
+    say(f"vendor repository: built in {time.monotonic() - started:.0f} s")
+    return cast(str, image.id)

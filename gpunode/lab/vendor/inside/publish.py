@@ -1,0 +1,161 @@
+"""Runs in the vendor's container at its first start: this lab's keys, what holds them, signed indices.
+
+A fault is a folder of files that the server puts over the real ones, made here, so that switching it on takes no time.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from build import ROOT, Tools, compressed, run  # type: ignore[import-not-found]
+
+KEYS = Path("/srv/keys")
+FAULTS = Path("/srv/faults")
+_EXPIRED = "expired"
+_NEVER_SERVED_ALONE = re.compile(r"^(nvidia-fabricmanager|nvidia-fabric-manager|cuda-drivers-fabricmanager)")
+
+
+def main(plan_file: str) -> None:
+    """Sign and complete every repository of the plan."""
+    plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
+    keys = Keys(KEYS)
+    for repository in plan.values():
+        keys.make(repository["key"])
+    for repository in plan.values():
+        if repository["kind"] == "flat":
+            _flat(repository, keys)
+    shutil.copyfile(keys.public("container-toolkit"), ROOT / "libnvidia-container/gpgkey")
+
+
+class Keys:
+    """This lab's signing keys. Each is two keys in one public file: the one that signs, and one long expired."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._home = folder / "gnupg"
+        self._home.mkdir(parents=True, mode=0o700, exist_ok=True)
+
+    def make(self, name: str) -> None:
+        """Make the key pair of that name where there is none."""
+        if self.public(name).exists():
+            return
+        made = ["--quick-generate-key", f"gpunode lab: {name} (simulated) <{name}@vendor>", "rsa3072", "sign", "never"]
+        self._gpg(made)
+        past = ["--faked-system-time", "20240101T000000!", "--quick-generate-key"]
+        self._gpg([*past, f"gpunode lab: {name} {_EXPIRED} <{name}-{_EXPIRED}@vendor>", "rsa3072", "sign", "30d"])
+        both = [f"<{name}@vendor>", f"<{name}-{_EXPIRED}@vendor>"]
+        self.binary(name).write_bytes(self._gpg(["--export", *both]))
+        self.public(name).write_bytes(self._gpg(["--armor", "--export", *both]))
+
+    def public(self, name: str) -> Path:
+        """The public keys, armoured."""
+        return self._folder / f"{name}.asc"
+
+    def binary(self, name: str) -> Path:
+        """The public keys as apt's Signed-By takes them."""
+        return self._folder / f"{name}.gpg"
+
+    def id(self, name: str) -> str:
+        """The last eight hex digits of the signing key's fingerprint."""
+        listed = self._gpg(["--with-colons", "--list-keys", f"<{name}@vendor>"]).decode()
+        return str(re.findall(r"^fpr:+([0-9A-F]+):", listed, re.MULTILINE)[0])[-8:]
+
+    def sign(self, name: str, release: Path, to: Path, *, expired: bool = False) -> None:
+        """Write InRelease and Release.gpg into ``to``."""
+        user = ["--local-user", f"<{name}-{_EXPIRED}@vendor>" if expired else f"<{name}@vendor>"]
+        past = ["--faked-system-time", "20240115T000000!"] if expired else []
+        for kind, file in (("--clearsign", "InRelease"), ("--detach-sign", "Release.gpg")):
+            (to / file).write_bytes(self._gpg([*past, *user, "--armor", kind, "--output", "-", str(release)]))
+
+    def _gpg(self, argv: list[str]) -> bytes:
+        return bytes(
+            run(["gpg", "--homedir", str(self._home), "--batch", "--passphrase", "", "--yes", "--quiet", *argv])
+        )
+
+
+def _flat(repository: dict[str, Any], keys: Keys) -> None:
+    where = ROOT / repository["path"]
+    key = repository["key"]
+    if repository["keyring"]:
+        shutil.copyfile(keys.binary(key), where / "cuda-archive-keyring.gpg")
+        shutil.copyfile(keys.public(key), where / f"{keys.id(key)}.pub")
+        deb = _cuda_keyring(repository, keys, where)
+        with (where / "Packages").open("ab") as index:
+            index.write(run(["apt-ftparchive", "packages", f"./{deb}"], cwd=where))
+    _index(repository, where, keys)
+    for fault, changed in (("fabric-manager-lags", _without_newest_fabric_manager), ("expired-key", str)):
+        over = FAULTS / fault / repository["path"]
+        over.mkdir(parents=True, exist_ok=True)
+        if changed is str:
+            keys.sign(key, where / "Release", over, expired=True)
+            continue
+        (over / "Packages").write_text(changed((where / "Packages").read_text(encoding="utf-8")), encoding="utf-8")
+        _index(repository, over, keys)
+
+
+def _index(repository: dict[str, Any], folder: Path, keys: Keys) -> None:
+    """Complete a folder that holds ``Packages``: compressed, listed in Release, signed."""
+    compressed(folder / "Packages")
+    for name in ("Release", "InRelease", "Release.gpg"):
+        (folder / name).unlink(missing_ok=True)
+    options = [f"-oAPT::FTPArchive::Release::{field}={text}" for field, text in repository["release"].items()]
+    with tempfile.TemporaryDirectory() as alone:
+        for name in ("Packages", "Packages.gz"):
+            shutil.copyfile(folder / name, Path(alone, name))
+        release = run(["apt-ftparchive", *options, "release", "."], cwd=Path(alone))
+    (folder / "Release").write_bytes(release)
+    keys.sign(repository["key"], folder / "Release", folder)
+
+
+def _without_newest_fabric_manager(index: str) -> str:
+    """The index without each branch's newest fabric manager."""
+    stanzas = [stanza for stanza in index.split("\n\n") if stanza.strip()]
+    newest: dict[str, tuple[int, ...]] = {}
+    found = []
+    for stanza in stanzas:
+        name = re.search(r"^Package: (.+)$", stanza, re.MULTILINE)
+        version = re.search(r"^Version: ([\d.]+)", stanza, re.MULTILINE)
+        point = None
+        if name and version and _NEVER_SERVED_ALONE.match(name[1]):
+            point = tuple(int(part) for part in version[1].split("."))
+            branch = str(point[0])
+            newest[branch] = max(point, newest.get(branch, ()))
+        found.append((stanza, point))
+    kept = [stanza for stanza, point in found if point is None or point != newest[str(point[0])]]
+    return "\n\n".join(kept) + "\n\n"
+
+
+def _cuda_keyring(repository: dict[str, Any], keys: Keys, where: Path) -> str:
+    """Build cuda-keyring: the key, the source list that names it, and the preferences of the repository."""
+    name = f"cuda-{repository['keyring']}-x86_64"
+    keyring = "/usr/share/keyrings/cuda-archive-keyring.gpg"
+    line = f"deb [signed-by={keyring}] http://vendor/{repository['path']}/ /\n"
+    pin = "Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n"
+    files = [
+        {"path": f"etc/apt/sources.list.d/{name}.list", "text": line, "mode": "0644"},
+        {"path": "etc/apt/preferences.d/cuda-repository-pin-600", "text": pin, "mode": "0644"},
+    ]
+    package = {
+        "name": "cuda-keyring",
+        "version": "1.1-1",
+        "release": "1.1",
+        "architecture": "all",
+        "fields": {"Section": "admin", "Priority": "optional", "Maintainer": repository["maintainer"]},
+        "description": "key and source of NVIDIA's repository (simulated by gpunode lab)",
+        "files": files,
+        "links": [],
+        "libraries": [],
+        "conffiles": [entry["path"] for entry in files],
+        "scripts": {},
+        "copies": {keyring[1:]: str(keys.binary(repository["key"]))},
+    }
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        Tools(Path(folder)).deb(package, where)
+    return "cuda-keyring_1.1-1_all.deb"
+
+
+if __name__ == "__main__":
+    main("/srv/gpunode/plan.json")

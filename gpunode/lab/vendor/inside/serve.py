@@ -1,0 +1,89 @@
+"""PID 1 of the vendor's container: publishes at the first start, then serves, and plays the faults that are on.
+
+A fault is on while there is a file of its name in ``ON``; its content is the fault's argument.
+"""
+
+import fnmatch
+import http.server
+import socket
+import sys
+import threading
+import time
+from http import HTTPStatus
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import publish  # type: ignore[import-not-found]
+
+ON = Path("/srv/on")
+READY = Path("/srv/ready")
+PLAN = "/srv/gpunode/plan.json"
+_POLL_S = 0.05
+
+
+def is_on(fault: str) -> bool:
+    """Whether that fault is on now."""
+    return (ON / fault).exists()
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Files below the root, with the faults' files over them."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def translate_path(self, path: str) -> str:
+        """The file that answers: the first fault's that has one, else the real one."""
+        real = Path(super().translate_path(path))
+        relative = real.relative_to(publish.ROOT)
+        for fault in sorted(publish.FAULTS.iterdir()):
+            if is_on(fault.name) and (fault / relative).is_file():
+                return str(fault / relative)
+        return str(real) + ("/" if path.endswith("/") else "")
+
+    def send_head(self):  # type: ignore[no-untyped-def]
+        """Refuse what a fault takes away."""
+        name = self.path.rpartition("/")[2]
+        if is_on("unreachable"):
+            self.close_connection = True
+            return None
+        hidden = ["InRelease", "Release.gpg", "repomd.xml.asc"] if is_on("unsigned") else []
+        if is_on("package-gone"):
+            hidden += (ON / "package-gone").read_text(encoding="utf-8").split()
+        if any(fnmatch.fnmatch(name, pattern) for pattern in hidden):
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return None
+        return super().send_head()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Listens while the repository is reachable."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+
+def serve() -> None:
+    """Serve for ever; while the fault ``unreachable`` is on, nobody listens."""
+    while True:
+        if is_on("unreachable"):
+            time.sleep(_POLL_S)
+            continue
+        with Server(("", 80), lambda *args: Handler(*args, directory=str(publish.ROOT))) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": _POLL_S})
+            thread.start()
+            READY.write_text(socket.gethostname())
+            while not is_on("unreachable"):
+                time.sleep(_POLL_S)
+            server.shutdown()
+            thread.join()
+
+
+if __name__ == "__main__":
+    READY.unlink(missing_ok=True)
+    ON.mkdir(exist_ok=True)
+    if not Path("/srv/published").exists():
+        publish.main(PLAN)
+        Path("/srv/published").touch()
+    serve()

@@ -1,0 +1,225 @@
+"""What the vendor repository holds, spelled out: every package with its fields, files and scripts. Pure."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+from gpunode.lab.vendor.rows import Package, Payload, Repository, packages, releases, repositories, text_of
+
+MARK = "+gpunodelab"
+SIMULATOR = "/usr/lib/gpunode-lab/bin"
+_BRACES = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+_LIBRARIES = {"debian": "usr/lib/x86_64-linux-gnu", "ubuntu": "usr/lib/x86_64-linux-gnu", "rhel": "usr/lib64"}
+_LICENSES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA"}
+_DKMS = (
+    "Kbuild",
+    "Makefile",
+    "lab.h",
+    "nvidia.c",
+    "nvidia-uvm.c",
+    "nvidia-modeset.c",
+    "nvidia-drm.c",
+    "nvidia-peermem.c",
+    "dkms.conf",
+)
+
+
+@dataclass
+class Built:
+    """A package as the builder takes it. Paths have no leading slash."""
+
+    name: str
+    version: str
+    release: str
+    """The release inside: 580.95.05."""
+    architecture: str
+    fields: dict[str, str]
+    description: str
+    files: list[dict[str, str]] = field(default_factory=list)
+    """``path``, ``text``, ``mode``."""
+    links: list[dict[str, str]] = field(default_factory=list)
+    """``path``, ``to``."""
+    libraries: list[dict[str, str]] = field(default_factory=list)
+    """``path``, ``soname``: made with the linker."""
+    modules: list[dict[str, str]] = field(default_factory=list)
+    """``path``, ``name``, ``license``, ``kernel``: made with the assembler, and signed."""
+    conffiles: list[str] = field(default_factory=list)
+    scripts: dict[str, str] = field(default_factory=dict)
+    streams: list[str] = field(default_factory=list)
+
+
+def plan() -> dict[str, object]:
+    """Everything that the builder needs, as JSON."""
+    return {
+        name: {**repository.model_dump(), "packages": [asdict(built) for built in contents(repository)]}
+        for name, repository in repositories().items()
+    }
+
+
+def contents(repository: Repository) -> list[Built]:
+    """All packages of a repository, in all their releases."""
+    return [
+        _built(row, values, repository)
+        for name in repository.rows
+        for row in packages(name)
+        for values in releases()[row.over]
+        if row.fits(values)
+    ]
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with the braces filled whose names are in ``values``; a shell's ``${name}`` stays."""
+    return _BRACES.sub(lambda match: values.get(match[1], match[0]), text)
+
+
+def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Built:
+    values = {"release": "", **given, "revision": given.get(repository.family, "1")}
+    version = filled(row.version, values) + MARK
+    values |= {"version": version, "libdir": _LIBRARIES[repository.family]}
+    fields = {
+        "Source": filled(row.source, values),
+        "Section": row.section,
+        "Priority": "optional",
+        "Maintainer": repository.maintainer,
+    }
+    for key in ("depends", "recommends", "provides", "conflicts", "replaces"):
+        fields[key.capitalize()] = ", ".join(filled(entry, values) for entry in getattr(row, key))
+    built = Built(
+        name=filled(row.name, values),
+        version=version,
+        release=values["release"],
+        architecture=row.architecture,
+        fields={key: value for key, value in fields.items() if value},
+        description=f"{filled(row.description, values)} (simulated by gpunode lab, drives nothing)",
+        streams=list(row.streams),
+    )
+    for part in row.parts(values["release"]):
+        _add(built, part, values)
+    if repository.family != "rhel":
+        _debian_scripts(built, row, values)
+    return built
+
+
+def _add(built: Built, part: Payload, values: Mapping[str, str]) -> None:
+    if part.tool:
+        text = f'#!/bin/sh\nGPUNODE_LAB_PACKAGE_VERSION={built.release} exec {SIMULATOR}/{part.tool} "$@"\n'
+        _file(built, f"{part.at or 'usr/bin'}/{part.tool}", text, "0755")
+    elif part.library:
+        folder = filled(part.at or "{libdir}", values)
+        soname = filled(part.library, values)
+        stem = soname.partition(".so")[0] + ".so"
+        real = f"{stem}.{built.release}"
+        built.libraries.append({"path": f"{folder}/{real}", "soname": soname})
+        built.links.append({"path": f"{folder}/{soname}", "to": real})
+    elif part.unit:
+        _file(built, f"usr/lib/systemd/system/{part.unit}", filled(text_of(f"units/{part.unit}"), values), "0644")
+    elif part.file is not None:
+        own = {**values, "pin": filled(part.pin, values)}
+        text = part.text if part.text is not None else text_of(f"files/{part.source}")
+        path = filled(part.file, own)
+        _file(built, path, filled(text, own), part.mode)
+        if part.conffile:
+            built.conffiles.append(path)
+    elif part.link:
+        built.links.append({"path": filled(part.link, values), "to": filled(part.to, values)})
+    elif part.dkms:
+        own = {**values, "license": _LICENSES[part.dkms], "name": part.name}
+        for name in _DKMS:
+            _file(built, f"usr/src/{part.name}-{built.release}/{name}", filled(text_of(f"dkms/{name}"), own), "0644")
+
+
+def _file(built: Built, path: str, text: str, mode: str) -> None:
+    built.files.append({"path": path, "text": text, "mode": mode})
+
+
+def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
+    """Maintainer scripts that do what debhelper's do, where it matters to a node."""
+    steps: dict[str, list[str]] = {"postinst": [], "prerm": [], "postrm": []}
+    for user in row.users:
+        steps["postinst"].append(_CONFIGURE.format(_USER.format(user=user)))
+    for part in row.parts(values["release"]):
+        if part.dkms:
+            tree = {"name": part.name, "release": values["release"]}
+            steps["postinst"].append(_CONFIGURE.format(_DKMS_BUILD.format(**tree)))
+            steps["prerm"].append(_DKMS_REMOVE.format(**tree))
+        if part.unit:
+            unit = shlex.quote(part.unit)
+            steps["postinst"].append(
+                _CONFIGURE.format((_UNIT_ENABLE if part.enable else _UNIT_RELOAD).format(unit=unit))
+            )
+            steps["prerm"].append(_UNIT_STOP.format(unit=unit))
+            steps["postrm"].append(_UNIT_PURGE.format(unit=unit))
+    for entry in row.alternatives:
+        words = {key: filled(value, values) for key, value in entry.model_dump().items()}
+        steps["postinst"].append(_CONFIGURE.format(_ALTERNATIVE.format(**words)))
+        steps["prerm"].append(_ALTERNATIVE_REMOVE.format(**words))
+    built.scripts = {name: "#!/bin/sh\nset -e\n" + "".join(parts) for name, parts in steps.items() if parts}
+
+
+def names(repository: Repository) -> Iterator[tuple[str, str]]:
+    """Name and version of every package."""
+    for built in contents(repository):
+        yield built.name, built.version
+
+
+_CONFIGURE = """\
+if [ "$1" = configure ]; then
+{}fi
+"""
+_USER = """\
+    if ! getent passwd {user} >/dev/null; then
+        adduser --quiet --system --group --no-create-home --home /nonexistent --gecos "NVIDIA daemon" {user}
+    fi
+"""
+_DKMS_BUILD = """\
+    /usr/lib/dkms/common.postinst {name} {release} /usr/share/{name} "" "$2"
+"""
+_DKMS_REMOVE = """\
+if [ "$(dkms status -m {name} -v {release})" ]; then
+    dkms remove -m {name} -v {release} --all
+fi
+"""
+_ALTERNATIVE = """\
+    update-alternatives --install {link} {name} {path} {priority}
+"""
+_ALTERNATIVE_REMOVE = """\
+if [ "$1" = remove ]; then
+    update-alternatives --remove {name} {path}
+fi
+"""
+_UNIT_ENABLE = """\
+    deb-systemd-helper unmask {unit} >/dev/null || true
+    if deb-systemd-helper --quiet was-enabled {unit}; then
+        deb-systemd-helper enable {unit} >/dev/null || true
+    else
+        deb-systemd-helper update-state {unit} >/dev/null || true
+    fi
+    if [ -d /run/systemd/system ]; then
+        systemctl --system daemon-reload >/dev/null || true
+        if [ -n "$2" ]; then action=restart; else action=start; fi
+        deb-systemd-invoke $action {unit} >/dev/null || true
+    fi
+"""
+_UNIT_RELOAD = """\
+    if [ -d /run/systemd/system ]; then
+        systemctl --system daemon-reload >/dev/null || true
+        if [ -n "$2" ]; then deb-systemd-invoke try-restart {unit} >/dev/null || true; fi
+    fi
+"""
+_UNIT_STOP = """\
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+    deb-systemd-invoke stop {unit} >/dev/null || true
+fi
+"""
+_UNIT_PURGE = """\
+if [ "$1" = remove ] && [ -x /usr/bin/deb-systemd-helper ]; then
+    deb-systemd-helper mask {unit} >/dev/null || true
+elif [ "$1" = purge ] && [ -x /usr/bin/deb-systemd-helper ]; then
+    deb-systemd-helper purge {unit} >/dev/null || true
+    deb-systemd-helper unmask {unit} >/dev/null || true
+fi
+if [ -d /run/systemd/system ]; then
+    systemctl --system daemon-reload >/dev/null || true
+fi
+"""

@@ -1,0 +1,166 @@
+"""The declared packages of the vendor repository: YAML rows in, typed rows out."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import yaml
+from packaging.version import Version
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gpunode.errors import UsageError
+
+DATA = Path(__file__).parent / "data"
+_Row = TypeVar("_Row", bound=BaseModel)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Payload(_Strict):
+    """One thing in a package: a tool, library, unit, file, link, DKMS tree or module; exactly one of them."""
+
+    tool: str | None = None
+    """A program that hands over to the simulator, telling it the package's release."""
+    library: str | None = None
+    """A shared object by its soname."""
+    unit: str | None = None
+    """A systemd unit, from ``data/units``."""
+    file: str | None = None
+    """A path without leading slash; its content is ``text`` or the file ``from`` in ``data/files``."""
+    link: str | None = None
+    """A symbolic link; where it leads is ``to``."""
+    dkms: Literal["open", "proprietary"] | None = None
+    """A DKMS source tree of that flavour; ``name`` is DKMS' name for it."""
+    module: Literal["open", "proprietary"] | None = None
+    """Built kernel modules of that flavour, signed, for the row's ``{kernel}``."""
+
+    at: str | None = None
+    name: str = "nvidia"
+    text: str | None = None
+    source: str | None = Field(default=None, alias="from")
+    pin: str = ""
+    to: str = ""
+    mode: str = "0644"
+    conffile: bool = False
+    enable: bool = False
+    """A unit that installing the package enables and starts."""
+    from_version: str = "0"
+    """The first release that has it."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        kinds = (self.tool, self.library, self.unit, self.file, self.link, self.dkms, self.module)
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("exactly one of tool, library, unit, file, link, dkms, module is wanted")
+        if self.file is not None and (self.text is None) == (self.source is None):
+            raise ValueError(f"{self.file}: one of text and from is wanted")
+        return self
+
+
+class Alternative(_Strict):
+    """A row of update-alternatives."""
+
+    link: str
+    name: str
+    path: str
+    priority: str
+
+
+class Package(_Strict):
+    """One row: a package in every release of the list ``over``. Text may hold the list's keys in braces."""
+
+    name: str
+    over: str
+    description: str
+    first_branch: int = 0
+    last_branch: int = 9999
+    version: str = "{release}-{revision}"
+    architecture: Literal["amd64", "all"] = "amd64"
+    section: str = "devel"
+    source: str = ""
+    depends: tuple[str, ...] = ()
+    recommends: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
+    payload: tuple[Payload, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    users: tuple[str, ...] = ()
+    """System accounts that installing the package makes."""
+    streams: tuple[str, ...] = ()
+    """rpm only: the kinds of module stream that the package belongs to (``open``, ``dkms``); empty: no module."""
+
+    def parts(self, release: str) -> list[Payload]:
+        """What is in the package in that release."""
+        return [part for part in self.payload if Version(part.from_version) <= Version(release or "0")]
+
+    def fits(self, values: Mapping[str, str]) -> bool:
+        """Whether the package is there in that release: a release without a branch has all packages."""
+        branch = values.get("branch")
+        return branch is None or self.first_branch <= int(branch) <= self.last_branch
+
+
+class Repository(_Strict):
+    """One repository: where it is served and what it holds."""
+
+    path: str
+    kind: Literal["flat", "suites", "rpm"]
+    key: str
+    """Which of the lab's keys signs it."""
+    family: Literal["debian", "ubuntu", "rhel"]
+    """Whose conventions its packages follow: the ends of versions, the places of libraries."""
+    maintainer: str
+    rows: tuple[str, ...]
+    """Files of package rows, without the ending."""
+    release: dict[str, str] = {}
+    """Fields of its Release file."""
+    keyring: str = ""
+    """The name of the repository in cuda-keyring's source list; empty: no cuda-keyring package here."""
+
+
+@cache
+def releases() -> dict[str, list[dict[str, str]]]:
+    """What there are versions of: list name → entries, all text."""
+    content: dict[str, list[dict[str, str]]] = _loaded("releases")
+    return content
+
+
+@cache
+def repositories() -> dict[str, Repository]:
+    """The repositories by name."""
+    return {name: _typed(Repository, row, f"repositories.yml: {name}") for name, row in _loaded("repositories").items()}
+
+
+@cache
+def packages(name: str) -> tuple[Package, ...]:
+    """The package rows of ``data/NAME.yml``; UsageError names a row that cannot be read."""
+    rows = [_typed(Package, row, f"{name}.yml: {row.get('name')}") for row in _loaded(name)["packages"]]
+    for row in rows:
+        if row.over not in releases():
+            raise UsageError(f"{name}.yml: {row.name}: over: releases.yml has no list {row.over}")
+    return tuple(rows)
+
+
+def text_of(name: str) -> str:
+    """The content of a file below ``data``."""
+    return (DATA / name).read_text(encoding="utf-8")
+
+
+def _loaded(name: str) -> Any:
+    path = DATA / f"{name}.yml"
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as err:
+        raise UsageError(f"{path}: {' '.join(str(err).split())}") from None
+
+
+def _typed(model: type[_Row], row: object, where: str) -> _Row:
+    try:
+        return model.model_validate(row)
+    except ValidationError as err:
+        first = err.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{where}: {place or 'row'}: {first['msg']}") from None

@@ -1,0 +1,174 @@
+"""The vendor repository of a lab: one container that serves what NVIDIA's servers would, under the name ``vendor``."""
+
+import io
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import docker
+from docker.errors import NotFound
+from docker.models.containers import Container
+
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab.engine import docker_errors
+from gpunode.lab.image import Say
+from gpunode.lab.node import LAB_LABEL
+from gpunode.lab.vendor.image import ensure_vendor_image
+from gpunode.lab.vendor.rows import repositories
+
+NAME = "vendor"
+VENDOR_LABEL = "gpunode.lab.vendor"
+FAULTS: Mapping[str, str] = {
+    "fabric-manager-lags": "each branch's newest point is there for the driver and not for the fabric manager",
+    "unsigned": "the indices carry no signature",
+    "expired-key": "the indices are signed with a key that expired",
+    "unreachable": "nobody listens",
+    "package-gone": "packages that the index names are not there (libraries of the driver, unless others are named)",
+}
+_GONE = ("libcuda1_*", "libnvidia-compute*", "libnvidia-ml*", "nvidia-driver-cuda-libs*")
+_START_LIMIT_S = 90
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """A running vendor repository. Nodes of its network reach it as ``http://vendor``."""
+
+    container: Container = field(repr=False)
+    url: str = f"http://{NAME}"
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """The public keys, armoured, by repository key: ``nvidia``, ``container-toolkit`` …"""
+        names = {repository.key for repository in repositories().values()}
+        return {name: _read(self.container, f"/srv/keys/{name}.asc") for name in sorted(names)}
+
+    def urls(self) -> dict[str, str]:
+        """Where each repository is, by its name: ``debian12``, ``container-toolkit`` …"""
+        return {name: f"{self.url}/{repository.path}" for name, repository in repositories().items()}
+
+    def fault(self, name: str, *arguments: str) -> None:
+        """Switch a fault on, at once. ``package-gone`` takes shell patterns of file names as arguments."""
+        _known(name)
+        text = " ".join(arguments or (_GONE if name == "package-gone" else ()))
+        script = 'printf %s "$1" > "/srv/on/.$0" && mv "/srv/on/.$0" "/srv/on/$0"'
+        self._run(["sh", "-c", script, name, text])
+        self._settle(name)
+
+    def heal(self, name: str | None = None) -> list[str]:
+        """Switch one fault off, or all; the names of those that were on."""
+        if name is not None:
+            _known(name)
+        on = [fault for fault in self.faults() if name in (None, fault)]
+        if on:
+            self._run(["rm", "-f", *(f"/srv/on/{fault}" for fault in on)])
+            self._settle(*on)
+        return on
+
+    def faults(self) -> list[str]:
+        """The faults that are on."""
+        return self._run(["ls", "/srv/on"]).split()
+
+    def log(self) -> str:
+        """What was asked of the repository, one line for each request."""
+        with docker_errors("reading the vendor repository's log"):
+            text = bytes(self.container.logs(stream=False))
+        return text.decode("utf-8", errors="replace")
+
+    def _settle(self, *names: str) -> None:
+        """Wait until the listener has followed; all other faults act from one request to the next."""
+        if "unreachable" not in names:
+            return
+        deadline = time.monotonic() + 5
+        wanted = "unreachable" in self.faults()
+        while time.monotonic() < deadline:
+            with docker_errors("asking the vendor repository"):
+                probe = "import socket; socket.create_connection(('127.0.0.1', 80), 1)"
+                refused = self.container.exec_run(["python3", "-c", probe]).exit_code != 0
+            if refused == wanted:
+                return
+            time.sleep(0.05)
+        raise UndeterminedError(f"the vendor repository does not {'stop' if wanted else 'begin'} to listen")
+
+    def _run(self, argv: list[str]) -> str:
+        with docker_errors(f"vendor repository: {argv[0]}"):
+            done = self.container.exec_run(["timeout", "-k", "5", "30", *argv])
+        text = done.output.decode("utf-8", errors="replace")
+        if done.exit_code != 0:
+            raise UndeterminedError(f"vendor repository: {argv[0]}: {text.strip()}")
+        return str(text)
+
+
+def start(client: docker.DockerClient, lab: str, network: str, say: Say, mirror: str | None = None) -> Vendor:
+    """See to it that the lab has a running vendor repository in ``network``.
+
+    The container carries the lab's label, so that it goes when the lab goes, and ``gpunode.lab.vendor``. Its keys are
+    made at its first start and stay. Raises UndeterminedError where it cannot be made or does not answer.
+    """
+    container = _existing(client, lab)
+    if container is None:
+        image = ensure_vendor_image(client, say, mirror)
+        with docker_errors("creating the vendor repository's container"):
+            container = client.containers.create(
+                image,
+                name=f"{network}-{NAME}",
+                hostname=NAME,
+                labels={LAB_LABEL: lab, VENDOR_LABEL: lab},
+                network=network,
+                networking_config={network: client.api.create_endpoint_config(aliases=[NAME])},
+                restart_policy={"Name": "on-failure", "MaximumRetryCount": 0},
+                init=True,
+            )
+    with docker_errors("starting the vendor repository"):
+        container.start()
+        container.reload()
+    _wait(container)
+    return Vendor(container)
+
+
+def find(client: docker.DockerClient, lab: str) -> Vendor:
+    """The lab's vendor repository; UsageError where it has none."""
+    container = _existing(client, lab)
+    if container is None:
+        raise UsageError(f"lab {lab} has no vendor repository: gpunode lab up --hardware NAME")
+    return Vendor(container)
+
+
+def _existing(client: docker.DockerClient, lab: str) -> Container | None:
+    with docker_errors("looking for the vendor repository"):
+        found = client.containers.list(all=True, filters={"label": f"{VENDOR_LABEL}={lab}"}, ignore_removed=True)
+    return found[0] if found else None
+
+
+def _wait(container: Container) -> None:
+    deadline = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < deadline:
+        with docker_errors("asking the vendor repository"):
+            container.reload()
+            if container.status == "running":
+                if container.exec_run(["test", "-e", "/srv/ready"]).exit_code == 0:
+                    return
+            elif container.status not in ("created", "restarting"):
+                break
+        time.sleep(0.1)
+    with docker_errors("reading the vendor repository's log"):
+        told = " ".join(bytes(container.logs(tail=3, stream=False)).decode(errors="replace").split())
+    raise UndeterminedError(f"the vendor repository did not start: {told[-300:]}")
+
+
+def _read(container: Container, path: str) -> str:
+    try:
+        with docker_errors(f"reading {Path(path).name} from the vendor repository"):
+            stream, _ = container.get_archive(path)
+    except NotFound:
+        raise UndeterminedError(f"the vendor repository has no {path}") from None
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
+        file = archive.extractfile(archive.getmembers()[0])
+        return file.read().decode("ascii") if file else ""
+
+
+def _known(name: str) -> None:
+    if name not in FAULTS:
+        raise UsageError(f"{name}: no such fault of the vendor repository; there are {', '.join(FAULTS)}")
