@@ -1,18 +1,16 @@
-"""The main job, from end to end: a bare lab node gets NVIDIA's real driver packages, and is judged.
+"""The main job with real packages, from end to end: a bare lab node gets NVIDIA's real driver packages, and is judged.
 
 Exits 0 when what was shown is what this script says it would be, 1 when it is not.
 """
 
-import json
-import subprocess
 import sys
 import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-BIN = Path(__file__).resolve().parents[1] / ".venv" / "bin"
-LAB = "demo"
+from demo_steps import BIN, inventory, statuses, step, verdict
+
+LAB = "demo-real"
+NODE = "deb12-1"
 
 # What is true of a Debian node with the driver packages, a kernel of its own and no GPU. `driver.module-built`
 # also has a `skip`: the running kernel is the host's, which belongs to no package of the node.
@@ -32,33 +30,9 @@ TRUE_HERE = {
 }
 
 
-def step(title: str, *argv: str, limit_s: float) -> int:
-    """Show a command, run it with its output straight through, return its exit code."""
-    print(f"\n=== {title}\n$ gpunode {' '.join(argv)}", flush=True)
-    started = time.monotonic()
-    process = subprocess.Popen([BIN / "gpunode", *argv])
-    try:
-        rc = process.wait(timeout=limit_s)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        # Each verb cleans up after itself on an interrupt; from a terminal it has had the same Ctrl-C.
-        process.terminate()
-        process.wait(timeout=60)
-        raise
-    print(f"--- exit {rc} after {time.monotonic() - started:.0f} s", flush=True)
-    return rc
-
-
-def statuses(report: dict[str, Any]) -> dict[str, set[str]]:
-    """Check id to the statuses it came to on the one node of the report."""
-    found: dict[str, set[str]] = {}
-    for finding in report["nodes"][0]["findings"]:
-        found.setdefault(finding["check"], set()).add(finding["status"])
-    return found
-
-
 def surprises(report: dict[str, Any]) -> list[str]:
     """How the report differs from what this demo promises."""
-    found = statuses(report)
+    found = statuses(report, NODE)
     wrong = [
         f"{check}: {', '.join(sorted(found.get(check, {'nothing'})))} where {', '.join(sorted(wanted))} was promised"
         for check, wanted in TRUE_HERE.items()
@@ -70,16 +44,11 @@ def surprises(report: dict[str, Any]) -> list[str]:
 def main() -> int:
     if step("A bare Debian node", "lab", "up", "--name", LAB, "-n", "1", "--os", "debian-12", limit_s=900):
         return 1
-    asked = [str(BIN / "gpunode"), "lab", "inventory", "--path", "--name", LAB]
-    inventory = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
-    provision = ("provision", "-i", inventory)
-    if step("The stack: NVIDIA's driver, built for the node's kernel", *provision, limit_s=1800):
+    place = inventory(LAB)
+    if step("The stack: NVIDIA's driver, built for the node's kernel", "provision", "-i", place, limit_s=1800):
         return 1
     with tempfile.TemporaryDirectory(prefix="gpunode-demo-") as folder:
-        target = f"{folder}/report.json"
-        outputs = ("--format", "console", "--output", "-", "--format", "json", "--output", target)
-        rc = step("The verdict", "validate", "-i", inventory, *outputs, limit_s=300)
-        report = json.loads(Path(target).read_text(encoding="utf-8"))
+        rc, report = verdict("The verdict", folder, "-i", place, "--level", "quick")
 
     wrong = surprises(report)
     if rc != 3:
@@ -93,7 +62,7 @@ The node has no GPU, so nothing was proven about one: exit 3, could not be deter
 
 What next:
   {BIN}/gpunode lab ssh --name {LAB} NODE           look around (names: gpunode lab status --name {LAB})
-  {BIN}/gpunode provision -i {inventory}
+  {BIN}/gpunode provision -i {place}
                                                     once more: it changes nothing
   {BIN}/gpunode lab down --name {LAB}               take the node away
   inventory/ and docs/getting-started.md            your own servers""")
