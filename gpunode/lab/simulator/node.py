@@ -1,0 +1,93 @@
+"""The simulated node as NVIDIA's tools see it: module in memory, library on disk, GPUs and their state."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from . import state
+from .gpu import Gpu
+from .layout import numbers
+
+LIBRARY_FOLDERS = ("usr/lib/{arch}-linux-gnu", "usr/lib64", "usr/lib", "lib/{arch}-linux-gnu", "usr/local/lib")
+# The CUDA version of the driver's own libcuda, by branch; a branch between two rows has the one before it.
+CUDA_OF_BRANCH = {
+    470: "11.4", 510: "11.6", 515: "11.7", 520: "11.8", 525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3",
+    550: "12.4", 555: "12.5", 560: "12.6", 565: "12.7", 570: "12.8", 575: "12.9", 580: "13.0", 590: "13.1",
+    595: "13.2", 610: "13.3",
+}  # fmt: skip
+DEVICE_OWNER = "etc/gpunode/lab-node"
+
+
+class Node:
+    """One look at the node. ``release`` is the version of the module in memory, None where none is loaded."""
+
+    def __init__(self) -> None:
+        try:
+            self.hardware: dict[str, Any] = state.hardware()
+        except OSError:
+            self.hardware = {"gpus": []}
+        self.running = state.running()
+        self.kept = state.kept()
+        self.faults = state.faults()
+        module = self.running.get("module") or {}
+        self.release: str | None = module.get("version")
+        self.flavour: str | None = module.get("flavour")
+        self.library = library_release()
+        gpus = [Gpu(self, entry) for entry in self.hardware.get("gpus", [])]
+        self.gpus = [gpu for gpu in gpus if self._is_visible(gpu)]
+
+    def _is_visible(self, gpu: Gpu) -> bool:
+        """On the node itself all GPUs are; in a container those whose device file was put into it."""
+        if (state.ROOT / DEVICE_OWNER).exists():
+            return True
+        return (state.ROOT / f"dev/nvidia{gpu.minor}").exists()
+
+    @property
+    def driver(self) -> str:
+        """The module's version, as a layout needs it; the library's where no module is loaded."""
+        return self.release or self.library or "580.95.05"
+
+    @property
+    def cuda(self) -> str:
+        """``13.0``: what this driver's libcuda says."""
+        branch = numbers(self.driver)[0]
+        known = [row for row in CUDA_OF_BRANCH if row <= branch]
+        return CUDA_OF_BRANCH[max(known)] if known else "N/A"
+
+    @property
+    def services(self) -> frozenset[str]:
+        """What the platform needs beside the driver: ``fabric-manager``, ``nvlsm``, ``imex``."""
+        named = self.hardware.get("services")
+        if named is not None:
+            return frozenset(named)
+        return frozenset({"fabric-manager"} if self.hardware.get("nvswitches") else ())
+
+    def has_fault(self, fault: str) -> bool:
+        """True where this fault of the whole node is set."""
+        return any(entry.get("fault") == fault for entry in self.faults)
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Processes at the GPUs that are still there."""
+        listed: list[dict[str, Any]] = self.running.get("processes") or []
+        return [entry for entry in listed if (state.ROOT / f"proc/{entry.get('pid')}").exists()]
+
+
+def library_release() -> str | None:
+    """The release in the name of the file that libnvidia-ml.so.1 leads to; None where there is none."""
+    arch = os.uname().machine
+    for folder in LIBRARY_FOLDERS:
+        link = state.ROOT / folder.format(arch=arch) / "libnvidia-ml.so.1"
+        if link.exists():
+            found = re.search(r"\.so\.(\d+(?:\.\d+)+)$", link.resolve().name)
+            if found:
+                return found[1]
+    return None
+
+
+def package_release() -> str | None:
+    """The upstream version of the package that the running tool came from: no epoch, no revision."""
+    version = os.environ.get("GPUNODE_LAB_PACKAGE_VERSION", "")
+    found = re.search(r"(?:^|:)(\d+(?:\.\d+)+)", version)
+    return found[1] if found else None

@@ -1,0 +1,241 @@
+"""``nvidia-smi``: finds out what is asked, and whether the driver could answer it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
+from .gpu import Gpu
+from .layout import numbers
+from .node import Node, package_release
+
+SUCCESS, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 2, 3, 4, 6
+NO_DRIVER, NO_LIBRARY, MISMATCH, LOST = 9, 12, 18, 15
+HANG_S = 3600
+MODPROBE_S = 60
+
+NO_DRIVER_TEXT = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running.\n\n"
+)
+NO_LIBRARY_TEXT = (
+    "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver "
+    "is properly installed and present in your system.\n"
+    "Please also try adding directory that contains libnvidia-ml.so to your system PATH.\n"
+)
+
+
+class SmiError(Exception):
+    """nvidia-smi ends with this text on stdout and this exit code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def main(argv: list[str]) -> int:
+    """Run nvidia-smi with these arguments; its exit code."""
+    try:
+        return _run(argv)
+    except SmiError as err:
+        sys.stdout.write(err.text)
+        return err.code
+    except smi_query.UnknownFieldError as err:
+        sys.stdout.write(f'Field "{err}" is not a valid field to query.\n\n')
+        return INVALID
+
+
+def _run(argv: list[str]) -> int:
+    if argv[:1] in (["-h"], ["--help"]):
+        sys.stdout.write(f"NVIDIA System Management Interface -- v{package_release() or 'unknown'}\n")
+        return SUCCESS
+    node = ready()
+    if argv[:1] == ["--version"]:
+        return _say(_version(node))
+    if argv[:1] == ["topo"]:
+        return _topo(node, argv[1:])
+    if argv[:1] == ["nvlink"]:
+        return _nvlink(node, argv[1:])
+    options = parse(argv)
+    gpus = chosen(node, options.get("id"))
+    if "list" in options:
+        return _say(smi_table.listing(gpus))
+    setting = smi_settings.run(node, gpus, options)
+    if setting is not None:
+        sys.stdout.write(setting[1])
+        return setting[0]
+    for name, query in (
+        ("query-gpu", lambda fields, form: smi_query.query_gpu(node, gpus, fields, form)),
+        ("query-compute-apps", lambda fields, form: smi_query.query_apps(node, gpus, fields, form)),
+        ("query-remapped-rows", lambda fields, form: smi_query.query_rows(gpus, fields, form)),
+        ("query-retired-pages", lambda fields, form: smi_query.query_pages(gpus, fields, form)),
+    ):
+        if name in options:
+            return _say(query([field.strip() for field in options[name].split(",")], _format(options)))
+    if "query" in options:
+        return _query(node, gpus, options)
+    if argv and not set(options) <= {"id"}:
+        raise invalid(argv[0])
+    return _say(smi_table.table(node, gpus))
+
+
+def ready() -> Node:
+    """The node, once module and library agree and a GPU is there. Raises SmiError as nvidia-smi fails."""
+    node = Node()
+    if node.library is None:
+        raise SmiError(NO_LIBRARY, NO_LIBRARY_TEXT)
+    if node.release is None and os.geteuid() == 0:
+        _load()
+        node = Node()
+    if node.release is None:
+        raise SmiError(NO_DRIVER, NO_DRIVER_TEXT)
+    if node.has_fault("smi-hangs"):
+        time.sleep(HANG_S)
+    if node.release != node.library:
+        short = ".".join(node.library.split(".")[:2])
+        text = f"Failed to initialize NVML: Driver/library version mismatch\nNVML library version: {short}\n"
+        raise SmiError(MISMATCH, text)
+    if not node.gpus:
+        raise SmiError(NOT_FOUND, "No devices were found\n")
+    return node
+
+
+def _load() -> None:
+    """As root, nvidia-smi loads the module on first use."""
+    modprobe = state.ROOT / "usr/sbin/modprobe"
+    if modprobe.exists():
+        subprocess.run(
+            [str(modprobe), "nvidia"],
+            check=False, timeout=MODPROBE_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+
+LONG = {
+    "--list-gpus": "list", "--query": "query", "--xml-format": "xml", "--id": "id", "--display": "display",
+    "--format": "format", "--persistence-mode": "pm", "--power-limit": "pl", "--ecc-config": "e",
+    "--reset-ecc-errors": "p", "--compute-mode": "c", "--gpu-reset": "r", "--applications-clocks": "ac",
+    "--reset-applications-clocks": "rac", "--lock-gpu-clocks": "lgc", "--reset-gpu-clocks": "rgc",
+    "--lock-memory-clocks": "lmc", "--reset-memory-clocks": "rmc", "--multi-instance-gpu": "mig", "--filename": "f",
+}  # fmt: skip
+SHORT = {
+    "-L": "list", "-q": "query", "-x": "xml", "-i": "id", "-d": "display", "-f": "f", "-pm": "pm", "-pl": "pl",
+    "-e": "e", "-p": "p", "-c": "c", "-r": "r", "-ac": "ac", "-rac": "rac", "-lgc": "lgc", "-rgc": "rgc",
+    "-lmc": "lmc", "-rmc": "rmc", "-mig": "mig",
+}  # fmt: skip
+WITHOUT_VALUE = frozenset({"list", "query", "xml", "r", "rac", "rgc", "rmc"})
+QUERIES = ("query-gpu", "query-compute-apps", "query-remapped-rows", "query-retired-pages")
+
+
+def parse(argv: list[str]) -> dict[str, str]:
+    """Options by their names; raises SmiError for what nvidia-smi does not know."""
+    options: dict[str, str] = {}
+    left = list(argv)
+    while left:
+        word = left.pop(0)
+        key, equals, value = word.partition("=")
+        name = key[2:] if key.startswith("--") and key[2:] in QUERIES else LONG.get(key) or SHORT.get(key)
+        if name is None:
+            raise invalid(word)
+        if name in WITHOUT_VALUE:
+            options[name] = ""
+        elif equals:
+            options[name] = value
+        elif left:
+            options[name] = left.pop(0)
+        else:
+            raise SmiError(INVALID, f"Missing value for option: '{word}'\nPlease run 'nvidia-smi -h' for help.\n")
+    return options
+
+
+def invalid(word: str) -> SmiError:
+    """The error for a word that nvidia-smi does not understand."""
+    return SmiError(INVALID, f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n{word}\n")
+
+
+def chosen(node: Node, which: str | None) -> list[Gpu]:
+    """The GPUs of ``-i``: indices, UUIDs or bus ids. Raises SmiError where one is none."""
+    if which is None:
+        return node.gpus
+    found = []
+    for word in which.split(","):
+        match = [gpu for gpu in node.gpus if _is_named(gpu, word.strip())]
+        if not match:
+            raise SmiError(NOT_FOUND, "No devices were found\n")
+        found += match
+    return found
+
+
+def _is_named(gpu: Gpu, word: str) -> bool:
+    bus = gpu.bus_id.lower()
+    return word in (str(gpu.index), gpu.uuid) or word.lower() in (bus, bus[4:])
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text)
+    return SUCCESS
+
+
+def _format(options: dict[str, str]) -> set[str]:
+    wanted = {word.strip() for word in options.get("format", "").split(",")}
+    if "csv" not in wanted:
+        raise SmiError(INVALID, 'Missing format option. "--format=csv" is required with --query.\n')
+    return wanted
+
+
+def _query(node: Node, gpus: list[Gpu], options: dict[str, str]) -> int:
+    if "xml" in options:
+        return _say(smi_xml.document(node, gpus))
+    sections = None
+    if "display" in options:
+        sections = [word.strip().upper() for word in options["display"].split(",")]
+        unknown = [word for word in sections if word not in smi_text.SECTIONS]
+        if unknown:
+            raise SmiError(INVALID, f"Display type \"{unknown[0]}\" is not a valid display type.\n\n")
+    return _say(smi_text.document(node, gpus, sections))
+
+
+def _version(node: Node) -> str:
+    driver = node.driver
+    short = ".".join(driver.split(".")[:2])
+    lines = [
+        f"NVIDIA-SMI version  : {package_release() or driver}",
+        f"NVML version        : {short}",
+        f"DRIVER version      : {driver}",
+        f"CUDA Version        : {node.cuda}",
+    ]
+    if numbers(driver)[0] >= 610:
+        lines[2:] = [
+            'DRIVER version      : Deprecated, see "KMD version" instead',
+            'CUDA version        : Deprecated, see "CUDA UMD version" instead',
+            f"KMD version         : {driver}",
+            f"CUDA UMD version    : {node.cuda}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _topo(node: Node, argv: list[str]) -> int:
+    if argv in (["-m"], ["--matrix"]):
+        return _say(smi_topo.matrix(node))
+    if len(argv) == 2 and argv[0] in ("-p2p", "--p2pstatus") and argv[1] in ("r", "w", "n", "a", "p", "c"):
+        return _say(smi_topo.peers(node, argv[1]))
+    raise invalid("topo")
+
+
+def _nvlink(node: Node, argv: list[str]) -> int:
+    which = None
+    if "-i" in argv[:-1]:
+        place = argv.index("-i")
+        which = argv[place + 1]
+        argv = argv[:place] + argv[place + 2 :]
+    listings = {
+        "-s": smi_nvlink.status, "--status": smi_nvlink.status, "-e": smi_nvlink.errors,
+        "--errorcounters": smi_nvlink.errors, "-c": smi_nvlink.capabilities, "--capabilities": smi_nvlink.capabilities,
+    }  # fmt: skip
+    if len(argv) != 1 or argv[0] not in listings:
+        raise invalid("nvlink")
+    return _say(listings[argv[0]](chosen(node, which)))

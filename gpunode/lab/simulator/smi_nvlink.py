@@ -1,0 +1,83 @@
+"""``nvidia-smi nvlink --status``, ``-e`` and ``-c``."""
+
+from __future__ import annotations
+
+from .gpu import Gpu
+
+COUNTERS = ("Replay Errors", "Recovery Errors", "CRC Errors")
+COUNTERS_OF_NVLINK_5 = (
+    ("Tx packets", "0"),
+    ("Tx bytes", "0"),
+    ("Rx packets", "0"),
+    ("Rx bytes", "0"),
+    ("Malformed packet Errors", "0"),
+    ("Buffer overrun Errors", "0"),
+    ("Rx Errors", "0"),
+    ("Rx remote Errors", "0"),
+    ("Rx General Errors", "0"),
+    ("Local link integrity Errors", "0"),
+    ("Tx discards", "0"),
+    ("Link recovery successful events", "0"),
+    ("Link recovery failed events", "0"),
+    ("Total link recovery events", "0"),
+    ("Effective Errors", "0"),
+    ("Effective BER", "15e-255"),
+    ("Symbol Errors", "0"),
+    ("Symbol BER", "15e-255"),
+)
+CAPABILITIES = (
+    "P2P is supported",
+    "Access to system memory supported",
+    "P2P atomics supported",
+    "System memory atomics supported",
+    "SLI is supported",
+    "Link is supported",
+)
+IN_MIG = "Nvlink queries are not supported for Devices in MIG mode"
+NONE = "Device does not have or support Nvlink"
+ALL_INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive"
+
+
+def status(gpus: list[Gpu]) -> str:
+    """``nvlink --status``: the speed of each link, or that it is inactive."""
+    return _listing(gpus, _status)
+
+
+def errors(gpus: list[Gpu]) -> str:
+    """``nvlink -e``: error counters."""
+    return _listing(gpus, _errors)
+
+
+def capabilities(gpus: list[Gpu]) -> str:
+    """``nvlink -c``."""
+    return _listing(gpus, lambda gpu, link: [f"Link {link}, {name}: true" for name in CAPABILITIES])
+
+
+def _listing(gpus: list[Gpu], of_link: object) -> str:
+    lines = []
+    for gpu in gpus:
+        if gpu.lost:
+            lines.append(f"Unable to determine the device handle for GPU {gpu.sysfs_id}: GPU is lost")
+            continue
+        lines.append(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})")
+        if gpu.mig:
+            lines.append(IN_MIG)
+        elif not gpu.links:
+            lines.append(NONE)
+        elif all(gpu.link_is_down(link) for link in range(gpu.links)):
+            lines.append(ALL_INACTIVE)
+        else:
+            for link in range(gpu.links):
+                lines += [f"\t {line}" for line in of_link(gpu, link)]  # type: ignore[operator]
+    return "\n".join(lines) + "\n"
+
+
+def _status(gpu: Gpu, link: int) -> list[str]:
+    speed = f"{float(gpu.get('nvlink_speed_gb_per_s', 25)):.3f}".rstrip("0").rstrip(".")
+    return [f"Link {link}: " + ("<inactive>" if gpu.link_is_down(link) else f"{speed} GB/s")]
+
+
+def _errors(gpu: Gpu, link: int) -> list[str]:
+    if gpu.is_since("blackwell"):
+        return [f"Link {link}: {name}: {value}" for name, value in COUNTERS_OF_NVLINK_5]
+    return [f"Link {link}: {name}: 0" for name in COUNTERS]

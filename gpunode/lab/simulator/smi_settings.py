@@ -1,0 +1,245 @@
+"""What ``nvidia-smi`` sets: persistence, power, clocks, ECC, MIG, compute mode, reset."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable
+
+from . import state
+from .gpu import Gpu
+from .node import Node
+from .values import maximum_clocks
+
+INVALID, NOT_SUPPORTED, NO_PERMISSION, IN_USE = 2, 3, 4, 19
+MODES = {
+    "0": "Default", "DEFAULT": "Default", "2": "Prohibited", "PROHIBITED": "Prohibited",
+    "3": "Exclusive_Process", "EXCLUSIVE_PROCESS": "Exclusive_Process",
+}  # fmt: skip
+DONE = "All done.\n"
+
+
+class RefusedError(Exception):
+    """A setting that one GPU refuses: exit code and text."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def run(node: Node, gpus: list[Gpu], options: dict[str, str]) -> tuple[int, str] | None:
+    """Exit code and text of the setting that is asked for; None where none is."""
+    wanted = [name for name in _SETTINGS if name in options]
+    if not wanted:
+        return None
+    code, text = 0, ""
+    for name in wanted:
+        if os.geteuid() != 0 and not os.environ.get("GPUNODE_LAB_ROOT"):
+            return NO_PERMISSION, text + _SETTINGS[name][1].format(gpus[0].bus_id) + ": Insufficient Permissions\n"
+        for gpu in gpus:
+            try:
+                text += _apply(gpu, _SETTINGS[name][0], options[name])
+            except RefusedError as err:
+                code, text = err.code, text + err.text
+        if not code:
+            text += DONE
+    return code, text
+
+
+def _apply(gpu: Gpu, setting: Callable[..., str], value: str) -> str:
+    if gpu.lost:
+        raise RefusedError(15, f"Unable to determine the device handle for GPU {gpu.sysfs_id}: GPU is lost\n")
+    with state.change() as (kept, running):
+        key = str(gpu.index)
+        mine = kept.setdefault("gpus", {}).setdefault(key, {})
+        now = running.setdefault("gpus", {}).setdefault(key, {})
+        return setting(gpu, value, mine, now)
+
+
+def _switch(value: str, option: str) -> bool:
+    word = value.upper()
+    if word in ("1", "ENABLED"):
+        return True
+    if word in ("0", "DISABLED"):
+        return False
+    raise RefusedError(INVALID, f"{value} is not a valid value for option {option}.\n")
+
+
+def _was(gpu: Gpu, what: str, now: str) -> str:
+    return f"{what} is already {now} for GPU {gpu.bus_id}.\n"
+
+
+def _persistence(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    on = _switch(value, "-pm")
+    word = "Enabled" if on else "Disabled"
+    if gpu.persistence == on:
+        return _was(gpu, "Persistence mode", word)
+    now["persistence"] = on
+    return f"{word} persistence mode for GPU {gpu.bus_id}.\n"
+
+
+def _power(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    try:
+        limit = float(value)
+    except ValueError:
+        raise RefusedError(INVALID, f"{value} is not a valid power limit.\n") from None
+    smallest = float(gpu.get("power_min_w", 0) or 0)
+    largest = float(gpu.get("power_max_w", gpu.get("power_limit_w", 0)))
+    if not smallest <= limit <= largest:
+        text = (
+            f"Provided power limit {limit:.2f} W is not a valid power limit which should be between {smallest:.2f} W "
+            f"and {largest:.2f} W for GPU {gpu.bus_id}\nTerminating early due to previous errors.\n"
+        )
+        raise RefusedError(INVALID, text)
+    before = gpu.power_limit_w
+    now["power_limit_w"] = limit
+    text = f"Power limit for GPU {gpu.bus_id} was set to {limit:.2f} W from {before:.2f} W.\n"
+    if not gpu.persistence:
+        text += (
+            "\nWarning: persistence mode is disabled on device "
+            f"{gpu.bus_id}. See the Known Issues section of the nvidia-smi(1) man page for more information. Run with "
+            "[--help | -h] switch to get more information on how to enable persistence mode.\n\n"
+        )
+    return text
+
+
+def _pair(value: str, option: str) -> list[int]:
+    words = value.split(",")
+    if not all(word.strip().isdigit() for word in words) or len(words) > 2:
+        raise RefusedError(INVALID, f"{value} is not a valid value for option {option}.\n")
+    found = [int(word) for word in words]
+    return found * 2 if len(found) == 1 else found
+
+
+def _lock_sm(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    low, high = _pair(value, "-lgc")
+    if not gpu.is_since("volta"):
+        raise RefusedError(NOT_SUPPORTED, f"Setting locked GPU clocks is not supported for GPU {gpu.bus_id}.\n")
+    if low > high or not high:
+        raise RefusedError(INVALID, f"Invalid GPU clocks {value} for GPU {gpu.bus_id}.\n")
+    now["locked_sm_clock_mhz"] = [low, min(high, maximum_clocks(gpu)["sm"])]
+    return f'GPU clocks set to "(gpuClkMin {low}, gpuClkMax {high})" for GPU {gpu.bus_id}\n'
+
+
+def _lock_memory(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    low, high = _pair(value, "-lmc")
+    if not gpu.is_since("ampere"):
+        raise RefusedError(NOT_SUPPORTED, f"Setting locked memory clocks is not supported for GPU {gpu.bus_id}.\n")
+    now["locked_memory_clock_mhz"] = [low, high]
+    return f'Memory clocks set to "(memClkMin {low}, memClkMax {high})" for GPU {gpu.bus_id}\n'
+
+
+def _drop(key: str, text: str) -> Callable[..., str]:
+    def reset(gpu: Gpu, _value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+        now.pop(key, None)
+        return text.format(gpu.bus_id) + "\n"
+
+    return reset
+
+
+def _application_clocks(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    memory, graphics = _pair(value, "-ac")
+    top = maximum_clocks(gpu)
+    if gpu.node_is_since(590):
+        raise RefusedError(NOT_SUPPORTED, f"Setting applications clocks is not supported for GPU {gpu.bus_id}.\n")
+    if memory != top["memory"] or not 0 < graphics <= top["sm"]:
+        text = (
+            f'Specified clock combination "(MEM {memory}, SM {graphics})" is not supported for GPU {gpu.bus_id}. '
+            "Run 'nvidia-smi -q -d SUPPORTED_CLOCKS' to see list of supported clock combinations\n"
+        )
+        raise RefusedError(INVALID, text)
+    now["application_clocks_mhz"] = [memory, graphics]
+    return f'Applications clocks set to "(MEM {memory}, SM {graphics})" for GPU {gpu.bus_id}\n'
+
+
+def _ecc(gpu: Gpu, value: str, kept: dict[str, Any], _now: dict[str, Any]) -> str:
+    on = _switch(value, "-e")
+    if not gpu.has_ecc:
+        raise RefusedError(NOT_SUPPORTED, f"Changing ECC configuration is not supported for GPU {gpu.bus_id}.\n")
+    if gpu.ecc_pending == on:
+        return f"ECC support is already {'Enabled' if on else 'Disabled'} for GPU {gpu.bus_id}.\n"
+    kept["ecc"] = on
+    word = "Enabled" if on else "Disabled"
+    return f"{word} ECC support for GPU {gpu.bus_id}.\nA reboot is required.\n"
+
+
+def _mig(gpu: Gpu, value: str, kept: dict[str, Any], now: dict[str, Any]) -> str:
+    on = _switch(value, "-mig")
+    word = "Enabled" if on else "Disabled"
+    if not gpu.can_mig:
+        raise RefusedError(NOT_SUPPORTED, f"Unable to {word.lower()[:-1]} MIG Mode for GPU {gpu.bus_id}: Not Supported\n")
+    if gpu.busy:
+        if gpu.is_since("hopper"):
+            raise RefusedError(IN_USE, f"Unable to {word.lower()[:-1]} MIG Mode for GPU {gpu.bus_id}: In use by another client\n")
+        now["mig_pending"] = kept["mig"] = on
+        return (
+            f"Warning: MIG mode is in pending {word.lower()[:-1]} state for GPU {gpu.bus_id}:In use by another client\n"
+            f"{gpu.bus_id} is currently being used by one or more other processes (e.g. CUDA application or a "
+            "monitoring application such as another instance of nvidia-smi). Please first kill all processes using the "
+            "device and retry the command or reboot the system to make MIG mode effective.\n"
+        )
+    now["mig"] = now["mig_pending"] = on
+    if not gpu.is_since("hopper"):
+        kept["mig"] = on
+    return f"{word} MIG Mode for GPU {gpu.bus_id}\n"
+
+
+def _compute_mode(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    mode = MODES.get(value.upper())
+    if mode is None:
+        raise RefusedError(INVALID, f"{value} is not a valid compute mode.\n")
+    now["compute_mode"] = mode
+    return f"Set compute mode to {mode.upper()} for GPU {gpu.bus_id}.\n"
+
+
+def _reset(gpu: Gpu, _value: str, kept: dict[str, Any], now: dict[str, Any]) -> str:
+    if gpu.busy:
+        text = (
+            f"GPU {gpu.bus_id} is currently in use by another process.\n\n1 device is currently being used by one or "
+            "more other processes (e.g., Fabric Manager, CUDA application, graphics application such as an X server, "
+            "or a monitoring application such as another instance of nvidia-smi). Please first kill all processes "
+            "using this device and all compute applications running in the system.\n"
+        )
+        raise RefusedError(IN_USE, text)
+    persistence = now.get("persistence", False)
+    now.clear()
+    now.update({"persistence": persistence, "ecc": kept.get("ecc", True)})
+    if gpu.can_mig and not gpu.is_since("hopper"):
+        now["mig"] = now["mig_pending"] = bool(kept.get("mig", False))
+    rows = kept.get("remapped")
+    if rows:
+        rows["pending"] = False
+    return f"GPU {gpu.bus_id} was successfully reset.\n"
+
+
+def _clear_errors(gpu: Gpu, value: str, kept: dict[str, Any], _now: dict[str, Any]) -> str:
+    if value not in ("0", "1", "VOLATILE", "AGGREGATE"):
+        raise RefusedError(INVALID, f"{value} is not a valid value for option -p.\n")
+    if value in ("1", "AGGREGATE"):
+        kept.pop("ecc_errors", None)
+    which = "aggregate" if value in ("1", "AGGREGATE") else "volatile"
+    return f"Reset {which} ECC errors to zero for GPU {gpu.bus_id}.\n"
+
+
+# Option to (what it does, the start of its complaint to a user who is not root).
+_SETTINGS: dict[str, tuple[Callable[..., str], str]] = {
+    "pm": (_persistence, "Unable to set persistence mode for GPU {}"),
+    "e": (_ecc, "Unable to set ECC support for GPU {}"),
+    "p": (_clear_errors, "Unable to reset ECC errors for GPU {}"),
+    "c": (_compute_mode, "Unable to set the compute mode for GPU {}"),
+    "pl": (_power, "Changing power management limit in GPU {}"),
+    "ac": (_application_clocks, "Setting applications clocks for GPU {}"),
+    "rac": (
+        _drop("application_clocks_mhz", "All applications clocks reset for GPU {}"),
+        "Resetting applications clocks for GPU {}",
+    ),
+    "lgc": (_lock_sm, "The current user does not have permission to change clocks for GPU {}"),
+    "rgc": (_drop("locked_sm_clock_mhz", "All GPU clocks reset for GPU {}"), "Unable to reset GPU clocks for GPU {}"),
+    "lmc": (_lock_memory, "The current user does not have permission to change clocks for GPU {}"),
+    "rmc": (
+        _drop("locked_memory_clock_mhz", "All memory clocks reset for GPU {}"),
+        "Unable to reset memory clocks for GPU {}",
+    ),
+    "mig": (_mig, "Unable to set MIG mode for GPU {}"),
+    "r": (_reset, "Unable to reset GPU {}"),
+}

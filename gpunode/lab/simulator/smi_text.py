@@ -1,0 +1,124 @@
+"""``nvidia-smi -q`` as text, whole or with ``-d``."""
+
+from __future__ import annotations
+
+import time
+
+from .gpu import Gpu
+from .layout import Row, numbers, rows
+from .node import Node
+from .values import application_clocks, maximum_clocks, values
+
+# Blocks of the layout that -d SECTION prints.
+SECTIONS = {
+    "MEMORY": ("fb_memory_usage", "bar1_memory_usage", "cc_protected_memory_usage"),
+    "UTILIZATION": ("utilization",),
+    "ECC": ("ecc_mode", "ecc_errors"),
+    "TEMPERATURE": ("temperature",),
+    "POWER": ("power_readings", "gpu_power_readings", "gpu_memory_power_readings", "module_power_readings"),
+    "CLOCK": (
+        "clocks", "applications_clocks", "default_applications_clocks", "deferred_clocks", "max_clocks",
+        "max_customer_boost_clocks", "clock_policy",
+    ),
+    "COMPUTE": ("compute_mode",),
+    "PIDS": ("processes",),
+    "PERFORMANCE": (
+        "performance_state", "clocks_throttle_reasons", "clocks_event_reasons", "clocks_event_reasons_counters",
+        "sparse_operation_mode",
+    ),
+    "SUPPORTED_CLOCKS": ("supported_clocks",),
+    "PAGE_RETIREMENT": ("retired_pages",),
+    "ACCOUNTING": ("accounting_mode", "accounting_mode_buffer_size"),
+    "ENCODER_STATS": ("encoder_stats",),
+    "FBC_STATS": ("fbc_stats",),
+    "SUPPORTED_GPU_TARGET_TEMP": ("supported_gpu_target_temp",),
+    "VOLTAGE": ("voltage",),
+    "ROW_REMAPPER": ("remapped_rows",),
+    "RESET_STATUS": ("gpu_reset_status", "gpu_recovery_action"),
+    "GSP_FIRMWARE_VERSION": ("gsp_firmware_version",),
+}  # fmt: skip
+HEXADECIMAL = ("pci_bus", "pci_device", "pci_domain", "pci_base_class", "pci_sub_class", "pci_device_id")
+
+
+def document(node: Node, gpus: list[Gpu], sections: list[str] | None = None) -> str:
+    """The whole log; with ``sections`` (names of ``-d``) these blocks alone."""
+    width = label_width(node)
+    lines = [
+        "",
+        "==============NVSMI LOG==============",
+        "",
+        _line("Timestamp", time.strftime("%a %b %e %H:%M:%S %Y"), 0, width),
+        _line("Driver Version", node.driver, 0, width),
+        _line("CUDA Version", node.cuda, 0, width),
+        "",
+        _line("Attached GPUs", str(len(node.gpus)), 0, width),
+    ]
+    wanted = [tag for section in sections or () for tag in SECTIONS[section]]
+    for gpu in gpus:
+        layout = rows(node.driver, gpu.traits)
+        if sections is not None:
+            layout = [row for row in layout if row.tag in wanted]
+        lines.append(f"GPU {gpu.bus_id}")
+        lines += _block(gpu, layout, values(gpu), "", 1, width)
+        if sections and "SUPPORTED_CLOCKS" in sections:
+            lines += _supported_clocks(gpu, width)
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def label_width(node: Node) -> int:
+    """The column of the colon."""
+    return 55 if numbers(node.driver)[0] >= 590 else 42
+
+
+def _line(label: str, value: str, depth: int, width: int) -> str:
+    return f"{'    ' * depth}{label}".ljust(width) + f": {value}"
+
+
+def _block(gpu: Gpu, layout: list[Row], told: dict[str, str], path: str, depth: int, width: int) -> list[str]:
+    lines = []
+    for row in layout:
+        if row.label == "-":
+            continue
+        where = path + (row.label if row.tag == "-" else row.tag)
+        label = row.label.replace("@", " ")
+        deeper = depth + 1 if label.startswith(">") else depth
+        label = label.lstrip(">")
+        if where == "processes":
+            lines += _processes(gpu, width)
+        elif row.below:
+            lines.append(f"{'    ' * depth}{label}")
+            lines += _block(gpu, row.below, told, where + "/", depth + 1, width)
+        else:
+            value = told.get(where, "N/A")
+            if path == "pci/" and row.tag in (*HEXADECIMAL, "pci_sub_system_id") and value != "N/A":
+                value = f"0x{value}"
+            lines.append(_line(label, value, deeper, width))
+    return lines
+
+
+def _processes(gpu: Gpu, width: int) -> list[str]:
+    if not gpu.processes:
+        return [_line("Processes", "None", 1, width)]
+    lines = ["    Processes"]
+    for entry in gpu.processes:
+        for label, value, depth in (
+            ("GPU instance ID", "N/A", 2),
+            ("Compute instance ID", "N/A", 2),
+            ("Process ID", entry["pid"], 2),
+            ("Type", entry.get("type", "C"), 3),
+            ("Name", entry.get("name", ""), 3),
+            ("Used GPU Memory", f"{entry.get('memory_mib', 0)} MiB", 3),
+        ):
+            lines.append(_line(label, str(value), depth, 42))
+    return lines
+
+
+def _supported_clocks(gpu: Gpu, width: int) -> list[str]:
+    memory, _ = application_clocks(gpu, default=True)
+    clocks = range(maximum_clocks(gpu)["sm"], 209, -15)
+    return [
+        "    Supported Clocks",
+        _line("Memory", f"{memory} MHz", 2, width),
+        *(_line("Graphics", f"{clock} MHz", 3, width) for clock in clocks),
+    ]

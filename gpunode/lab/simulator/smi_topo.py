@@ -1,0 +1,102 @@
+"""``nvidia-smi topo -m`` and ``-p2p``."""
+
+from __future__ import annotations
+
+import re
+
+from . import state
+from .gpu import Gpu
+from .node import Node
+
+LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
+  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
+  PIX  = Connection traversing at most a single PCIe bridge
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+PEER_LEGEND = """
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+  CNS  = Chipset not supported
+  GNS  = GPU not supported
+  TNS  = Topology not supported
+  NS   = Not supported
+  U    = Unknown
+"""
+
+
+def matrix(node: Node) -> str:
+    """``topo -m``: GPUs, NICs, and the CPUs near each GPU."""
+    links: dict[str, dict[str, str]] = node.hardware.get("topology") or {}
+    nics = [str(nic.get("name")) for nic in node.hardware.get("nics") or []]
+    labels = [f"GPU{gpu.index}" for gpu in node.gpus] + [f"NIC{number}" for number in range(len(nics))]
+    head = "\t\x1b[4m" + "\t".join([*labels, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"
+    lines = [head]
+    by_label = {f"GPU{gpu.index}": gpu for gpu in node.gpus}
+    for label in labels:
+        cells = [" X " if other == label else link(links, label, other) for other in labels]
+        row = "\t".join([label, *cells])
+        gpu = by_label.get(label)
+        if gpu:
+            numa = gpu.get("numa_node", 0)
+            row += f"\t{affinity(node, gpu)}\t{numa}\t\tN/A"
+        else:
+            row += "\t\t\t\t"
+        lines.append(row.rstrip("\t") if gpu is None else row)
+    text = "\n".join(lines) + "\n" + LEGEND
+    if nics:
+        text += "\nNIC Legend:\n\n" + "".join(f"  NIC{number}: {name}\n" for number, name in enumerate(nics))
+    return text + "\n"
+
+
+def link(links: dict[str, dict[str, str]], one: str, other: str) -> str:
+    """How two elements are linked; the description may tell it from one side only."""
+    return (links.get(one) or {}).get(other) or (links.get(other) or {}).get(one) or "SYS"
+
+
+def affinity(node: Node, gpu: Gpu) -> str:
+    """CPUs near the GPU: as sysfs says, else as the description does."""
+    told = gpu.get("cpu_affinity")
+    if told:
+        return str(told)
+    file = state.ROOT / f"sys/devices/system/node/node{gpu.get('numa_node', 0)}/cpulist"
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except OSError:
+        return str((node.hardware.get("cpu") or {}).get("cpulist", "0"))
+
+
+def peers(node: Node, kind: str) -> str:
+    """``topo -p2p KIND``: whether one GPU may read, write … another's memory."""
+    links = node.hardware.get("topology") or {}
+    labels = [f"GPU{gpu.index}" for gpu in node.gpus]
+    lines = [" \t" + "\t".join(labels)]
+    for gpu in node.gpus:
+        row = [f" GPU{gpu.index}"]
+        for other in node.gpus:
+            row.append("X" if other is gpu else _peer(gpu, other, link(links, row[0].strip(), f"GPU{other.index}"), kind))
+        lines.append("\t".join(row))
+    return "\n".join(lines) + "\n" + PEER_LEGEND
+
+
+def _peer(gpu: Gpu, other: Gpu, how: str, kind: str) -> str:
+    joined = re.fullmatch(r"NV\d+", how) is not None
+    if kind == "n":
+        return "OK" if joined else "NS"
+    if kind == "a":
+        return "OK" if joined else "NS"
+    if gpu.mig or other.mig:
+        return "NS"
+    if joined:
+        in_fabric = gpu.in_fabric and (gpu.node.running.get("fabric") or {}).get("state") != "Completed"
+        return "NS" if in_fabric else "OK"
+    if how == "SYS":
+        return "CNS" if not gpu.get("peer_access", True) else "OK"
+    return "OK" if gpu.get("peer_access", True) else "NS"

@@ -1,0 +1,87 @@
+"""``nvidia-smi -q -x``."""
+
+from __future__ import annotations
+
+import time
+from xml.sax.saxutils import escape
+
+from .gpu import Gpu
+from .layout import Row, numbers, rows
+from .node import Node
+from .values import application_clocks, maximum_clocks, values
+
+DTD = ((590, "v13"), (525, "v12"), (0, "v11"))
+
+
+def document(node: Node, gpus: list[Gpu]) -> str:
+    """The whole document for these GPUs."""
+    branch = numbers(node.driver)[0]
+    dtd = next(name for first, name in DTD if branch >= first)
+    lines = [
+        '<?xml version="1.0" ?>',
+        f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{dtd}.dtd">',
+        "<nvidia_smi_log>",
+        f"\t<timestamp>{time.strftime('%a %b %e %H:%M:%S %Y')}</timestamp>",
+        f"\t<driver_version>{node.driver}</driver_version>",
+        f"\t<cuda_version>{node.cuda}</cuda_version>",
+        f"\t<attached_gpus>{len(node.gpus)}</attached_gpus>",
+    ]
+    for gpu in gpus:
+        lines.append(f'\t<gpu id="{gpu.bus_id}">')
+        lines += _block(gpu, rows(node.driver, gpu.traits), values(gpu), "", 2)
+        lines.append("\t</gpu>\n")
+    return "\n".join([*lines, "</nvidia_smi_log>\n"])
+
+
+def _block(gpu: Gpu, layout: list[Row], told: dict[str, str], path: str, depth: int) -> list[str]:
+    lines = []
+    tabs = "\t" * depth
+    for row in layout:
+        if row.tag == "-":
+            continue
+        where = f"{path}{row.tag}"
+        special = _SPECIAL.get(where)
+        if special:
+            lines += [f"{tabs}<{row.tag}>", *(f"{tabs}\t{line}" for line in special(gpu)), f"{tabs}</{row.tag}>"]
+        elif row.below:
+            lines += [f"{tabs}<{row.tag}>", *_block(gpu, row.below, told, where + "/", depth + 1), f"{tabs}</{row.tag}>"]
+        elif told.get(where) == "" and row.tag == "retired_pagelist":
+            lines += [f"{tabs}<{row.tag}>", f"{tabs}</{row.tag}>"]
+        else:
+            lines.append(f"{tabs}<{row.tag}>{escape(told.get(where, 'N/A'))}</{row.tag}>")
+    return lines
+
+
+def _mig_devices(_gpu: Gpu) -> list[str]:
+    return ["None"]
+
+
+def _supported_clocks(gpu: Gpu) -> list[str]:
+    memory, _ = application_clocks(gpu, default=True)
+    top = maximum_clocks(gpu)["sm"]
+    clocks = [f"\t<supported_graphics_clock>{clock} MHz</supported_graphics_clock>" for clock in range(top, 209, -15)]
+    return ["<supported_mem_clock>", f"\t<value>{memory} MHz</value>", *clocks, "</supported_mem_clock>"]
+
+
+def _processes(gpu: Gpu) -> list[str]:
+    lines = []
+    for entry in gpu.processes:
+        lines += [
+            "<process_info>",
+            "\t<gpu_instance_id>N/A</gpu_instance_id>",
+            "\t<compute_instance_id>N/A</compute_instance_id>",
+            f"\t<pid>{entry['pid']}</pid>",
+            f"\t<type>{entry.get('type', 'C')}</type>",
+            f"\t<process_name>{escape(str(entry.get('name', '')))}</process_name>",
+            f"\t<used_memory>{entry.get('memory_mib', 0)} MiB</used_memory>",
+            "</process_info>",
+        ]
+    return lines
+
+
+_SPECIAL = {
+    "mig_devices": _mig_devices,
+    "supported_clocks": _supported_clocks,
+    "processes": _processes,
+    "accounted_processes": lambda _gpu: [],
+}

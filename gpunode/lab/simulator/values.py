@@ -1,0 +1,422 @@
+"""What each line of ``nvidia-smi -q`` reads for one GPU: path of XML tags to text. What is not here reads N/A."""
+
+from __future__ import annotations
+
+from .gpu import NAMES, Gpu
+
+DEPRECATED = "Requested functionality has been deprecated"
+LOST = "GPU is lost"
+# What the driver has in its own memory and can say of a GPU that no longer answers.
+REMEMBERED = (
+    "product_", "display_", "persistence_mode", "addressing_mode", "mig_", "accounting_mode", "driver_model", "serial",
+    "uuid", "pdi", "minor_number", "vbios", "multigpu", "board_", "gpu_part", "gpu_fru", "gpu_module", "platformInfo",
+    "inforom_version", "gsp_", "c2c", "gpu_virtualization", "ibmnpu", "pci/pci_", "compute_mode", "gpu_operation",
+)  # fmt: skip
+NOT_REMEMBERED = ("pci/pci_gpu_link_info",)
+
+
+def values(gpu: Gpu) -> dict[str, str]:
+    """Path to text, for the driver version that runs."""
+    told: dict[str, str] = {}
+    for part in (_identity, _pci, _clocks, _reasons, _memory, _errors, _temperatures, _power, _fabric):
+        told.update(part(gpu))
+    if gpu.lost:
+        return {path: text if _is_remembered(path) else LOST for path, text in told.items()}
+    return told
+
+
+def _is_remembered(path: str) -> bool:
+    return path.startswith(REMEMBERED) and not path.startswith(NOT_REMEMBERED)
+
+
+def switch(on: bool) -> str:
+    return "Enabled" if on else "Disabled"
+
+
+def yes(on: object) -> str:
+    return "Yes" if on else "No"
+
+
+def _identity(gpu: Gpu) -> dict[str, str]:
+    inforom = gpu.get("inforom") or {}
+    modern = gpu.node_is_since(580)
+    told = {
+        "product_name": gpu.name,
+        "product_brand": gpu.get("brand", "Tesla" if gpu.name.startswith("Tesla") else "NVIDIA"),
+        "product_architecture": NAMES.get(gpu.architecture, gpu.architecture.title()),
+        "display_mode": DEPRECATED if modern else "Enabled",
+        "display_attached": "Yes",
+        "display_active": "Disabled",
+        "persistence_mode": switch(gpu.persistence),
+        "addressing_mode": "HMM" if gpu.node.flavour == "open" and gpu.is_since("turing") else "None",
+        "accounting_mode": "Disabled",
+        "accounting_mode_buffer_size": "4000",
+        "serial": str(gpu.get("serial", "N/A")),
+        "uuid": gpu.uuid,
+        "pdi": gpu.pdi,
+        "minor_number": str(gpu.minor),
+        "vbios_version": str(gpu.get("vbios_version", "N/A")),
+        "multigpu_board": "No",
+        "board_id": board_id(gpu),
+        "board_part_number": str(gpu.get("board_part_number", "N/A")),
+        "gpu_part_number": str(gpu.get("gpu_part_number", "N/A")),
+        "gpu_module_id": str(gpu.get("module_id", gpu.index + 1)),
+        "platformInfo/module_id": str(gpu.get("module_id", gpu.index + 1)),
+        "inforom_version/img_version": str(inforom.get("image", "N/A")),
+        "inforom_version/oem_object": str(inforom.get("oem", "N/A")),
+        "inforom_version/ecc_object": str(inforom.get("ecc", "N/A")),
+        "c2c_mode": str(gpu.get("c2c_mode", "N/A")),
+        "gpu_virtualization_mode/virtualization_mode": str(gpu.get("virtualization_mode", "None")),
+        "gpu_reset_status/reset_required": DEPRECATED if gpu.node_is_since(570) else "No",
+        "gpu_reset_status/drain_and_reset_recommended": DEPRECATED if gpu.node_is_since(570) else "No",
+        "gpu_recovery_action": _recovery_action(gpu),
+        "performance_state": "P0" if gpu.busy else str(gpu.get("idle_pstate", "P0")),
+        "compute_mode": gpu.compute_mode,
+        "capabilities/egm": "disabled",
+    }
+    if gpu.is_since("turing"):
+        told["gsp_firmware_version"] = gpu.node.driver
+    if gpu.can_mig:
+        told["mig_mode/current_mig"] = switch(gpu.mig)
+        told["mig_mode/pending_mig"] = switch(gpu.mig_pending)
+    return told
+
+
+def board_id(gpu: Gpu) -> str:
+    """``0x1b00``: bus and device of the GPU's slot."""
+    _, bus, rest = gpu.bus_id.split(":")
+    return f"0x{int(bus, 16) << 8 | int(rest.partition('.')[0], 16):x}"
+
+
+def _recovery_action(gpu: Gpu) -> str:
+    if gpu.lost:
+        return "Reboot"
+    if gpu.fault("remap-pending") or gpu.fault("ecc-uncorrected") or (gpu.kept.get("remapped") or {}).get("pending"):
+        return "GPU Reset"
+    return "None"
+
+
+def _pci(gpu: Gpu) -> dict[str, str]:
+    domain, bus, rest = gpu.bus_id.split(":")
+    vendor, device = str(gpu.entry["pci_device_id"]).split(":")
+    own_vendor, _, own = str(gpu.entry.get("pci_subsystem_id") or "0000:0000").partition(":")
+    narrow = gpu.fault("pcie-narrow") or {}
+    generation, width = int(gpu.get("pcie_gen", 4)), int(gpu.get("pcie_width", 16))
+    current_width = int(narrow.get("width", max(width // 2, 1))) if narrow else width
+    current_generation = int(narrow.get("gen", generation)) if narrow else generation
+    info = "pci/pci_gpu_link_info"
+    told = {
+        "pci/pci_bus": bus,
+        "pci/pci_device": rest.partition(".")[0],
+        "pci/pci_domain": domain[4:],
+        "pci/pci_base_class": "3",
+        "pci/pci_sub_class": "2",
+        "pci/pci_device_id": f"{device}{vendor}".upper(),
+        "pci/pci_bus_id": gpu.bus_id,
+        "pci/pci_sub_system_id": f"{own}{own_vendor}".upper(),
+        f"{info}/pcie_gen/max_link_gen": str(generation),
+        f"{info}/pcie_gen/current_link_gen": str(current_generation),
+        f"{info}/pcie_gen/device_current_link_gen": str(current_generation),
+        f"{info}/pcie_gen/max_device_link_gen": str(generation),
+        f"{info}/pcie_gen/max_host_link_gen": str(generation),
+        f"{info}/link_widths/max_link_width": f"{width}x",
+        f"{info}/link_widths/current_link_width": f"{current_width}x",
+        "pci/replay_counter": "0",
+        "pci/replay_rollover_counter": "0",
+        "pci/tx_util": "650 KB/s",
+        "pci/rx_util": "606 KB/s",
+    }
+    if gpu.get("atomic_caps"):
+        told["pci/atomic_caps_outbound"] = told["pci/atomic_caps_inbound"] = str(gpu.get("atomic_caps"))
+    return told
+
+
+def clocks(gpu: Gpu) -> dict[str, int]:
+    """Clocks in force in MHz: graphics, sm, memory, video."""
+    idle = gpu.get("idle_clocks_mhz") or {}
+    top = maximum_clocks(gpu)
+    sm = top["sm"] if gpu.busy else int(idle.get("graphics", top["sm"]))
+    memory = top["memory"] if gpu.busy else int(idle.get("memory", top["memory"]))
+    locked = gpu.now.get("locked_sm_clock_mhz")
+    if locked:
+        sm = min(max(sm, int(locked[0])), int(locked[1]))
+    if gpu.now.get("locked_memory_clock_mhz"):
+        memory = int(gpu.now["locked_memory_clock_mhz"][1])
+    if gpu.fault("throttle") and gpu.busy:
+        sm = sm // 2
+    video = top.get("video") or sm
+    return {"graphics": sm, "sm": sm, "memory": memory, "video": video if gpu.busy else int(idle.get("video", video))}
+
+
+def maximum_clocks(gpu: Gpu) -> dict[str, int]:
+    """Maximum clocks in MHz."""
+    sm = int(gpu.get("max_sm_clock_mhz", 0))
+    video = int(gpu.get("video_clock_mhz", 0))
+    return {"graphics": sm, "sm": sm, "memory": int(gpu.get("max_memory_clock_mhz", 0)), "video": video}
+
+
+def application_clocks(gpu: Gpu, default: bool = False) -> tuple[int, int]:
+    """(memory, graphics) in MHz."""
+    top = maximum_clocks(gpu)
+    chosen = None if default else gpu.now.get("application_clocks_mhz")
+    if chosen:
+        return int(chosen[0]), int(chosen[1])
+    return top["memory"], int(gpu.get("application_clock_mhz", top["sm"]))
+
+
+def _clocks(gpu: Gpu) -> dict[str, str]:
+    now, top = clocks(gpu), maximum_clocks(gpu)
+    tags = {"graphics": "graphics_clock", "sm": "sm_clock", "memory": "mem_clock", "video": "video_clock"}
+    told = {f"clocks/{tags[key]}": f"{value} MHz" for key, value in now.items()}
+    told.update({f"max_clocks/{tags[key]}": f"{value} MHz" for key, value in top.items() if value})
+    told["max_customer_boost_clocks/graphics_clock"] = f"{top['sm']} MHz"
+    for block, default in (("applications_clocks", False), ("default_applications_clocks", True)):
+        memory, graphics = application_clocks(gpu, default)
+        told[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(580) else f"{graphics} MHz"
+        told[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(580) else f"{memory} MHz"
+    return told
+
+
+def reasons(gpu: Gpu) -> dict[str, bool]:
+    """Which throttle reasons are active, by their short names."""
+    fault = gpu.fault("throttle") or {}
+    which = str(fault.get("reason", "hw_thermal_slowdown")) if fault else ""
+    active = {
+        "gpu_idle": not gpu.busy and not fault,
+        "applications_clocks_setting": False,
+        "sw_power_cap": which == "sw_power_cap",
+        "hw_slowdown": which in ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
+        "hw_thermal_slowdown": which == "hw_thermal_slowdown",
+        "hw_power_brake_slowdown": which == "hw_power_brake_slowdown",
+        "sync_boost": False,
+        "sw_thermal_slowdown": which == "sw_thermal_slowdown",
+        "display_clocks_setting": False,
+    }
+    return active
+
+
+def _reasons(gpu: Gpu) -> dict[str, str]:
+    told = {}
+    for name, active in reasons(gpu).items():
+        text = "Active" if active else "Not Active"
+        told[f"clocks_event_reasons/clocks_event_reason_{name}"] = text
+        told[f"clocks_throttle_reasons/clocks_throttle_reason_{name}"] = text
+    for name in ("sw_power_cap", "sync_boost", "sw_therm_slowdown", "hw_therm_slowdown", "hw_power_brake"):
+        told[f"clocks_event_reasons_counters/clocks_event_reasons_counters_{name}"] = "0 us"
+    if gpu.fault("throttle"):
+        told["clocks_event_reasons_counters/clocks_event_reasons_counters_hw_therm_slowdown"] = "5210045 us"
+    if gpu.is_since("hopper"):
+        told["sparse_operation_mode"] = "Disabled"
+    return told
+
+
+def memory(gpu: Gpu) -> dict[str, int]:
+    """Memory in MiB: total, reserved, used, free."""
+    total = int(gpu.get("memory_total_mib", 0))
+    reserved = int(gpu.get("memory_reserved_mib", total // 150))
+    used = sum(int(entry.get("memory_mib", 0)) for entry in gpu.processes) + (1 if gpu.persistence else 0)
+    return {"total": total, "reserved": reserved, "used": used, "free": total - reserved - used}
+
+
+def _memory(gpu: Gpu) -> dict[str, str]:
+    frame = memory(gpu)
+    told = {f"fb_memory_usage/{key}": f"{value} MiB" for key, value in frame.items()}
+    if gpu.get("bar1_mib"):
+        total = int(gpu.get("bar1_mib"))
+        used = min(1 if gpu.persistence else 0, total)
+        for key, value in {"total": total, "used": used, "free": total - used}.items():
+            told[f"bar1_memory_usage/{key}"] = f"{value} MiB"
+    for key in ("total", "used", "free"):
+        told[f"cc_protected_memory_usage/{key}"] = "0 MiB"
+    for key in ("session_count", "average_fps", "average_latency"):
+        told[f"encoder_stats/{key}"] = told[f"fbc_stats/{key}"] = "0"
+    if not gpu.mig:
+        load = {"gpu": 100 if gpu.busy else 0, "memory": 11 if gpu.busy else 0, "encoder": 0, "decoder": 0}
+        if gpu.is_since("ampere"):
+            load.update({"jpeg": 0, "ofa": 0})
+        told.update({f"utilization/{key}_util": f"{value} %" for key, value in load.items()})
+    return told
+
+
+def ecc_counts(gpu: Gpu) -> dict[str, int]:
+    """``volatile/dram_uncorrectable`` and so on to counts."""
+    counts = {
+        f"{period}/{place}": 0
+        for period in ("volatile", "aggregate")
+        for place in ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_uncorrectable")
+    }
+    kept = gpu.kept.get("ecc_errors") or {}
+    counts["aggregate/dram_correctable"] += int(kept.get("corrected", 0))
+    counts["aggregate/dram_uncorrectable"] += int(kept.get("uncorrected", 0))
+    fault = gpu.fault("ecc-uncorrected")
+    if fault:
+        number = int(fault.get("count", 1))
+        counts["volatile/dram_uncorrectable"] += number
+        counts["aggregate/dram_uncorrectable"] += number
+    return counts
+
+
+def remapped(gpu: Gpu) -> dict[str, int | bool]:
+    """Remapped rows: correctable, uncorrectable, pending, failure."""
+    kept = gpu.kept.get("remapped") or {}
+    pending = gpu.fault("remap-pending") is not None
+    return {
+        "correctable": int(kept.get("correctable", 0)),
+        "uncorrectable": int(kept.get("uncorrectable", 0)) + (1 if pending else 0),
+        "pending": bool(kept.get("pending")) or pending,
+        "failure": bool(kept.get("failure")),
+    }
+
+
+def _errors(gpu: Gpu) -> dict[str, str]:
+    told = {
+        "ecc_errors/channel_repair_pending": "No",
+        "ecc_errors/tpc_repair_pending": "No",
+    }
+    if gpu.is_since("hopper"):
+        told["ecc_errors/unrepairable_memory"] = "No"
+    if gpu.has_ecc:
+        told["ecc_mode/current_ecc"] = switch(gpu.ecc)
+        told["ecc_mode/pending_ecc"] = switch(gpu.ecc_pending)
+    if gpu.ecc:
+        told.update(_ecc(gpu))
+    rows = remapped(gpu)
+    if gpu.get("pages"):
+        told.update(_pages(gpu, rows))
+    elif gpu.get("remap_banks") and not gpu.mig:
+        told.update(_rows(gpu, rows))
+    return told
+
+
+def _ecc(gpu: Gpu) -> dict[str, str]:
+    told = {}
+    counts = ecc_counts(gpu)
+    for path, count in counts.items():
+        period, _, place = path.partition("/")
+        told[f"ecc_errors/{period}/{place}"] = str(count)
+        told[f"ecc_errors/{period}/sram_uncorrectable_parity"] = "0"
+        told[f"ecc_errors/{period}/sram_uncorrectable_secded"] = "0"
+        if not gpu.is_since("turing"):
+            bit = "double_bit" if place.endswith("_uncorrectable") else "single_bit"
+            if place.startswith("dram"):
+                told.update({f"ecc_errors/{period}/{bit}/{key}": str(count) for key in ("device_memory", "total")})
+            else:
+                told.update({f"ecc_errors/{period}/{bit}/{key}": "0" for key in ("register_file", "l1_cache")})
+                told[f"ecc_errors/{period}/{bit}/l2_cache"] = "0"
+    told["ecc_errors/aggregate/sram_threshold_exceeded"] = "No"
+    for place in ("l2", "sm", "microcontroller", "pcie", "other"):
+        told[f"ecc_errors/aggregate_uncorrectable_sram_sources/sram_{place}"] = "0"
+    return told
+
+
+def _pages(gpu: Gpu, rows: dict[str, int | bool]) -> dict[str, str]:
+    single, double = str(rows["correctable"]), str(rows["uncorrectable"])
+    return {
+        "retired_pages/multiple_single_bit_retirement/retired_count": single,
+        "retired_pages/multiple_single_bit_retirement/retired_pagelist": "",
+        "retired_pages/double_bit_retirement/retired_count": double,
+        "retired_pages/double_bit_retirement/retired_pagelist": "",
+        "retired_pages/Single Bit ECC": single,
+        "retired_pages/Double Bit ECC": double,
+        "retired_pages/pending_blacklist": yes(rows["pending"]),
+        "retired_pages/pending_retirement": yes(rows["pending"]),
+    }
+
+
+def _rows(gpu: Gpu, rows: dict[str, int | bool]) -> dict[str, str]:
+    used = int(rows["correctable"]) + int(rows["uncorrectable"])
+    banks = int(gpu.get("remap_banks"))
+    histogram = {"max": banks - used, "high": used, "partial": 0, "low": 0, "none": 0}
+    told = {
+        "remapped_rows/remapped_row_corr": str(rows["correctable"]),
+        "remapped_rows/remapped_row_corr_inactive": "0",
+        "remapped_rows/remapped_row_unc": str(rows["uncorrectable"]),
+        "remapped_rows/remapped_row_unc_inactive": "0",
+        "remapped_rows/remapped_row_pending": yes(rows["pending"]),
+        "remapped_rows/remapped_row_failure": yes(rows["failure"]),
+    }
+    for name, count in histogram.items():
+        told[f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}"] = f"{count} bank(s)"
+    return told
+
+
+def temperature_c(gpu: Gpu) -> int:
+    """The chip's temperature: idle, busy, or hot by the fault."""
+    if gpu.fault("throttle"):
+        return int((gpu.get("temperatures_c") or {}).get("slowdown", int(gpu.get("tlimit_base_c", 87)) + 2))
+    return 59 if gpu.busy else 31 + gpu.index % 4
+
+
+def _temperatures(gpu: Gpu) -> dict[str, str]:
+    now = temperature_c(gpu)
+    told = {"temperature/gpu_temp": f"{now} C"}
+    offsets = gpu.get("tlimits_c") or {}
+    limits = gpu.get("temperatures_c") or {}
+    if offsets:
+        told["temperature/gpu_temp_tlimit"] = f"{int(gpu.get('tlimit_base_c', 87)) - now} C"
+    names = {"shutdown": "max", "slowdown": "slow", "max_operating": "max_gpu", "memory": "max_mem"}
+    for key, tag in names.items():
+        if key in offsets:
+            told[f"temperature/gpu_temp_{tag}_tlimit_threshold"] = f"{offsets[key]} C"
+        if key in limits:
+            told[f"temperature/gpu_temp_{tag}_threshold"] = f"{limits[key]} C"
+    if "memory" in offsets or "memory" in limits:
+        told["temperature/memory_temp"] = f"{now + 8} C"
+    return told
+
+
+def power_w(gpu: Gpu) -> float:
+    """The power draw: idle, or most of the limit."""
+    if gpu.busy:
+        return round(gpu.power_limit_w * 0.9, 2)
+    return float(gpu.get("idle_power_w", max(gpu.power_limit_w * 0.1, 1.0)))
+
+
+def _power(gpu: Gpu) -> dict[str, str]:
+    draw = f"{power_w(gpu):.2f} W"
+    limit, default = f"{gpu.power_limit_w:.2f} W", f"{float(gpu.get('power_limit_w', 0)):.2f} W"
+    smallest = f"{float(gpu.get('power_min_w', 0)):.2f} W" if gpu.get("power_min_w") else "N/A"
+    largest = f"{float(gpu.get('power_max_w', gpu.get('power_limit_w', 0))):.2f} W"
+    told = {
+        "power_readings/power_management": "Supported",
+        "power_readings/power_draw": draw,
+        "power_readings/power_limit": limit,
+        "power_readings/enforced_power_limit": limit,
+        "gpu_power_readings/power_draw": draw,
+        "gpu_power_readings/average_power_draw": draw,
+        "gpu_power_readings/instant_power_draw": draw,
+        "gpu_power_readings/current_power_limit": limit,
+        "gpu_power_readings/requested_power_limit": limit,
+    }
+    for block in ("power_readings", "gpu_power_readings"):
+        told[f"{block}/default_power_limit"] = default
+        told[f"{block}/min_power_limit"] = smallest
+        told[f"{block}/max_power_limit"] = largest
+    for block in ("power_readings", "gpu_power_readings", "module_power_readings"):
+        state = "P0" if gpu.busy else str(gpu.get("idle_pstate", "P0"))
+        told[f"{block}/power_state"] = DEPRECATED if gpu.node_is_since(590) else state
+    if gpu.get("memory_power_w"):
+        for key in ("power_draw", "average_power_draw"):
+            told[f"gpu_memory_power_readings/{key}"] = f"{float(gpu.get('memory_power_w')):.2f} W"
+    if gpu.get("edpp_multiplier"):
+        told["edpp_multiplier"] = str(gpu.get("edpp_multiplier"))
+    return told
+
+
+def fabric(gpu: Gpu) -> dict[str, str]:
+    """State, status, clique and cluster of a GPU behind NVSwitches; empty for others."""
+    if not gpu.in_fabric:
+        return {}
+    known = gpu.node.running.get("fabric") or {}
+    if gpu.fault("fabric-not-completed") or known.get("state") != "Completed":
+        return {"state": "In Progress"}
+    return {
+        "state": "Completed",
+        "status": str(known.get("status", "Success")),
+        "cliqueId": "0",
+        "clusterUuid": "00000000-0000-0000-0000-000000000000",
+    }
+
+
+def _fabric(gpu: Gpu) -> dict[str, str]:
+    return {f"fabric/{key}": value for key, value in fabric(gpu).items()}
