@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 
-.PHONY: help bootstrap engine demo test test-all lint format zipapp lock clean
+.PHONY: help bootstrap engine demo demo-real test test-all lint format zipapp lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,8 +13,11 @@ bootstrap: ## Make .venv from requirements.lock
 engine: ## Install and start what the lab needs (Debian/Ubuntu, as root); say what to do elsewhere
 	@scripts/docker-engine
 
-demo: bootstrap engine ## Provision a lab node with NVIDIA's real driver packages, then judge it
+demo: bootstrap engine ## Provision three simulated GPU nodes, break one, and let validate find out which
 	@$(BIN)/python scripts/demo.py
+
+demo-real: bootstrap engine ## Provision a lab node with NVIDIA's real driver from Debian, built for its kernel
+	@$(BIN)/python scripts/demo_real.py
 
 test: bootstrap ## Every tier that this machine can run, in under 30 minutes
 	@scripts/docker-engine || true

@@ -45,7 +45,8 @@ def main() -> int:
     if step("A bare Debian node", "lab", "up", "--name", LAB, "-n", "1", "--os", "debian-12", limit_s=900):
         return 1
     place = inventory(LAB)
-    if step("The stack: NVIDIA's driver, built for the node's kernel", "provision", "-i", place, limit_s=1800):
+    provision = ("provision", "-i", place, "-e", "nvidia_driver_source=debian")
+    if step("The stack: NVIDIA's driver, built for the node's kernel", *provision, limit_s=1800):
         return 1
     with tempfile.TemporaryDirectory(prefix="gpunode-demo-") as folder:
         rc, report = verdict("The verdict", folder, "-i", place, "--level", "quick")
@@ -62,7 +63,7 @@ The node has no GPU, so nothing was proven about one: exit 3, could not be deter
 
 What next:
   {BIN}/gpunode lab ssh --name {LAB} NODE           look around (names: gpunode lab status --name {LAB})
-  {BIN}/gpunode provision -i {place}
+  {BIN}/gpunode {" ".join(provision)}
                                                     once more: it changes nothing
   {BIN}/gpunode lab down --name {LAB}               take the node away
   inventory/ and docs/getting-started.md            your own servers""")
