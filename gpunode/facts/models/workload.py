@@ -225,7 +225,7 @@ class MemoryValues(Values):
     peak_mib: int
     reserved_mib: int
     fragmentation_percent: float
-    """Of what the allocator holds and nothing uses, the part that lies in pieces too small for the last request."""
+    """Of what the allocator holds, the part that lies unused between pieces in use."""
 
 
 class TensorflowRunValues(Values):

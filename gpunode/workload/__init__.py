@@ -1,0 +1,1 @@
+"""What runs inside a container on a node, and what starts it there."""

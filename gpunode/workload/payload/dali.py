@@ -1,0 +1,32 @@
+"""DALI: does it load, and does a pipeline put data on the GPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from gpunode.workload.payload.isolate import Skip
+
+BATCH = 4
+
+
+def run() -> dict[str, Any]:
+    """Values of ``frameworks.dali``. Raises Skip where the image has no DALI, or there is no GPU to put data on."""
+    try:
+        found = importlib.util.find_spec("nvidia.dali")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise Skip("DALI is not in the image")
+    if not Path("/dev/nvidiactl").exists():
+        raise Skip("there is no GPU for DALI to put data on")
+    dali = importlib.import_module("nvidia.dali")
+    functions = importlib.import_module("nvidia.dali.fn")
+    pipeline = dali.Pipeline(batch_size=BATCH, num_threads=1, device_id=0)
+    with pipeline:
+        pipeline.set_outputs(functions.random.uniform(device="gpu", range=[0.0, 1.0], shape=[16, 16]))
+    pipeline.build()
+    (batch,) = pipeline.run()
+    return {"device": "cuda", "version": str(dali.__version__), "samples": len(batch)}

@@ -1,0 +1,154 @@
+"""What can be told of an image and its limits without loading anything: files, the linker's cache, the kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+DRIVER_LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1")
+IMAGE_LIBRARIES = ("libcudart", "libcudnn", "libnccl")
+_FOLDERS = (
+    "usr/local/cuda*/lib64",
+    "usr/local/cuda*/targets/*/lib",
+    "usr/lib/*-linux-gnu",
+    "usr/lib64",
+    "opt/conda/lib",
+)
+MAX_LIBRARIES = 24
+MAX_DEVICES = 64
+
+
+def system() -> dict[str, Any]:
+    """Values of ``versions.system``."""
+    cache = linker_cache()
+    return {
+        "device": "cpu",
+        "python": platform.python_version(),
+        "os": os_name(),
+        "module_version": module_version(),
+        "driver_libraries": {
+            name: version_in_name(os.path.realpath(cache[name])) for name in DRIVER_LIBRARIES if name in cache
+        },
+        "cuda": image_cuda(),
+        "libraries": image_libraries(cache),
+        "devices": sorted(str(path) for path in Path("/dev").glob("nvidia*"))[:MAX_DEVICES],
+    }
+
+
+def text(path: str) -> str | None:
+    """A small file, None where there is none."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return file.read(65536)
+    except OSError:
+        return None
+
+
+def os_name() -> str | None:
+    """The image's name for itself."""
+    match = re.search(r'^PRETTY_NAME="?([^"\n]{1,200})', text("/etc/os-release") or "", re.M)
+    return match.group(1) if match else None
+
+
+def module_version() -> str | None:
+    """The kernel module's version as it is seen inside; None where it is not."""
+    match = re.search(r"Kernel Module.*?\s(\d{3,4}\.\d+(?:\.\d+)?)\s", text("/proc/driver/nvidia/version") or "")
+    return match.group(1) if match else None
+
+
+def linker_cache() -> dict[str, str]:
+    """Name to path, as the linker's cache has it for programs like this one; LD_LIBRARY_PATH comes first."""
+    found: dict[str, str] = {}
+    try:
+        answer = subprocess.run(
+            ["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10, check=False
+        )
+        lines = answer.stdout.decode(errors="replace").splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        lines = []
+    wide = sys.maxsize > 2**32
+    for line in lines:
+        match = re.match(r"\s+(\S+) \(([^)]*)\) => (\S+)", line)
+        if match and ("64" in match.group(2)) == wide:
+            found.setdefault(match.group(1), match.group(3))
+    for name in DRIVER_LIBRARIES:
+        for folder in _FOLDERS:
+            for path in Path("/").glob(f"{folder}/{name}"):
+                found.setdefault(name, str(path))
+        for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":")[::-1]:
+            if folder and Path(folder, name).exists():
+                found[name] = str(Path(folder, name))
+    return found
+
+
+def version_in_name(path: str) -> str | None:
+    """``libcuda.so.580.95.05`` is 580.95.05; ``libcudart.so.13`` is 13; None where the name has no version."""
+    match = re.search(r"\.so\.(\d+(?:\.\d+)*)$", path)
+    return match.group(1) if match else None
+
+
+def image_cuda() -> str | None:
+    """The image's CUDA as NVIDIA's images say it: the toolkit's own file, else the variable."""
+    said = text("/usr/local/cuda/version.json")
+    if said:
+        try:
+            version = json.loads(said)["cuda"]["version"]
+        except (ValueError, KeyError, TypeError):
+            version = None
+        if isinstance(version, str):
+            return version
+    return os.environ.get("CUDA_VERSION") or None
+
+
+def image_libraries(cache: dict[str, str]) -> list[dict[str, str | None]]:
+    """CUDA runtimes, cuDNN and NCCL: in the linker's cache, in well-known folders, and in Python's packages."""
+    paths = {path for name, path in cache.items() if name.split(".so")[0] in IMAGE_LIBRARIES}
+    packages = [f"{folder[1:]}/nvidia/*/lib" for folder in sys.path if folder.endswith("-packages")]
+    for folder in (*_FOLDERS, *packages):
+        for name in IMAGE_LIBRARIES:
+            paths.update(str(path) for path in Path("/").glob(f"{folder}/{name}.so*"))
+    real = sorted({os.path.realpath(path) for path in paths})
+    return [
+        {"name": Path(path).name.split(".so")[0], "path": path, "version": version_in_name(path)}
+        for path in real[:MAX_LIBRARIES]
+    ]
+
+
+def limits() -> dict[str, Any]:
+    """Values of ``versions.limits``: the hard limits, for a program may raise its own up to those."""
+    return {
+        "device": "cpu",
+        "shm_bytes": size_of_file_system("/dev/shm"),  # noqa: S108 - looked at, not written
+        "memlock_bytes": hard_limit(resource.RLIMIT_MEMLOCK),
+        "stack_bytes": soft_limit(resource.RLIMIT_STACK),
+        "nofile": hard_limit(resource.RLIMIT_NOFILE),
+        "cpus": len(os.sched_getaffinity(0)),
+    }
+
+
+def size_of_file_system(path: str) -> int | None:
+    """Bytes of the file system at a path; None where there is none."""
+    try:
+        seen = os.statvfs(path)
+    except OSError:
+        return None
+    return seen.f_blocks * seen.f_frsize
+
+
+def hard_limit(which: int) -> int:
+    """The hard limit, -1 for unlimited."""
+    limit = resource.getrlimit(which)[1]
+    return -1 if limit == resource.RLIM_INFINITY else limit
+
+
+def soft_limit(which: int) -> int:
+    """The limit in force, -1 for unlimited: threads get stacks of this size, and nobody raises it for them."""
+    limit = resource.getrlimit(which)[0]
+    return -1 if limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,47 @@
+"""The payload as one file."""
+
+import base64
+import io
+import zipfile
+from importlib.resources import files
+
+PACKAGE = "gpunode.workload.payload"
+LEFT_OUT = {"__init__.py", "pack.py"}
+"""What only the side that sends it needs."""
+MAIN = f"import sys\n\nfrom {PACKAGE}.main import run\n\nsys.exit(run(sys.argv[1:]))\n"
+# The archive is written beside nothing else and is gone when the run is over.
+SCRIPT = """\
+import base64, os, runpy, shutil, sys, tempfile
+folder = tempfile.mkdtemp(prefix="gpunode-")
+try:
+    path = os.path.join(folder, "payload.pyz")
+    with open(path, "wb") as file:
+        file.write(base64.b64decode("{archive}"))
+    sys.argv[0] = path
+    runpy.run_path(path, run_name="__main__")
+finally:
+    shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+def payload_zip() -> bytes:
+    """The payload as an archive that ``python3 payload.pyz --tests versions,frameworks`` runs.
+
+    The same sources give the same bytes.
+    """
+    folder = PACKAGE.replace(".", "/")
+    parents = [folder.rsplit("/", depth)[0] for depth in (2, 1, 0)]
+    sources = {"__main__.py": MAIN, **{f"{parent}/__init__.py": "" for parent in parents}}
+    for source in files(PACKAGE).iterdir():
+        if source.name.endswith(".py") and source.name not in LEFT_OUT:
+            sources[f"{folder}/{source.name}"] = source.read_text(encoding="utf-8")
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as pack:
+        for name, text in sorted(sources.items()):
+            pack.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
+    return archive.getvalue()
+
+
+def payload_script() -> str:
+    """The payload as a program for ``python3 - --tests versions,frameworks``: nothing has to be put there first."""
+    return SCRIPT.format(archive=base64.b64encode(payload_zip()).decode("ascii"))

@@ -1,0 +1,183 @@
+"""A part that hangs, crashes or floods is an answer within its limit, and leaves no process behind."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.workload.payload.isolate import MAX_ANSWER_BYTES, MAX_TEXT, Outcome, Skip, Trouble, isolated
+
+LIMIT_S = 20.0
+
+
+def test_values_and_device_come_back() -> None:
+    outcome = isolated(lambda: {"device": "cuda", "count": 8}, (), LIMIT_S)
+    assert (outcome.device, outcome.values, outcome.error, outcome.skipped) == ("cuda", {"count": 8}, None, None)
+    assert 0 < outcome.seconds < LIMIT_S
+
+
+def test_arguments_go_in() -> None:
+    assert isolated(lambda one, other: {"sum": one + other}, (1, 2), LIMIT_S).values == {"sum": 3}
+
+
+def leave_out() -> dict[str, Any]:
+    raise Skip("there is no GPU")
+
+
+def find_trouble() -> dict[str, Any]:
+    raise Trouble("the tensor lies\nelsewhere")
+
+
+def raise_something() -> dict[str, Any]:
+    raise ZeroDivisionError("\x1b[31mred\nand long " + "x" * 10000)
+
+
+def segfault() -> dict[str, Any]:
+    ctypes.string_at(0)
+    return {}
+
+
+def abort() -> dict[str, Any]:
+    os.abort()
+
+
+def leave() -> dict[str, Any]:
+    os.write(1, b"the library says goodbye\n")
+    os._exit(7)
+
+
+def kill_itself() -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def not_a_number() -> dict[str, Any]:
+    return {"max_error": float("nan")}
+
+
+def too_much() -> dict[str, Any]:
+    return {"text": "x" * (MAX_ANSWER_BYTES + 1)}
+
+
+def no_json() -> dict[str, Any]:
+    return {"thing": object()}
+
+
+def system_exit() -> dict[str, Any]:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (find_trouble, "the tensor lies elsewhere"),
+        (raise_something, "ZeroDivisionError: ?[31mred and long x"),
+        (segfault, "crashed with SIGSEGV: Fatal Python error: Segmentation fault"),
+        (abort, "crashed with SIGABRT: Fatal Python error: Aborted"),
+        (leave, "ended with exit status 7 and without a result: the library says goodbye"),
+        (kill_itself, "crashed with SIGKILL"),
+        (not_a_number, "its result is no JSON"),
+        (no_json, "its result is no JSON"),
+        (too_much, "bytes, at most"),
+        (system_exit, "ended with exit status 1 and without a result"),
+    ],
+)
+def test_what_goes_wrong_is_said(part: Callable[..., Any], said: str) -> None:
+    outcome = isolated(part, (), LIMIT_S)
+    assert outcome.error is not None
+    assert said in outcome.error
+    assert len(outcome.error) <= 2 * MAX_TEXT + 100
+    assert "\n" not in outcome.error
+    assert (outcome.values, outcome.skipped, outcome.device) == ({}, None, None)
+
+
+def test_what_is_left_out_is_no_error() -> None:
+    outcome = isolated(leave_out, (), LIMIT_S)
+    assert (outcome.error, outcome.skipped) == (None, "there is no GPU")
+
+
+def gone(pid: int) -> bool:
+    """No such process, or nothing but its entry."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def hang_with_a_child(note: str) -> dict[str, Any]:
+    child = subprocess.Popen(["sleep", "300"])
+    Path(note).write_text(f"{os.getpid()} {child.pid}")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(2, b"waiting for the fabric\n")
+    time.sleep(300)
+    return {}
+
+
+def test_a_hang_ends_at_its_limit_with_all_that_it_started(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    started = time.monotonic()
+    outcome = isolated(hang_with_a_child, (str(note),), 2.0)
+    assert time.monotonic() - started < 10
+    assert outcome.error == "did not come back within 2 s: waiting for the fabric"
+    pids = [int(word) for word in note.read_text().split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 5
+    while not all(gone(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in pids if not gone(pid)] == []
+
+
+def leave_a_child_behind(note: str) -> dict[str, Any]:
+    """Not through exec: the child holds both pipes."""
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(300)
+    Path(note).write_text(str(pid))
+    return {"done": True}
+
+
+def test_a_child_left_behind_holds_nobody_up(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    outcome = isolated(leave_a_child_behind, (str(note),), LIMIT_S)
+    assert outcome.values == {"done": True}
+    assert outcome.seconds < LIMIT_S / 2
+    deadline = time.monotonic() + 5
+    while not gone(int(note.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert gone(int(note.read_text()))
+
+
+def flood() -> dict[str, Any]:
+    for _ in range(2000):
+        os.write(1, b"noise " * 1000)
+        os.write(2, b"more " * 1000)
+    os.write(2, b"\nthe last line")
+    os._exit(1)
+
+
+def test_a_flood_is_drained_and_its_end_told() -> None:
+    outcome = isolated(flood, (), LIMIT_S)
+    assert outcome.error == "ended with exit status 1 and without a result: the last line"
+
+
+def test_the_parts_do_not_see_each_other() -> None:
+    isolated(lambda: os.environ.update(GPUNODE_SPOILT="1") or {}, (), LIMIT_S)
+    assert "GPUNODE_SPOILT" not in os.environ
+
+
+def test_nothing_is_kept_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        isolated(leave, (), LIMIT_S)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_an_outcome_has_milliseconds() -> None:
+    assert Outcome(1.23456).seconds == 1.235

@@ -1,0 +1,172 @@
+"""The payload as it is sent: one file, any Python from 3.8 on, one record a line."""
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.facts.models.workload import LimitValues, Record, SystemValues, values_of
+from gpunode.workload.payload import payload_script, payload_zip
+from gpunode.workload.payload.pack import PACKAGE
+
+SOURCES = sorted(path.name for path in files(PACKAGE).iterdir() if path.name.endswith(".py"))
+SENT = [name for name in SOURCES if name not in {"__init__.py", "pack.py"}]
+ALLOWED = {"gpunode.workload.payload"} | set(sys.stdlib_module_names)
+
+
+def source(name: str) -> ast.Module:
+    return ast.parse(files(PACKAGE).joinpath(name).read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_a_python_3_8_can_read_it(name: str) -> None:
+    tree = source(name)
+    assert any(
+        isinstance(node, ast.ImportFrom) and node.module == "__future__" and node.names[0].name == "annotations"
+        for node in tree.body
+    ), "annotations must not be evaluated: 3.8 knows neither list[int] nor int | None"
+
+
+# What later Pythons brought, as far as one might reach for it here.
+LATER = {"removeprefix", "removesuffix", "batched", "pairwise", "bit_count", "to_thread", "is_relative_to", "readlink"}
+LATER_MODULES = {"tomllib", "zoneinfo", "graphlib"}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_it_uses_nothing_that_python_3_8_lacks(name: str) -> None:
+    tree = source(name)
+    inside = {id(part) for node in ast.walk(tree) for part in annotation_parts(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in LATER, f"line {node.lineno}"
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and id(node) not in inside:
+            assert node.value.id not in {"dict", "list", "tuple", "set", "type", "Callable", "Iterator"}, node.lineno
+        if isinstance(node, ast.FunctionDef):
+            assert "functools.cache" not in map(ast.unparse, node.decorator_list)
+        assert not isinstance(node, ast.Match)
+
+
+def annotation_parts(node: ast.AST) -> list[ast.AST]:
+    """Everything within the annotations that a node has: those are never evaluated."""
+    found = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+    return [part for one in found if isinstance(one, ast.AST) for part in ast.walk(one)]
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_it_imports_the_standard_library_alone(name: str) -> None:
+    for node in ast.walk(source(name)):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        for module in modules:
+            known = module.startswith(PACKAGE) or module.split(".")[0] in ALLOWED - LATER_MODULES
+            assert known, f"{module}: what the image may have is imported by name, when it is needed"
+
+
+def test_the_archive_holds_the_payload_and_nothing_else() -> None:
+    with zipfile.ZipFile(io.BytesIO(payload_zip())) as archive:
+        names = set(archive.namelist())
+    folder = PACKAGE.replace(".", "/")
+    packages = {"gpunode/__init__.py", "gpunode/workload/__init__.py", f"{folder}/__init__.py"}
+    assert names == {"__main__.py", *packages, *(f"{folder}/{name}" for name in SENT)}
+
+
+def test_the_same_sources_give_the_same_bytes() -> None:
+    assert payload_zip() == payload_zip()
+
+
+def run(*words: str, program: bytes | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    # -I: neither this folder nor PYTHONPATH lends the archive what it lacks.
+    clean = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    return subprocess.run(
+        [sys.executable, "-I", *words], input=program, capture_output=True, timeout=120, check=False, env=clean, cwd=cwd
+    )
+
+
+def lines(answer: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
+    assert answer.returncode == 0, answer.stderr
+    return [json.loads(line) for line in answer.stdout.splitlines()]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "payload.pyz"
+    path.write_bytes(payload_zip())
+    return path
+
+
+def test_every_line_is_a_record_and_the_last_one_says_how_many(archive: Path) -> None:
+    *found, end = lines(run(str(archive), "--tests", "versions,frameworks", "--limit", "100", cwd=archive.parent))
+    assert end == {"record": "end", "records": len(found)}
+    records = [Record.model_validate(line) for line in found]
+    assert [record.record for record in records] == [
+        "versions.system",
+        "versions.limits",
+        "versions.nvml",
+        "versions.cuda",
+        "versions.torch",
+        "versions.tensorflow",
+        "frameworks.tensor",
+        "frameworks.amp",
+        "frameworks.compile",
+        "frameworks.cudnn",
+        "frameworks.dataloader",
+        "frameworks.memory",
+        "frameworks.tensorflow",
+        "frameworks.dali",
+    ]
+    system, limits = values_of(records[0], SystemValues), values_of(records[1], LimitValues)
+    assert isinstance(system, SystemValues)
+    assert system.python == ".".join(str(part) for part in sys.version_info[:3])
+    assert isinstance(limits, LimitValues)
+    shm = os.statvfs("/dev/shm")
+    assert limits.shm_bytes == shm.f_blocks * shm.f_frsize
+    # Nothing was written beside the archive.
+    assert [path.name for path in archive.parent.iterdir()] == ["payload.pyz"]
+
+
+def test_without_a_framework_its_parts_are_left_out_and_say_so(archive: Path) -> None:
+    if any(__import__("importlib.util").util.find_spec(name) for name in ("torch", "tensorflow")):
+        pytest.skip("this environment has a framework")
+    found = {line["record"]: line for line in lines(run(str(archive), "--tests", "versions,frameworks"))[:-1]}
+    for name in ("versions.torch", "frameworks.tensor", "frameworks.compile"):
+        assert found[name]["skipped"] == "PyTorch is not in the image"
+        assert found[name]["values"] == {}
+    assert found["frameworks.tensorflow"]["skipped"] == "TensorFlow is not in the image"
+
+
+def test_the_same_from_stdin() -> None:
+    answer = run("-", "--tests", "versions", program=payload_script().encode())
+    *found, end = lines(answer)
+    assert end["records"] == len(found) == 6
+
+
+def test_the_time_for_all_is_an_end(archive: Path) -> None:
+    found = lines(run(str(archive), "--tests", "versions", "--limit", "0"))
+    assert [line["error"] for line in found[:-1]] == ["not run: the 0 s for all are used up"] * 6
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tests", "everything"], "there is no test 'everything'"),
+        (["--settings", "[1]"], "expected a JSON object"),
+        (["--settings", "{"], "expected a JSON object"),
+        (["--limit", "soon"], "invalid float value"),
+    ],
+)
+def test_wrong_arguments_are_refused(archive: Path, words: list[str], said: str) -> None:
+    answer = run(str(archive), *words)
+    assert answer.returncode == 2
+    assert said in answer.stderr.decode()
+    assert answer.stdout == b""
