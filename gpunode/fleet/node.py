@@ -121,7 +121,7 @@ class Node:
         except BaseException:
             session.close()
             raise
-        stream = Stream(session, bytes(first), complaints.replace(f"{program.token}:".encode(), b""))
+        stream = Stream(session, bytes(first), bytes(complaints).replace(f"{program.token}:".encode(), b""))
         self._abort.add(stream.close)
         return stream
 

@@ -1,0 +1,216 @@
+"""The workload of ``validate``: its options, the way to a node's engine, and its records in the bundle."""
+
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.fleet import MissingProgram, Node, NodeFailure
+from gpunode.fleet.session import PYTHONS
+from gpunode.probe.bundle import Bundle
+from gpunode.workload import ImageFile, LaunchFailure, Stream, Wish, failed, launch, read_image_file
+
+DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
+_CONNECT_S = 10.0
+_END_S = 3.0
+"""What the launcher leaves of the node's time, to say itself what was not done in time."""
+
+Say = Callable[[str, str], None]
+"""Called with a node's name and what is going on there."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The workload as it was asked for on the command line."""
+
+    image: str | None
+    image_file: Path | None
+    no_container: bool
+    force: bool
+    workload_timeout_s: float | None
+
+    @property
+    def given(self) -> list[str]:
+        """The options that somebody wrote."""
+        values = (self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s)
+        return [name for name, value in zip(NAMES, values, strict=True) if value]
+
+
+NAMES = ("--image", "--image-file", "--no-container", "--force", "--workload-timeout")
+WORKLOAD_TIMEOUT_S = 900.0
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options, and hand them to the command as ``workload``."""
+
+    @functools.wraps(command)
+    def with_options(*context: Any, **values: Any) -> Any:
+        chosen = Options(**{name: values.pop(name) for name in Options.__dataclass_fields__})
+        return command(*context, workload=chosen, **values)
+
+    decorated: Callable[..., Any] = with_options
+    for decorate in reversed(
+        (
+            click.option("--image", metavar="IMAGE", help="Container image for the workload; default: the catalog's."),
+            click.option(
+                "--image-file",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="Its archive (docker save): loaded where a node has not got it.",
+            ),
+            click.option("--no-container", is_flag=True, help="Run the workload with the node's own Python."),
+            click.option("--force", is_flag=True, help="Use GPUs that others compute on too."),
+            click.option(
+                "--workload-timeout",
+                "workload_timeout_s",
+                type=click.FloatRange(min=20),
+                metavar="SECONDS",
+                help=f"Hard limit for a node's workload, its image included.  [default: {WORKLOAD_TIMEOUT_S:g}]",
+            ),
+        )
+    ):
+        decorated = decorate(decorated)
+    return decorated
+
+
+def read_wish(options: Options) -> Wish:
+    """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
+    if options.no_container and (options.image or options.image_file):
+        raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
+    file = read_image_file(options.image_file) if options.image_file else None
+    return Wish(
+        image=functools.partial(_image, options.image, file),
+        named=bool(options.image or file),
+        file=file,
+        in_container=not options.no_container,
+        force=options.force,
+        settings={},
+    )
+
+
+def _image(named: str | None, file: ImageFile | None, node: NodeFacts) -> str:
+    if named or file:
+        return named or (file.name if file and file.name else str(file and file.id))
+    raise LaunchFailure("image", f"no image is known for {node.host}: name one with --image")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What ``fleet.collect`` does with each node after its probe."""
+
+    wish: Wish
+    limit_s: float
+    say: Say = lambda name, text: None  # noqa: ARG005
+
+    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
+        """Run the workload and put its records into the bundle."""
+        name = node.target.name
+        ends = deadline - _END_S
+        records = launch(
+            NodeWay(node, ends), facts_from_bundle(bundle), self.wish, ends, lambda text: self.say(name, text)
+        )
+        return _with(bundle, records)
+
+    def failed(self, bundle: Bundle, reason: str) -> Bundle:
+        """The bundle with the reason as its one record."""
+        return _with(bundle, failed(facts_from_bundle(bundle), f"the workload: {reason}"))
+
+
+def _with(bundle: Bundle, records: list[dict[str, Any]]) -> Bundle:
+    return bundle.model_copy(update={"results": [*bundle.results, *records]})
+
+
+class NodeWay:
+    """See ``workload.Way``: streams over the connection that the probe came by."""
+
+    def __init__(self, node: Node, deadline: float) -> None:
+        self._node = node
+        self._deadline = deadline
+
+    @property
+    def as_root(self) -> tuple[bool, ...]:
+        """See Way: with sudo where the probe had it; else as who logged in, and with a sudo that does not ask."""
+        if self._node.is_root:
+            return (False,)
+        if self._node.becomes_root:
+            return (True,)
+        return (False, True) if self._node.target.become is None else (False,)
+
+    @property
+    def user(self) -> str:
+        """See Way."""
+        return self._node.user
+
+    def engine(self, *, root: bool) -> Stream:
+        """See Way."""
+        if self._node.target.ssh is None and not root:
+            return _LocalEngine()
+        missing = "there is no Docker engine on the node (no program docker): role docker installs it"
+        return self._stream(
+            DOCKER, ("system", "dial-stdio"), root=root, missing=LaunchFailure("no-engine", missing), what="docker"
+        )
+
+    def python(self, program: str, arguments: tuple[str, ...], limit_s: float) -> Stream:
+        """See Way."""
+        named = self._node.target.python
+        missing = f"{named or 'python3'} is not on the node: install it, or set ansible_python_interpreter"
+        return self._stream(
+            (named,) if named else PYTHONS,
+            ("-c", program, *arguments),
+            root=False,
+            missing=LaunchFailure("no-python", missing),
+            what="the workload",
+        )
+
+    def _stream(
+        self, names: tuple[str, ...], arguments: tuple[str, ...], *, root: bool, missing: LaunchFailure, what: str
+    ) -> Stream:
+        limit_s = max(1.0, self._deadline - time.monotonic())
+        try:
+            return self._node.stream(names, arguments, sudo=root, limit_s=limit_s, missing=str(missing), what=what)
+        except MissingProgram:
+            raise missing from None
+        except NodeFailure as err:
+            kind = "permission" if root and str(err).startswith("sudo") else "broke-off"
+            raise LaunchFailure(kind, str(err)) from None
+
+
+class _LocalEngine:
+    """A connection to the engine of this machine."""
+
+    def __init__(self) -> None:
+        host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        if not host.startswith("unix://"):
+            raise LaunchFailure(
+                "no-engine", f"DOCKER_HOST={host}: the workload runs on this machine: unset DOCKER_HOST"
+            )
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_CONNECT_S)
+        try:
+            self.sock.connect(host.removeprefix("unix://"))
+        except PermissionError:
+            raise LaunchFailure("permission", "no permission on its socket") from None
+        except FileNotFoundError:
+            raise LaunchFailure(
+                "no-engine", "there is no Docker engine on this machine: role docker installs it"
+            ) from None
+        except OSError as err:
+            raise LaunchFailure(
+                "no-engine", f"the Docker engine does not run ({err.strerror}): systemctl status docker, or role docker"
+            ) from None
+
+    def complaint(self) -> str:
+        """See workload.Stream."""
+        return ""
+
+    def close(self) -> None:
+        """See workload.Stream."""
+        self.sock.close()

@@ -1,0 +1,226 @@
+"""One container for one run: what it may and may not do, its output, and its end whatever happens.
+
+Nothing of the node is mounted into it and no file of it stays on the node: the payload comes over its stdin. Stdin
+closes with the connection, at whose end the watchdog inside ends the container; so it does at its time limit, should
+nobody notice that the connection is gone. The engine then removes it by itself.
+"""
+
+import contextlib
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from docker.errors import APIError
+from docker.types import DeviceRequest, LogConfig, Ulimit
+
+from gpunode.workload.engine import Engine, raw_socket
+from gpunode.workload.image import Image
+from gpunode.workload.output import Output
+from gpunode.workload.way import LaunchFailure
+
+LABEL = "gpunode.validate"
+LIMIT_LABEL = "gpunode.validate.limit-s"
+SHM_BYTES = 8 * 2**30
+"""A ceiling, not a reservation. NCCL and DataLoader workers need far more than Docker's 64 MiB."""
+STACK_BYTES = 64 * 2**20
+SCRATCH_BYTES = 4 * 2**30
+PIDS = 32768
+_STALE_AFTER_S = 60
+_HEADER = struct.Struct(">BxxxL")
+_STDERR = 2
+
+
+@dataclass(frozen=True)
+class Devices:
+    """GPUs as the container gets them."""
+
+    how: str
+    """``cdi``, ``runtime``, ``none``."""
+    indices: tuple[int, ...] | None = None
+    """Of the host; None: all."""
+
+    @property
+    def requests(self) -> list[DeviceRequest]:
+        """As the engine's API takes it."""
+        if self.how == "none":
+            return []
+        names = ["all"] if self.indices is None else [str(index) for index in self.indices]
+        if self.how == "cdi":
+            return [DeviceRequest(driver="cdi", device_ids=[f"nvidia.com/gpu={name}" for name in names])]
+        capabilities = [["gpu", "compute", "utility"]]
+        if self.indices is None:
+            return [DeviceRequest(count=-1, capabilities=capabilities)]
+        return [DeviceRequest(device_ids=names, capabilities=capabilities)]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What Python is given: its ``-c``, arguments, and what it reads first from stdin."""
+
+    code: str
+    arguments: tuple[str, ...]
+    stdin: bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one container is made for."""
+
+    image: Image
+    devices: Devices
+    program: Program
+    limit_s: float
+    """As the watchdog inside has it."""
+
+
+def run(engine: Engine, job: Job, output: Output) -> None:
+    """Run the program in a container of its own; what it says goes into ``output``, and no container is left.
+
+    Raises LaunchFailure: ``no-python``, ``no-gpu-support``, ``start``, ``time-limit``, ``flood``, ``broke-off`` …
+    """
+    for limits in (True, False):
+        container = _create(engine, job, limits=limits)
+        try:
+            with engine.doing("start", f"starting a container of {job.image.name}"):
+                parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+                attached = engine.api.attach_socket(container, parameters)
+                engine.api.start(container)
+            _listen(raw_socket(attached), job, engine.deadline, output)
+        except LaunchFailure as err:
+            # An engine that has no right to raise limits itself (in a container, rootless) runs it with its own.
+            if limits and "rlimit" in str(err).lower():
+                continue
+            raise _plain(err, engine, job) from None
+        else:
+            return
+        finally:
+            remove(engine, container)
+
+
+def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> None:
+    buffer = b""
+
+    def frames(data: bytes) -> None:
+        nonlocal buffer
+        buffer += data
+        while len(buffer) >= _HEADER.size:
+            kind, size = _HEADER.unpack_from(buffer)
+            end = _HEADER.size + size
+            if len(buffer) < end:
+                return
+            (output.stderr if kind == _STDERR else output.stdout)(buffer[_HEADER.size : end])
+            buffer = buffer[end:]
+
+    try:
+        converse(sock, job.program.stdin, frames, deadline)
+    except OSError as err:
+        if time.monotonic() >= deadline:
+            raise LaunchFailure(
+                "time-limit",
+                f"the payload did not end within {job.limit_s:.0f} s, nor by its watchdog (--workload-timeout S)",
+            ) from None
+        raise LaunchFailure("broke-off", f"the payload's output broke off: {err}") from None
+
+
+def converse(sock: socket.socket, stdin: bytes, take: Callable[[bytes], None], deadline: float) -> None:
+    """Send what the program reads first, then take what it says until its end; OSError at the deadline."""
+    sock.settimeout(max(0.1, deadline - time.monotonic()))
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it ended before it read: it will have said why
+        sock.sendall(stdin)
+    while True:
+        sock.settimeout(max(0.1, deadline - time.monotonic()))
+        data = sock.recv(65536)
+        if not data:
+            return
+        take(data)
+
+
+def _create(engine: Engine, job: Job, *, limits: bool) -> str:
+    api = engine.api
+    ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES)]
+    host = api.create_host_config(
+        auto_remove=True,
+        network_mode="none",
+        cap_drop=["ALL"],
+        security_opt=["no-new-privileges"],
+        log_config=LogConfig(type="none"),
+        shm_size=SHM_BYTES,
+        tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"},  # noqa: S108
+        ulimits=ulimits if limits else [],
+        pids_limit=PIDS,
+        device_requests=job.devices.requests,
+    )
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    if job.devices.how != "runtime":
+        # An image's own value would bring all GPUs in where nvidia is the default runtime.
+        environment["NVIDIA_VISIBLE_DEVICES"] = "void"
+    with engine.doing("start", f"creating a container of {job.image.name}"):
+        created = api.create_container(
+            job.image.id,
+            name=f"gpunode-validate-{secrets.token_hex(6)}",
+            entrypoint=["python3", "-c", job.program.code, *job.program.arguments],
+            command=[],
+            environment=environment,
+            labels={LABEL: "payload", LIMIT_LABEL: str(int(job.limit_s))},
+            working_dir="/",
+            stdin_open=True,  # for one client alone: it closes when that goes
+            tty=False,
+            host_config=host,
+        )
+    return str(created["Id"])
+
+
+def _plain(err: LaunchFailure, engine: Engine, job: Job) -> LaunchFailure:
+    """What the engine said of a start that failed, in words of what is wrong."""
+    if err.kind != "start":
+        return err
+    said = str(err)
+    text = said.lower()
+    if "python3" in text and ("not found" in text or "no such file" in text):
+        return LaunchFailure("no-python", f"image {job.image.name} has no python3: name another with --image")
+    if "device driver" in text or "cdi device" in text:
+        asked = "by CDI" if job.devices.how == "cdi" else "by its NVIDIA runtime, for it offers no CDI"
+        return LaunchFailure(
+            "no-gpu-support",
+            f"{engine.name} gives no GPUs to containers ({said}); asked {asked}: role nvidia_container_toolkit",
+        )
+    if any(word in text for word in ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook", "libnvidia", "libcuda")):
+        return LaunchFailure("no-gpu-support", f"the NVIDIA container toolkit could not set the container up ({said})")
+    return err
+
+
+def remove(engine: Engine, container: str) -> None:
+    """Remove it, running or not; the engine may be quicker, and a broken way is no reason to raise again."""
+    with (
+        contextlib.suppress(LaunchFailure),
+        engine.doing("start", "removing the container"),
+        contextlib.suppress(APIError),
+    ):
+        engine.api.remove_container(container, v=True, force=True)
+
+
+def sweep(engine: Engine) -> Sequence[str]:
+    """Remove what an earlier run has left: containers of ours past their own limit, or that never started."""
+    now = _epoch(str(engine.info.get("SystemTime", "")))
+    removed: list[str] = []
+    with engine.doing("start", "looking for containers of earlier runs"):
+        for container in engine.api.containers(all=True, filters={"label": LABEL}):
+            limit_s = int((container.get("Labels") or {}).get(LIMIT_LABEL, "0"))
+            age_s = now - int(container["Created"])
+            past = limit_s if container.get("State") == "running" else 0
+            if age_s > past + _STALE_AFTER_S:
+                remove(engine, container["Id"])
+                removed.append(str(container["Id"]))
+    return removed
+
+
+def _epoch(text: str) -> float:
+    """The engine's own clock, which also dates its containers; this machine's where it says none."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return time.time()

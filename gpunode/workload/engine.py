@@ -1,0 +1,236 @@
+"""The container engine of a node: reached over streams, found out and judged."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import docker
+import requests
+import requests.adapters
+import urllib3
+import urllib3.connection
+from docker.errors import APIError, DockerException
+
+from gpunode.workload.way import LaunchFailure, Stream, Way
+
+LOWEST_API = (1, 40)
+"""Docker 19.03: the first that can be asked for GPUs."""
+API_TIMEOUT_S = 60
+_URL = "http://node.invalid"
+"""Only a name: the adapter mounted for it leads to the node."""
+_UNREACHABLE = (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError, EOFError)
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    def __init__(self, connections: "_Connections") -> None:
+        super().__init__("node.invalid", timeout=API_TIMEOUT_S)
+        self._connections = connections
+        self._stream: Stream | None = None
+
+    def connect(self) -> None:
+        self._stream = self._connections.open()
+        self.sock = self._stream.sock
+        self.sock.settimeout(API_TIMEOUT_S)
+
+    def close(self) -> None:
+        super().close()
+        if self._stream is not None:
+            self._stream.close()
+
+
+class _Connections(urllib3.HTTPConnectionPool):
+    def __init__(self, way: Way, root: bool) -> None:
+        super().__init__("node.invalid", maxsize=4)
+        self._way = way
+        self._root = root
+        self.opened: list[Stream] = []
+
+    def open(self) -> Stream:
+        stream = self._way.engine(root=self._root)
+        self.opened.append(stream)
+        return stream
+
+    def _new_conn(self) -> _Connection:
+        return _Connection(self)
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """Takes every request to the node's engine, over streams that the way opens."""
+
+    def __init__(self, way: Way, *, root: bool) -> None:
+        super().__init__()
+        self._connections = _Connections(way, root)
+
+    @property
+    def complaint(self) -> str:
+        """What the program at the other end of the last connection said on stderr."""
+        opened = self._connections.opened
+        return opened[-1].complaint() if opened else ""
+
+    def get_connection_with_tls_context(self, *_: Any, **__: Any) -> _Connections:
+        return self._connections
+
+    def request_url(self, request: requests.PreparedRequest, _: Any) -> str:
+        return str(request.path_url)
+
+    def cut(self) -> None:
+        """End all that goes on with the engine."""
+        for stream in self._connections.opened:
+            stream.close()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that answers."""
+
+    api: Any
+    """``docker.APIClient``, whose stubs lack half of what is called here."""
+    version: str
+    api_version: str
+    info: dict[str, Any] = field(repr=False)
+    deadline: float
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+        return f"Docker Engine {self.version}"
+
+    @property
+    def knows_cdi(self) -> bool:
+        """True where it looks for CDI specifications (25 and 26 where features.cdi is set, 27 and later always)."""
+        return bool(self.info.get("CDISpecDirs"))
+
+    @property
+    def has_nvidia_runtime(self) -> bool:
+        """True where the runtime ``nvidia`` is registered with it."""
+        return "nvidia" in (self.info.get("Runtimes") or {})
+
+    @contextmanager
+    def doing(self, kind: str, what: str) -> Iterator[None]:
+        """Turn what the engine, or the way to it, raises into one LaunchFailure; ``kind`` where it is its refusal."""
+        try:
+            yield
+        except _UNREACHABLE as err:
+            for cause in _causes(err):
+                if isinstance(cause, LaunchFailure):
+                    raise cause from None
+            text = one_line(err)
+            if time.monotonic() >= self.deadline:
+                raise LaunchFailure(
+                    "time-limit", f"{what}: not done within the time limit (--workload-timeout S)"
+                ) from None
+            if "no space left" in text.lower():
+                raise LaunchFailure("no-space", f"{what}: no space left on the node's disk ({text})") from None
+            raise LaunchFailure(kind if isinstance(err, APIError) else "broke-off", f"{what}: {text}") from None
+
+
+@contextmanager
+def found(way: Way, deadline: float) -> Iterator[Engine]:
+    """The engine behind the way, as who may use it; closed at the end of the context.
+
+    Raises LaunchFailure: ``no-engine``, ``permission``, ``engine-too-old``, ``broke-off``.
+    """
+    refusals: list[str] = []
+    for root in way.as_root:
+        adapter = _Adapter(way, root=root)
+        try:
+            engine = _asked(adapter, deadline)
+        except LaunchFailure as err:
+            adapter.cut()
+            if err.kind != "permission":
+                raise
+            refusals.append(str(err))
+            continue
+        # The SDK waits without limit for a pull: what holds it is taken away when the time is over.
+        watch = threading.Timer(max(0.0, deadline - time.monotonic()), adapter.cut)
+        watch.daemon = True
+        watch.start()
+        try:
+            yield engine
+        finally:
+            watch.cancel()
+            engine.api.close()
+            adapter.cut()
+        return
+    raise LaunchFailure(
+        "permission",
+        f"user {way.user} may not use the node's Docker engine: {'; '.join(refusals)} (log in as root, "
+        "give the password of sudo with -K, or add the user to the group docker)",
+    )
+
+
+def _asked(adapter: _Adapter, deadline: float) -> Engine:
+    def client(version: str) -> docker.APIClient:
+        # The version is said, for the SDK would ask for it before the adapter is in place.
+        api = docker.APIClient(_URL, version=version, timeout=API_TIMEOUT_S)
+        api.trust_env = False  # no proxy stands between
+        api.mount(_URL, adapter)
+        return api
+
+    first = client(".".join(map(str, LOWEST_API)))
+    try:
+        told = first.version(api_version=False)
+        version, api_version = str(told["Version"]), str(told["ApiVersion"])
+        if tuple(map(int, api_version.split("."))) < LOWEST_API:
+            raise LaunchFailure(
+                "engine-too-old",
+                f"Docker Engine {version} (API {api_version}) is too old to give GPUs to containers: 19.03 or later "
+                "can (role docker)",
+            )
+        api = client(api_version)
+        return Engine(api, version, api_version, api.info(), deadline)
+    except _UNREACHABLE as err:
+        raise _why(err, adapter, deadline) from None
+    except (KeyError, ValueError, TypeError):
+        raise LaunchFailure("no-engine", "what answers on the node is no Docker engine") from None
+
+
+def _why(err: Exception, adapter: _Adapter, deadline: float) -> LaunchFailure:
+    for cause in _causes(err):
+        if isinstance(cause, LaunchFailure):
+            return cause
+    said = adapter.complaint
+    text = said.lower()
+    if "permission denied" in text:
+        return LaunchFailure("permission", "no permission on its socket")
+    if time.monotonic() >= deadline:
+        return LaunchFailure("time-limit", "the Docker engine did not answer within the time limit")
+    if "unknown command" in text or "is not a docker command" in text or "unknown flag" in text:
+        return LaunchFailure("engine-too-old", f"the node's docker is older than 18.09 ({said}): role docker")
+    if "cannot connect" in text or "no such file" in text or "connection refused" in text:
+        return LaunchFailure(
+            "no-engine", "the node's Docker engine does not run: systemctl status docker, or role docker"
+        )
+    return LaunchFailure("broke-off", f"the node's Docker engine does not answer: {said or one_line(err)}")
+
+
+def _causes(err: BaseException | None) -> Iterator[BaseException]:
+    """The exception and all that it stands for: urllib3 and requests wrap what a connection raises."""
+    seen: set[int] = set()
+    waiting = [err]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, one.__context__, getattr(one, "reason", None)]
+        waiting += [part for part in one.args if isinstance(part, BaseException)]
+
+
+def one_line(err: object) -> str:
+    """The engine's own words, or the exception's, as one line without control codes."""
+    text = getattr(err, "explanation", None) or str(err)
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())[:300]
+
+
+def raw_socket(response: Any) -> socket.socket:
+    """The socket behind what ``attach_socket`` gives."""
+    with contextlib.suppress(AttributeError):
+        return response._sock  # type: ignore[no-any-return]
+    return response  # type: ignore[no-any-return]

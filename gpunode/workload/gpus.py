@@ -1,0 +1,67 @@
+"""Which GPUs of a node the payload may use: those that nobody computes on."""
+
+from dataclasses import dataclass
+
+from gpunode.facts import NodeFacts
+from gpunode.workload.way import LaunchFailure
+
+
+@dataclass(frozen=True)
+class Use:
+    """GPUs of one run. ``skipped``: the reason why nothing is to be tried."""
+
+    indices: tuple[int, ...] = ()
+    """Handed in, in the driver's order."""
+    uuids: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+    """Left out: ``gpu3: python3 (pid 4242, alice)``."""
+    all: bool = True
+    """No GPU of the node is left out."""
+    skipped: str | None = None
+
+
+def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
+    """GPUs to hand in. ``without``: an image was named, so that a node without a GPU is tried too.
+
+    Raises LaunchFailure where it cannot be told which are idle.
+    """
+    if node.gpus_on_bus is None:
+        raise LaunchFailure("unknown", f"GPUs were not seen, so nothing was started: {node.gap('pci')}")
+    if not node.gpus_on_bus:
+        if without:
+            return Use()
+        return Use(skipped="no NVIDIA GPU on the PCI bus; --image IMAGE or --no-container tries the processor alone")
+    gpus = (node.smi.document or {}).get("gpus") if node.smi else None
+    if not gpus:
+        reason = node.gap("smi") or (node.smi and node.smi.error_message) or "nvidia-smi lists none"
+        raise LaunchFailure("unknown", f"the driver shows no GPU, so nothing was started: {reason}")
+    if force:
+        return _handed(gpus, ())
+    if node.gpu_processes is None:
+        raise LaunchFailure(
+            "unknown",
+            f"it is not known which GPUs are in use ({node.gap('gpu_processes')}), so nothing was started: --force "
+            "uses them all",
+        )
+    busy = tuple(
+        f"{process.gpu or 'a GPU'}: {process.name or 'a process'} (pid {process.pid}, {process.user or 'user unknown'})"
+        for process in node.gpu_processes
+        if process.computes
+    )
+    if any(process.gpu is None for process in node.gpu_processes if process.computes):
+        # A process on a GPU that is not known may be on any of them.
+        return Use(busy=busy, all=False, skipped=f"GPUs are in use: {', '.join(busy)}; --force uses them all the same")
+    taken = {process.gpu for process in node.gpu_processes if process.computes}
+    use = _handed([gpu for gpu in gpus if f"gpu{gpu['index']}" not in taken], busy)
+    if not use.indices:
+        return Use(busy=busy, all=False, skipped=f"all GPUs are in use: {', '.join(busy)}; --force uses them")
+    return use
+
+
+def _handed(gpus: list[dict[str, object]], busy: tuple[str, ...]) -> Use:
+    return Use(
+        tuple(int(str(gpu["index"])) for gpu in gpus),
+        tuple(str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")),
+        busy,
+        all=not busy,
+    )

@@ -1,0 +1,168 @@
+"""One run of the payload on one node, and the records of it. Never raises for what a node does: that is a record."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from gpunode.facts import NodeFacts
+from gpunode.facts.models.workload import Record, RecordContainer
+from gpunode.workload import container, engine, gpus
+from gpunode.workload.container import Devices, Job, Program
+from gpunode.workload.engine import Engine
+from gpunode.workload.gpus import Use
+from gpunode.workload.image import ImageFile, provide
+from gpunode.workload.output import Output
+from gpunode.workload.payload import payload_zip
+from gpunode.workload.way import LaunchFailure, Way
+
+TESTS = "versions,frameworks"
+_END_S = 10.0
+"""What the payload's limit leaves of the node's: for the end of its processes and of the container."""
+_LEAST_S = 5.0
+
+# Python reads its own text and the payload by their lengths, and leaves stdin open behind them.
+_START = """\
+import sys
+if sys.version_info < (3, 8):
+    sys.exit("python3 is %d.%d, 3.8 or later is needed" % sys.version_info[:2])
+text, payload = (sys.stdin.buffer.read(int(length)) for length in sys.argv[1:3])
+names = {"__name__": "watchdog"}
+exec(text, names)
+names["watch"](payload, sys.argv[4:], float(sys.argv[3]))
+"""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be run, the same for all nodes."""
+
+    image: Callable[[NodeFacts], str]
+    """The image for a node; it may raise LaunchFailure."""
+    named: bool = False
+    """Somebody named the image: it is tried on a node without a GPU too."""
+    file: ImageFile | None = None
+    in_container: bool = True
+    force: bool = False
+    """Busy GPUs too."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """For the payload."""
+
+
+@dataclass
+class _Run:
+    """What is known of a run so far, for its record."""
+
+    node: NodeFacts
+    started: float = field(default_factory=time.monotonic)
+    use: Use = field(default_factory=Use)
+    values: dict[str, Any] = field(default_factory=dict)
+    container: RecordContainer | None = None
+    output: Output = field(default_factory=Output)
+
+
+def launch(way: Way, node: NodeFacts, wish: Wish, deadline: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Run the payload and return its records with the launcher's own, ``container``, as the last.
+
+    ``deadline`` is a time.monotonic() value; ``say`` is told in a line what is going on.
+    """
+    run = _Run(node)
+    kind, error = "done", None
+    try:
+        run.use = gpus.choose(node, force=wish.force, without=wish.named or not wish.in_container)
+        if run.use.skipped is not None:
+            kind = "busy" if run.use.busy else "skipped"
+        elif wish.in_container:
+            _in_container(run, way, wish, deadline, say)
+        else:
+            _on_host(run, way, wish, deadline)
+    except LaunchFailure as err:
+        kind, error = err.kind, str(err)
+    return _records(run, kind, error)
+
+
+def failed(node: NodeFacts, reason: str) -> list[dict[str, Any]]:
+    """The records of a run that never came back."""
+    return _records(_Run(node), "unknown", reason)
+
+
+def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callable[[str], None]) -> None:
+    name = wish.image(run.node)
+    run.container = RecordContainer(image=name)  # told also where the engine refuses
+    with engine.found(way, deadline) as found:
+        devices = _devices(found, run.use)
+        run.container = RecordContainer(image=name, engine=f"docker {found.version}", gpus=devices.how)
+        run.values |= {"engine_version": found.version, "api_version": found.api_version}
+        run.values["removed_stale"] = len(container.sweep(found))
+        image = provide(found, name, wish.file, say)
+        run.values |= {"image_id": image.id, "brought": image.brought}
+        say("running")
+        limit_s = _limit(deadline)
+        container.run(found, Job(image, devices, _program(wish, limit_s), limit_s), run.output)
+        run.output.judge(limit_s)
+
+
+def _devices(found: Engine, use: Use) -> Devices:
+    if not use.indices:
+        return Devices("none")
+    return Devices("cdi" if found.knows_cdi else "runtime", None if use.all else use.indices)
+
+
+def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
+    limit_s = _limit(deadline)
+    program = _program(wish, limit_s)
+    start = program.code
+    if not run.use.all:
+        start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
+    stream = way.python(start, program.arguments, deadline - time.monotonic())
+    try:
+        container.converse(stream.sock, program.stdin, run.output.stdout, deadline)
+    except OSError as err:
+        if time.monotonic() >= deadline:
+            raise LaunchFailure("time-limit", f"the payload did not end within {limit_s:.0f} s") from None
+        raise LaunchFailure("broke-off", f"the payload's output broke off: {err}") from None
+    finally:
+        stream.sock.close()
+        run.output.stderr(stream.complaint().encode())
+        stream.close()
+    run.output.judge(limit_s)
+
+
+def _limit(deadline: float) -> float:
+    limit_s = deadline - time.monotonic() - _END_S
+    if limit_s < _LEAST_S:
+        raise LaunchFailure("time-limit", "no time was left to run the payload (--workload-timeout S)")
+    return limit_s
+
+
+def _program(wish: Wish, limit_s: float) -> Program:
+    watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
+    payload = payload_zip()
+    words = ("--tests", TESTS, "--settings", json.dumps(dict(wish.settings)), "--limit", f"{limit_s - 2:.0f}")
+    lengths = (str(len(watchdog)), str(len(payload)))
+    return Program(_START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
+
+
+def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:
+    own = Record(
+        record="container",
+        device="cuda" if run.use.indices else "cpu",
+        seconds=round(time.monotonic() - run.started, 3),
+        values={
+            "complete": run.output.complete,
+            "gpus": len(run.use.indices),
+            "busy": list(run.use.busy),
+            "kind": kind,
+            "exit_code": run.output.exit_code,
+            **run.values,
+        },
+        error=error,
+        skipped=run.use.skipped if error is None else None,
+    )
+    common = {
+        "container": run.container.model_dump(mode="json") if run.container else None,
+        "simulated": run.node.simulated,
+    }
+    return [{**record, **common} for record in (*run.output.records, own.model_dump(by_alias=True, mode="json"))]

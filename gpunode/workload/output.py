@@ -1,0 +1,92 @@
+"""What the payload says, as it comes: records, limited in number and size, and how it ended."""
+
+import json
+from typing import Any
+
+from gpunode.workload.way import LaunchFailure
+
+MAX_BYTES = 4 * 1024 * 1024
+"""Of records in one run; a node with sixteen GPUs gives about 100 KiB."""
+MAX_STDERR_BYTES = 64 * 1024 * 1024
+_KEPT_STDERR = 4 * 1024
+
+
+class Output:
+    """Takes stdout and stderr in pieces. Raises LaunchFailure ``flood`` where there is more than any payload says."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.complete = False
+        """The payload said that it came to its end."""
+        self.ended: str | None = None
+        """How, in the watchdog's word; None where it never said."""
+        self.exit_code: int | None = None
+        self._rest = b""
+        self._err = b""
+        self._seen = {"stdout": 0, "stderr": 0}
+
+    def stdout(self, data: bytes) -> None:
+        """More of stdout."""
+        self._count("stdout", data, MAX_BYTES)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+
+    def stderr(self, data: bytes) -> None:
+        """More of stderr; its end is kept for messages."""
+        self._count("stderr", data, MAX_STDERR_BYTES)
+        self._err = (self._err + data)[-_KEPT_STDERR:]
+
+    def _count(self, name: str, data: bytes, most: int) -> None:
+        self._seen[name] += len(data)
+        if self._seen[name] > most:
+            raise LaunchFailure(
+                "flood", f"the payload was stopped: more than {most >> 20} MiB on {name} (the image floods its output?)"
+            )
+
+    def _line(self, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            # An image may print before the payload does; that is noise for stderr, not an answer.
+            self._err = (self._err + line + b"\n")[-_KEPT_STDERR:]
+            return
+        if not isinstance(record, dict) or not isinstance(record.get("record"), str):
+            return
+        if record["record"] == "end":
+            self.complete = True
+        elif record["record"] == "watchdog":
+            self.ended = str(record.get("ended"))
+            code = record.get("exit_code")
+            self.exit_code = code if isinstance(code, int) else None
+        else:
+            self.records.append(record)
+
+    @property
+    def last_words(self) -> str:
+        """The last line of what was no record, in brackets; empty where there is none."""
+        lines = [line.strip() for line in self._err.decode(errors="replace").splitlines() if line.strip()]
+        text = "".join(c for c in lines[-1] if c.isprintable())[:300] if lines else ""
+        return f" ({text})" if text else ""
+
+    def judge(self, limit_s: float) -> None:
+        """Raise LaunchFailure with the reason where the payload did not come to its end."""
+        words = self.last_words
+        if self.ended == "exit" and self.exit_code == 0 and self.complete:
+            return
+        if self.ended == "time-limit":
+            raise LaunchFailure(
+                "time-limit",
+                f"the payload did not end within {limit_s:.0f} s and was stopped (--workload-timeout S){words}",
+            )
+        if self.ended == "signal":
+            raise LaunchFailure("payload", f"the payload was killed by signal {self.exit_code}{words}")
+        if self.ended == "exit":
+            raise LaunchFailure("payload", f"the payload ended with exit code {self.exit_code}{words}")
+        if "3.8 or later is needed" in words:
+            raise LaunchFailure("no-python", f"the payload cannot run{words}: name another image with --image")
+        if self.ended is not None:
+            raise LaunchFailure("broke-off", f"the payload was stopped on the node ({self.ended}){words}")
+        raise LaunchFailure(
+            "broke-off", f"the payload's output broke off: out of memory, or the connection was lost{words}"
+        )
