@@ -7,7 +7,7 @@ Runs as ``python3 -c`` with the standard library alone. Standard input is the qu
      "purge_new": [patterns],               what goes too, unless the memory says that it was there before
      "state": "present" | "absent",         absent: what goes, and what came with it and nothing needs any more
      "never": [patterns],                   what must neither come, move nor go by it
-     "hold": [patterns],                    what is held afterwards; with absent like purge_new
+     "hold": [patterns],                    what is held afterwards; with absent: what goes where it is held and new
      "memory": path | null,                 list of the packages that were there before, written once
      "simulate": bool,                      only tell
      "files": {path: text | {"b64": text}}, simulated: files that are different from the node's; empty text: not there
@@ -238,8 +238,8 @@ def leaving(question, present):
     going = {name for name in present if matches(name, question["purge"])}
     if known:
         # What is held is no orphan for apt.
-        new = [*question["purge_new"], *question["hold"]]
-        going |= {name for name in present if matches(name, new) and name not in before}
+        going |= {name for name in present.keys() - before if matches(name, question["purge_new"])}
+        going |= {name for name in present.keys() - before if present[name][2] and matches(name, question["hold"])}
     if not going:
         return {}, set(), []
     unneeded = ["-o", "APT::AutoRemove::SuggestsImportant=false"]
