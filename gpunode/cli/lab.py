@@ -12,6 +12,7 @@ import click
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
 from gpunode.lab.engine import connect
+from gpunode.lab.hardware import names as hardware_names
 from gpunode.lab.image import remove_images
 from gpunode.lab.recipe import SYSTEMS
 from gpunode.lab.state import State
@@ -48,15 +49,21 @@ def command() -> None:
 @command.command()
 @click.option("-n", "count", type=int, default=1, show_default=True, metavar="N", help="Nodes of this system to have.")
 @click.option("--os", "system", default="debian-12", show_default=True, help=f"One of {', '.join(SYSTEMS)}.")
+@click.option(
+    "--hardware",
+    multiple=True,
+    metavar="NAME",
+    help=f"Nodes with this simulated hardware (repeatable: N of each): {', '.join(hardware_names())}.",
+)
 @click.option("--mirror", metavar="URL", help="Debian mirror for the image (default: the one apt uses here).")
 @_name
-def up(count: int, system: str, mirror: str | None, name: str) -> int:
-    """Start nodes; those that are there are kept. Example: gpunode lab up -n 2"""
+def up(count: int, system: str, hardware: tuple[str, ...], mirror: str | None, name: str) -> int:
+    """Start nodes; those that are there are kept. Example: gpunode lab up --hardware l40s-4"""
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
     started = time.monotonic()
     lab = Lab(name, say=_say)
-    nodes = lab.up(count, system, mirror=mirror)
+    nodes = lab.up(count, system, hardware, mirror=mirror)
     spent = time.monotonic() - started
     _say(f"lab {name} is up after {spent:.0f} s, {len(nodes)} in all; inventory {lab.inventory_path}")
     return Exit.GOOD
@@ -84,8 +91,11 @@ def status(name: str) -> int:
     nodes = Lab(name).nodes()
     if not nodes:
         raise UsageError(f"lab {name} has no nodes: gpunode lab up --name {name}")
-    rows = [("NODE", "OS", "STATE", "ADDRESS")]
-    rows += [(node.name, node.os, str(node.container.status), f"{node.address}:{node.port}") for node in nodes]
+    rows = [("NODE", "OS", "HARDWARE", "STATE", "ADDRESS")]
+    rows += [
+        (node.name, node.os, node.hardware or "-", str(node.container.status), f"{node.address}:{node.port}")
+        for node in nodes
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

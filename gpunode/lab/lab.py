@@ -1,5 +1,6 @@
 """A lab: a few nodes with one key pair, one network and one inventory, made and removed together."""
 
+import re
 import signal
 import threading
 import time
@@ -14,12 +15,13 @@ from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu
+from gpunode.lab.hardware import describe
 from gpunode.lab.image import ensure_image
 from gpunode.lab.lock import locked
-from gpunode.lab.make import Maker, Ports
+from gpunode.lab.make import Maker, NewNode, Ports
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.node import LAB_LABEL, PORT_LABEL, LabNode
-from gpunode.lab.recipe import Recipe, System, architecture, system_named
+from gpunode.lab.recipe import Recipe, architecture, system_named
 from gpunode.lab.state import State
 
 MOST_NODES = 64
@@ -65,18 +67,31 @@ class Lab:
         have = f"it has {', '.join(node.name for node in nodes)}" if nodes else "it has none: gpunode lab up"
         raise UsageError(f"lab {self.name} has no node {name}: {have}")
 
-    def up(self, count: int = 1, os: str = "debian-12", *, mirror: str | None = None) -> list[LabNode]:
+    def up(
+        self,
+        count: int = 1,
+        os: str = "debian-12",
+        hardware: str | Sequence[str] | None = None,
+        *,
+        mirror: str | None = None,
+    ) -> list[LabNode]:
         """See to it that the lab has at least ``count`` nodes of system ``os`` and that all its nodes run.
 
-        Nodes that are there are kept, whatever their system. Returns all nodes of the lab once each answers. When it
-        fails or is interrupted, everything that this call made is removed again.
+        With ``hardware`` (a name, or several) there are as many nodes of each, with that simulated hardware, and the
+        lab has its vendor repository. Nodes that are there are kept, whatever their system. Returns all nodes of the
+        lab once each answers. When it fails or is interrupted, everything that this call made is removed again.
         """
         system = system_named(os)
-        if not 1 <= count <= MOST_NODES:
+        kinds = [hardware] if isinstance(hardware, str) else list(dict.fromkeys(hardware or ()))
+        if not 1 <= count * max(1, len(kinds)) <= MOST_NODES:
             raise UsageError(f"-n {count}: a lab has 1 to {MOST_NODES} nodes")
+        for kind in kinds:
+            describe(kind, "")
+        if kinds and architecture() != "amd64":
+            raise UsageError("simulated hardware is of x86_64 servers: --hardware needs such a machine")
         recipe = Recipe(system, architecture(), find_mirror(mirror))
         with locked(self.name, LOCK_LIMIT_S, self._say), self._undone_unless_done() as stop:
-            self._make_missing(recipe, count, stop)
+            self._make_missing(recipe, count, kinds, stop)
         return self.nodes()
 
     def down(self) -> list[str]:
@@ -99,14 +114,19 @@ class Lab:
     def _network(self) -> str:
         return f"gpunode-lab-{self.name}"
 
-    def _make_missing(self, recipe: Recipe, count: int, stop: threading.Event) -> None:
+    def _make_missing(self, recipe: Recipe, count: int, kinds: Sequence[str], stop: threading.Event) -> None:
         started = time.monotonic()
         existing = self.nodes()
         if existing and not self.state.key.exists():
             again = f"gpunode lab down --name {self.name}, then up"
             raise UndeterminedError(f"lab {self.name} has nodes, but {self.state.key} that opens them is gone: {again}")
         self.state.prepare()
-        names = _new_names(recipe.system, count, [node.name for node in existing])
+        taken = [node.name for node in existing]
+        names: dict[str, str | None] = {}
+        for kind in kinds:
+            names |= dict.fromkeys(_new_names(kind, count, taken), kind)
+        if not kinds:
+            names |= dict.fromkeys(_new_names(recipe.system.short, count, taken))
         image = ""
         if names:
             cgroup_mount(recipe.system.id)  # before a minute is spent on an image
@@ -115,11 +135,13 @@ class Lab:
             self._ensure_network()
         self._say(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
         ports = Ports(self._ports_in_use())
-        plan = [(name, ports.take()) for name in names]
-        maker = Maker(self.client, self.name, self._network, self.state, recipe.system, image, ports, stop)
+        plan = [NewNode(name, ports.take(), kind) for name, kind in names.items()]
+        maker = Maker(
+            self.client, self.name, self._network, self.state, recipe.system, image, recipe.init[-1], ports, stop
+        )
         with ThreadPoolExecutor(_WORKERS) as pool:
             try:
-                nodes = [*existing, *pool.map(lambda new: maker.make(*new), plan)]
+                nodes = [*existing, *pool.map(maker.make, plan)]
                 self.state.write(nodes)
                 for node, systemd in zip(nodes, pool.map(lambda node: self._boot(node, stop), nodes), strict=True):
                     self._say(f"{node.name}: {systemd} after {time.monotonic() - started:.1f} s")
@@ -188,12 +210,10 @@ class Lab:
         return [str(network.name) for network in found]
 
 
-def _new_names(system: System, count: int, existing: Sequence[str]) -> list[str]:
-    """Names of the nodes to be made, so that there are ``count`` of this system; gaps are filled first."""
-    have = sum(name.startswith(f"{system.short}-") for name in existing)
-    free = (
-        name for number in range(1, count + len(existing) + 1) if (name := f"{system.short}-{number}") not in existing
-    )
+def _new_names(stem: str, count: int, existing: Sequence[str]) -> list[str]:
+    """Names of the nodes to be made, so that there are ``count`` of this stem; gaps are filled first."""
+    have = sum(re.fullmatch(rf"{re.escape(stem)}-\d+", name) is not None for name in existing)
+    free = (name for number in range(1, count + len(existing) + 1) if (name := f"{stem}-{number}") not in existing)
     return [next(free) for _ in range(count - have)]
 
 

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import docker
 from docker.models.containers import Container
+from docker.types import Mount
 
 from gpunode.errors import UndeterminedError
 from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.engine import cgroup_mount, docker_errors
+from gpunode.lab.hardware import describe
+from gpunode.lab.hardware.on_node import BOOT, DEVICE_RULES, entries
 from gpunode.lab.node import (
     ADDRESS,
+    HARDWARE_LABEL,
     HOST_KEY_LABEL,
     LAB_LABEL,
     NODE_LABEL,
@@ -34,6 +38,17 @@ _CAPABILITIES_WITHHELD = (
     "SYS_RESOURCE",  # hosts that are containers or small virtual machines do not have it to give
     "SYS_TIME",  # the clock is the host's
 )
+# The kernel's network settings are the node's own, as its network is; a Docker engine in the node needs to write them.
+_NETWORK_SETTINGS = "mount --bind /proc/sys/net /proc/sys/net && mount -o remount,bind,rw /proc/sys/net"
+
+
+@dataclass(frozen=True)
+class NewNode:
+    """A node to be made."""
+
+    name: str
+    port: int
+    hardware: str | None = None
 
 
 class Ports:
@@ -66,19 +81,22 @@ class Maker:
     state: State
     system: System
     image: str
+    init: str
+    """Shell script that the container runs first, and that becomes systemd."""
     ports: Ports
     stop: threading.Event = field(default_factory=threading.Event)
 
-    def make(self, name: str, port: int) -> LabNode:
+    def make(self, new: NewNode) -> LabNode:
         """Create and start a node; another port is taken where somebody else was quicker."""
+        name, port = new.name, new.port
         with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
             host_key = Path(folder, "key")
             public = make_key(host_key, name)
-            identity = tar_of(self._identity(name, host_key.read_text(encoding="ascii"), public))
+            identity = tar_of(self._identity(new, host_key.read_text(encoding="ascii"), public))
         for left in reversed(range(_ATTEMPTS)):
             if self.stop.is_set():
                 raise UndeterminedError(f"{name}: not made: interrupted")
-            container = self._create(name, port, public)
+            container = self._create(new, port, public)
             try:
                 with docker_errors(f"{name}: starting"):
                     container.put_archive("/", identity)
@@ -95,19 +113,25 @@ class Maker:
         self._set_password(node)
         return node
 
-    def _create(self, name: str, port: int, host_key: str) -> Container:
-        with docker_errors(f"{name}: creating its container"):
+    def _create(self, new: NewNode, port: int, host_key: str) -> Container:
+        labels = {
+            LAB_LABEL: self.lab,
+            NODE_LABEL: new.name,
+            SYSTEM_LABEL: self.system.id,
+            PORT_LABEL: str(port),
+            HOST_KEY_LABEL: host_key,
+        }
+        boot = [_NETWORK_SETTINGS]
+        if new.hardware:
+            labels[HARDWARE_LABEL] = new.hardware
+            boot.append(BOOT)
+        with docker_errors(f"{new.name}: creating its container"):
             container: Container = self.client.containers.create(
                 self.image,
-                name=f"{self.network}-{name}",
-                hostname=name,
-                labels={
-                    LAB_LABEL: self.lab,
-                    NODE_LABEL: name,
-                    SYSTEM_LABEL: self.system.id,
-                    PORT_LABEL: str(port),
-                    HOST_KEY_LABEL: host_key,
-                },
+                ["/bin/sh", "-c", "\n".join([*boot, self.init])],
+                name=f"{self.network}-{new.name}",
+                hostname=new.name,
+                labels=labels,
                 network=self.network,
                 ports={"22/tcp": (ADDRESS, port)},
                 cap_add=["ALL"],
@@ -115,7 +139,10 @@ class Maker:
                 security_opt=["seccomp=unconfined", "apparmor=unconfined", "label=disable"],
                 cgroupns="host",
                 userns_mode="host",
+                device_cgroup_rules=list(DEVICE_RULES) if new.hardware else None,
                 volumes=cgroup_mount(self.system.id),
+                # An engine in the node cannot put its overlays on the node's own overlay.
+                mounts=[Mount("/var/lib/docker", None, labels={LAB_LABEL: self.lab})],
                 tmpfs={"/run": "mode=755,nosuid,nodev", "/tmp": "mode=1777,nosuid,nodev,exec"},  # noqa: S108
                 # A node that reboots itself comes back; one that was stopped, or whose host rebooted, does not.
                 restart_policy={"Name": "on-failure"},
@@ -123,15 +150,17 @@ class Maker:
             )
         return container
 
-    def _identity(self, name: str, private: str, public: str) -> Iterator[Entry]:
+    def _identity(self, new: NewNode, private: str, public: str) -> Iterator[Entry]:
         """What makes a node this node, in place before its first boot."""
         yield Entry("etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
         yield Entry("etc/ssh/ssh_host_ed25519_key", private, 0o600)
-        yield Entry("etc/ssh/ssh_host_ed25519_key.pub", f"{public} {name}\n", 0o644)
+        yield Entry("etc/ssh/ssh_host_ed25519_key.pub", f"{public} {new.name}\n", 0o644)
         key = self.state.key.with_suffix(".pub").read_text(encoding="ascii")
         for user in (ADMIN, OPERATOR):
             yield Entry(f"home/{user}/.ssh", None, 0o700, UIDS[user], GID)
             yield Entry(f"home/{user}/.ssh/authorized_keys", key, 0o600, UIDS[user], GID)
+        if new.hardware:
+            yield from entries(describe(new.hardware, f"{self.lab}/{new.name}"))
 
     def _set_password(self, node: LabNode) -> None:
         password = self.state.password.read_text(encoding="ascii").strip()

@@ -18,6 +18,7 @@ NODE_LABEL = "gpunode.lab.node"
 SYSTEM_LABEL = "gpunode.lab.os"
 PORT_LABEL = "gpunode.lab.port"
 HOST_KEY_LABEL = "gpunode.lab.host-key"
+HARDWARE_LABEL = "gpunode.lab.hardware"
 BOOT_LIMIT_S = 120
 STOP_LIMIT_S = 30
 
@@ -33,6 +34,8 @@ class LabNode:
     state: State
     container: Container = field(repr=False, compare=False)
     address: str = ADDRESS
+    hardware: str | None = None
+    """The name of its simulated hardware."""
 
     @classmethod
     def of(cls, container: Container, state: State) -> "LabNode":
@@ -45,6 +48,7 @@ class LabNode:
             host_key=labels[HOST_KEY_LABEL],
             state=state,
             container=container,
+            hardware=labels.get(HARDWARE_LABEL),
         )
 
     @property

@@ -182,9 +182,9 @@ def test_a_changed_host_key_is_refused(lab: Lab, node: LabNode, tmp_path: Path) 
 def test_the_verbs_tell_the_same(lab: Lab, nodes: dict[str, LabNode], capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["lab", "status", "--name", lab.name]) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[0].split() == ["NODE", "OS", "STATE", "ADDRESS"]
+    assert lines[0].split() == ["NODE", "OS", "HARDWARE", "STATE", "ADDRESS"]
     assert [line.split() for line in lines[1:]] == [
-        [node.name, node.os, "running", f"127.0.0.1:{node.port}"] for node in nodes.values()
+        [node.name, node.os, "-", "running", f"127.0.0.1:{node.port}"] for node in nodes.values()
     ]
     assert run(["lab", "inventory", "--path", "--name", lab.name]) == 0
     assert capfd.readouterr().out == f"{lab.inventory_path}\n"

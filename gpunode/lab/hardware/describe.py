@@ -1,0 +1,147 @@
+"""A node's hardware description, as the simulator on the node reads it."""
+
+import hashlib
+import math
+import uuid
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from gpunode.catalog import Gpu, Platform, load
+from gpunode.errors import UsageError
+from gpunode.lab.hardware.bus import place
+
+Data = Mapping[str, Any]
+
+_NVLINK_GB_PER_S = {2: 25.781, 3: 25.0, 4: 26.562, 5: 53.125}
+"""What nvidia-smi prints for one link, by NVLink generation."""
+_GIB_OF_BAR = 64
+
+
+@cache
+def _data() -> dict[str, Data]:
+    text = files("gpunode.lab.hardware").joinpath("hardware.yml").read_text(encoding="utf-8")
+    found: dict[str, Data] = yaml.safe_load(text)
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """The hardware there is."""
+    return tuple(_data())
+
+
+def describe(name: str, node: str) -> dict[str, Any]:
+    """The description of that hardware for a node; UUIDs and serial numbers are the node's own, and stay the same.
+
+    Raises UsageError, naming what there is, for another name.
+    """
+    if name not in _data():
+        raise UsageError(f"--hardware {name}: no such hardware; there is {', '.join(names())}")
+    data = _data()[name]
+    platform = load().platform(str(data["platform"]))
+    (model, count), *others = platform.gpus.items()
+    buses = data["gpus"]
+    if others or count != len(buses):
+        raise ValueError(f"{name}: {len(buses)} places on the bus for the GPUs {platform.gpus}")
+    gpu = load().gpu(model)
+    tree = place(data, platform)
+    gpus = [_gpu(gpu, data, index, tree["gpus"][index], f"{node}/{index}") for index in range(count)]
+    return {
+        "name": name,
+        "simulated": True,
+        "platform": platform.id,
+        "system": {"vendor": data["vendor"], "product": data["product"]},
+        "cpu": {"architecture": "x86_64", "sockets": tree["numa_nodes"]},
+        "numa_nodes": tree["numa_nodes"],
+        "gpus": gpus,
+        "nvswitches": tree["nvswitches"],
+        "nics": [nic | _ports(nic, f"{node}/{nic['name']}") for nic in tree["nics"]],
+        "bridges": tree["bridges"],
+        "services": list(platform.services),
+        "kernel_modules": list(platform.kernel_modules),
+        "nvlink_switches": platform.nvswitches,
+        "topology": _topology(gpus, tree["nics"], platform, bool(data.get("link_pairs"))),
+    }
+
+
+def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, Any]:
+    low, high = gpu.power_range_w or (_least_power(gpu), gpu.power_w or 0)
+    digest = hashlib.sha256(f"gpunode-lab/{key}".encode()).hexdigest()
+    nvlink = gpu.nvlink if gpu.nvlink and (gpu.nvlink.form != "bridge" or data.get("link_pairs")) else None
+    memory = data.get("memory_mib", gpu.memory_mib)
+    return {
+        "index": index,
+        "model": gpu.id,
+        "name": gpu.product_names[0],
+        **where,
+        "pci_device_id": gpu.pci[0],
+        "pci_subsystem_id": data["subsystem"],
+        "pci_class": "030200",
+        "uuid": f"GPU-{uuid.UUID(digest[:32])}",
+        "serial": str(1_320_000_000_000 + int(digest[32:40], 16)),
+        "architecture": gpu.architecture,
+        "compute_capability": str(gpu.compute_capability),
+        "memory_total_mib": memory,
+        "bar1_total_mib": 1024 * max(_GIB_OF_BAR, 2 ** math.ceil(math.log2(memory / 1024))),
+        "power_limit_w": gpu.power_w,
+        "power_min_w": low,
+        "power_max_w": high,
+        "max_sm_clock_mhz": gpu.sm_clock_mhz,
+        "max_memory_clock_mhz": gpu.memory_clock_mhz,
+        "application_clocks_mhz": (
+            {"graphics": gpu.application_clocks_mhz.graphics, "memory": gpu.application_clocks_mhz.memory}
+            if gpu.application_clocks_mhz
+            else None
+        ),
+        "pcie_gen": where["pcie_gen"],
+        "vbios_version": data["vbios"],
+        "board_part_number": data.get("board_part_number"),
+        "gpu_part_number": data.get("gpu_part_number"),
+        "inforom_version": data.get("inforom"),
+        "nvlink_generation": nvlink.gen if nvlink else None,
+        "nvlinks": nvlink.links if nvlink else 0,
+        "nvlink_speed_gb_per_s": _NVLINK_GB_PER_S[nvlink.gen] if nvlink else None,
+        "mig_capable": gpu.mig_instances > 0,
+        "mig_instances": gpu.mig_instances,
+        "ecc": True,
+        "form": gpu.form,
+    }
+
+
+def _least_power(gpu: Gpu) -> float:
+    """Where the catalog has no range: what boards of the model's size allow, a round part of the limit."""
+    return 50 * math.floor((gpu.power_w or 0) / 150)
+
+
+def _ports(nic: Data, key: str) -> dict[str, Any]:
+    digest = hashlib.sha256(f"gpunode-lab/{key}".encode()).hexdigest()
+    guid = f"b8cef603{digest[:8]}"
+    return {"guid": ":".join(guid[at : at + 4] for at in range(0, 16, 4)), "lid": 1 + int(digest[8:11], 16)}
+
+
+def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, pairs: bool) -> dict[str, Any]:
+    """Links between GPUs and NICs in the words of ``nvidia-smi topo -m``."""
+    devices = {f"GPU{gpu['index']}": gpu for gpu in gpus} | {f"NIC{at}": nic for at, nic in enumerate(nics)}
+    links: dict[str, dict[str, str]] = {}
+    for name, one in devices.items():
+        links[name] = {}
+        for other, two in devices.items():
+            if name == other:
+                continue
+            both = name.startswith("GPU") and other.startswith("GPU")
+            bridged = both and pairs and one["index"] // 2 == two["index"] // 2
+            switched = both and platform.nvswitches and one["nvlinks"]
+            links[name][other] = f"NV{one['nvlinks']}" if bridged or switched else _pcie_word(one, two)
+    return links
+
+
+def _pcie_word(one: Data, two: Data) -> str:
+    """The way over PCIe: one switch, one host bridge, one socket, or across the sockets."""
+    if one["bridges_above"][0] == two["bridges_above"][0]:
+        return "PIX" if len(one["bridges_above"]) > 1 else "PHB"
+    if one["numa_node"] == two["numa_node"]:
+        return "NODE"
+    return "SYS"

@@ -1,0 +1,43 @@
+"""What a node with simulated hardware is given before its first boot: its description and the simulator."""
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any
+
+from gpunode.lab.archive import Entry
+from gpunode.lab.simulator import devices
+from gpunode.lab.simulator.entry_points import entry_points, script
+
+_LIB = "usr/lib/gpunode-lab"
+
+BOOT = f"/{_LIB}/bin/boot"
+"""The command that a node runs before systemd; where it fails, the node comes up and tells."""
+
+DEVICE_RULES = tuple(f"c {number}:* rwm" for number in devices.NUMBERS.values())
+"""What a node may hand on to containers of its own."""
+
+_DMESG = """\
+#!/bin/sh
+# The simulated kernel's log; the real dmesg formats it.
+exec /usr/lib/gpunode-lab/real/dmesg -F /run/gpunode-lab/kmsg "$@"
+"""
+
+
+def entries(hardware: Mapping[str, Any]) -> Iterator[Entry]:
+    """The files of a node with that description."""
+    yield Entry("etc/gpunode/lab-hardware.json", json.dumps(hardware, indent=1) + "\n", 0o644)
+    yield from simulator()
+    for folder in ("var/lib/gpunode-lab", f"{_LIB}/real"):
+        yield Entry(folder, None, 0o755)
+
+
+def simulator() -> Iterator[Entry]:
+    """The simulator's package and the scripts that start its tools."""
+    package = files("gpunode.lab.simulator")
+    for source in sorted(package.iterdir(), key=lambda source: source.name):
+        if source.name.endswith((".py", ".json", ".yml")):
+            yield Entry(f"{_LIB}/simulator/{source.name}", source.read_text(encoding="utf-8"), 0o644)
+    for tool in entry_points():
+        yield Entry(f"{_LIB}/bin/{tool}", script(tool), 0o755)
+    yield Entry(f"{_LIB}/bin/dmesg", _DMESG, 0o755)

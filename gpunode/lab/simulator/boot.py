@@ -1,0 +1,138 @@
+"""The boot of a node with simulated hardware: runs before systemd does, as firmware and kernel would."""
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from . import devices, kernel, kmsg, modprobe, modules, mounts, nics, numa, pci, state
+
+REPORT = "/var/log/gpunode-lab-boot.log"
+BIN = "/usr/lib/gpunode-lab/bin"
+REAL = "/usr/lib/gpunode-lab/real"
+DIVERTED = ("modprobe", "rmmod", "dmesg")
+_DPKG_LIMIT_S = 60
+_SYS = "/run/gpunode-lab/sys"
+
+
+def main(argv: list[str]) -> int:  # noqa: ARG001
+    """Set the node up; what went wrong stands in REPORT, and the node boots all the same."""
+    report = state.path(REPORT)
+    try:
+        boot()
+    except Exception:
+        report.write_text(traceback.format_exc(), encoding="utf-8")
+        sys.stderr.write(traceback.format_exc())
+        return 1
+    report.write_text("", encoding="utf-8")
+    return 0
+
+
+def boot() -> None:
+    """Everything in the order in which a machine comes up."""
+    hardware = state.hardware()
+    os.environ["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    divert()
+    release = kernel.boot()
+    kmsg.begin(release, hardware["name"])
+    _settle(hardware)
+    _bus(hardware)
+    _proc()
+    with state.change() as (_, running):
+        running["modules"] = []
+        running["booted"] = True
+    for name in hardware["kernel_modules"]:
+        modules.note_needed(name)
+    modules.publish()
+    for name in modules.AT_BOOT:
+        if modules.steps(["-b", name])[0]:
+            modprobe.main(["-b", "-q", name])
+
+
+def divert() -> None:
+    """Put the simulated tools in the place of the real ones, by dpkg's own means, so that upgrades respect it."""
+    known = subprocess.run(
+        ["dpkg-divert", "--list", REAL + "*"],
+        stdout=subprocess.PIPE,
+        timeout=_DPKG_LIMIT_S,
+        check=True,
+        start_new_session=True,
+        text=True,
+    ).stdout
+    Path(REAL).mkdir(parents=True, exist_ok=True)
+    for tool in DIVERTED:
+        if "%s/%s " % (REAL, tool) in known:
+            continue
+        place = _packaged(tool)
+        argv = ["dpkg-divert", "--local", "--quiet", "--rename", "--divert", "%s/%s" % (REAL, tool), "--add", place]
+        subprocess.run(argv, timeout=_DPKG_LIMIT_S, check=True, start_new_session=True)
+        Path(place).symlink_to("%s/%s" % (BIN, tool))
+
+
+def _packaged(tool: str) -> str:
+    """The path under which dpkg knows a tool: with or without /usr, as the release has it."""
+    for folder in ("/sbin", "/usr/sbin", "/bin", "/usr/bin"):
+        place = "%s/%s" % (folder, tool)
+        found = subprocess.run(
+            ["dpkg-query", "-S", place],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_DPKG_LIMIT_S,
+            check=False,
+            start_new_session=True,
+        )
+        if found.returncode == 0:
+            return place
+    raise FileNotFoundError(errno.ENOENT, "no package has it", tool)
+
+
+def _settle(hardware: dict[str, Any]) -> None:
+    """What a reboot does to what GPUs keep: rows whose remapping waited for a reset are remapped."""
+    with state.change() as (kept, _):
+        for gpu in kept.get("gpus", {}).values():
+            rows = gpu.get("remapped")
+            if rows:
+                rows["pending"] = False
+        for gpu in hardware["gpus"]:
+            if gpu["architecture"] != "ampere":
+                kept.get("gpus", {}).get(str(gpu["index"]), {}).pop("mig", None)
+
+
+def _bus(hardware: dict[str, Any]) -> None:
+    """PCI functions, NUMA nodes, adapters, and where loaded modules show."""
+    roots = {place.split("/", 1)[0] for place in map(pci.place, pci.functions(hardware))}
+    mounts.with_additions("/sys/devices", _SYS + "/devices", without=roots)
+    pci.write(hardware)
+    mounts.bind(pci.SLOTS, "/sys/bus/pci/devices")
+    numa.write(hardware["numa_nodes"])
+    with contextlib.suppress(FileNotFoundError):  # a kernel without NUMA has no such folder
+        mounts.bind(numa.FOLDER, "/sys/devices/system/node")
+    mounts.with_additions("/sys/class", _SYS + "/class")
+    nics.write(hardware)
+    with contextlib.suppress(OSError):  # kernels that take no overlay over sysfs: /proc tells of modules there
+        mounts.overlay("/sys/module", _SYS + "/module")
+    lost = [fault["component"] for fault in state.faults() if fault["fault"] == "gpu-lost"]
+    for gpu in hardware["gpus"]:
+        if "gpu%d" % gpu["index"] in lost:
+            pci.remove(gpu)
+
+
+def _proc() -> None:
+    """/proc/driver, /proc/modules and /proc/devices."""
+    driver = Path(modules.DRIVER).parent
+    driver.mkdir(parents=True, exist_ok=True)
+    mounts.bind(str(driver), "/proc/driver")
+    state.write_text(Path(modules.LIST), "")
+    with contextlib.suppress(FileNotFoundError):  # a kernel without loadable modules has no such file
+        mounts.bind(modules.LIST, "/proc/modules")
+    numbers = Path("/run/gpunode-lab/proc/devices")
+    text = Path("/proc/devices").read_text(encoding="ascii")
+    own = "".join("%3d %s\n" % (number, name) for name, number in devices.NUMBERS.items())
+    head, block, rest = text.partition("\nBlock devices:")
+    state.write_text(numbers, head + own + block + rest)
+    mounts.bind(str(numbers), "/proc/devices")
+    os.chmod("/run/gpunode-lab", 0o755)

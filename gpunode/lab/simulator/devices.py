@@ -1,0 +1,65 @@
+"""The driver's device files and their numbers. There is no driver behind them: opening one for reading fails."""
+
+import os
+import stat
+from typing import Any
+
+from . import state
+
+NVIDIA = 195
+UVM = 510
+NVSWITCH = 509
+CAPS = 508
+_CONTROL = 255
+_MODESET = 254
+NUMBERS = {"nvidia": NVIDIA, "nvidia-uvm": UVM, "nvidia-nvswitch": NVSWITCH, "nvidia-caps": CAPS}
+"""Names and major numbers, as /proc/devices has them."""
+
+
+def nodes(hardware: dict[str, Any], modules: set[str]) -> list[tuple[str, int, int, int]]:
+    """(path, major, minor, mode) of the files that belong to these loaded modules."""
+    found = []
+    if "nvidia" in modules:
+        found += [("/dev/nvidia%d" % gpu["index"], NVIDIA, gpu["index"], 0o666) for gpu in hardware["gpus"]]
+        found += [("/dev/nvidiactl", NVIDIA, _CONTROL, 0o666)]
+        found += [
+            ("/dev/nvidia-caps/nvidia-cap%d" % minor, CAPS, minor, mode) for minor, mode in ((1, 0o400), (2, 0o444))
+        ]
+        if hardware["nvswitches"]:
+            found += [("/dev/nvidia-nvswitchctl", NVSWITCH, _CONTROL, 0o666)]
+            found += [("/dev/nvidia-nvswitch%d" % at, NVSWITCH, at, 0o666) for at in range(len(hardware["nvswitches"]))]
+    if "nvidia_modeset" in modules:
+        found += [("/dev/nvidia-modeset", NVIDIA, _MODESET, 0o666)]
+    if "nvidia_uvm" in modules:
+        found += [("/dev/nvidia-uvm", UVM, 0, 0o666), ("/dev/nvidia-uvm-tools", UVM, 1, 0o666)]
+    return found
+
+
+def make(hardware: dict[str, Any], modules: set[str]) -> None:
+    """Make the files that are missing. Those of modules that went stay, as the real ones do until the reboot."""
+    for name, major, minor, mode in nodes(hardware, modules):
+        file = state.path(name)
+        if file.exists():
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.mknod(str(file), stat.S_IFCHR | mode, os.makedev(major, minor))
+        file.chmod(mode)
+
+
+def holders() -> dict[int, list[str]]:
+    """Process number to the device files that it holds open."""
+    found: dict[int, list[str]] = {}
+    for process in state.path("/proc").glob("[0-9]*"):
+        try:
+            targets = {os.readlink(str(entry)) for entry in (process / "fd").iterdir()}
+        except OSError:
+            continue  # It ended, or closed the file, in the meantime.
+        held = sorted(target for target in targets if target.startswith("/dev/nvidia"))
+        if held:
+            found[int(process.name)] = held
+    return found
+
+
+def hold(name: str) -> int:
+    """Open a device file so that everybody sees it held; the descriptor."""
+    return os.open(str(state.path(name)), os.O_PATH | os.O_CLOEXEC)

@@ -1,0 +1,91 @@
+"""The kernel that a simulated node "runs": the newest of its kernel packages, as of the last boot.
+
+Containers share the host's kernel, and uname(2) tells of that one. A library that the dynamic linker loads into every
+program answers with the node's own kernel instead, so that everybody who asks (``uname``, Ansible, DKMS, kmod) hears
+the same until the next reboot. Programs without the dynamic linker's help (Go's) still hear the host's.
+"""
+
+import os
+import re
+import struct
+from pathlib import Path
+
+from . import state
+
+LIBRARY = "/usr/lib/gpunode-lab/uname.so"
+PRELOAD = "/etc/ld.so.preload"
+_FIELD = 65
+_RELEASE_AT = 2 * _FIELD
+# mov eax, SYS_uname; syscall; test eax, eax; jnz fail; lea rsi, [rip+release]; add rdi, 130; mov ecx, 65; rep movsb;
+# xor eax, eax; ret; fail: mov eax, -1; ret
+_CODE = bytes.fromhex("b83f0000000f0585c07518488d3517000000")
+_CODE += b"\x48\x81\xc7" + struct.pack("<I", _RELEASE_AT) + b"\xb9" + struct.pack("<I", _FIELD)
+_CODE += bytes.fromhex("f3a431c0c3b8ffffffffc3")
+
+
+def newest() -> str | None:
+    """The newest kernel with an image in /boot, as a boot loader takes it; None where there is none."""
+    images = [entry.name[len("vmlinuz-") :] for entry in state.path("/boot").glob("vmlinuz-*")]
+    return max(images, key=order, default=None)
+
+
+def order(release: str) -> list[tuple[int, int, str]]:
+    """A key that sorts kernel releases by their numbers."""
+    parts = re.findall(r"\d+|[a-z]+", release)
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
+
+
+def release() -> str:
+    """The kernel that runs, as the node sees it."""
+    return str(state.running().get("kernel") or os.uname().release)
+
+
+def boot() -> str:
+    """Run the newest kernel from now on; its release."""
+    chosen = newest() or os.uname().release
+    with state.change() as (_, running):
+        running["kernel"] = chosen
+    library = state.path(LIBRARY)
+    new = library.with_name(library.name + ".new")
+    new.write_bytes(uname_library(chosen))
+    new.chmod(0o755)
+    new.replace(library)
+    preload = state.path(PRELOAD)
+    lines = preload.read_text(encoding="ascii").split() if preload.exists() else []
+    if LIBRARY not in lines:
+        state.write_text(preload, "".join(line + "\n" for line in [*lines, LIBRARY]))
+    return chosen
+
+
+def uname_library(name: str) -> bytes:
+    """A shared object for x86_64 whose one function is uname(2) with that release in its answer."""
+    text = _CODE + name.encode("ascii")[: _FIELD - 1].ljust(_FIELD, b"\0")
+    strings = b"\0uname\0gpunode-lab-uname.so\0"
+    headers = 64 + 4 * 56
+    hash_at = headers
+    hash_table = struct.pack("<6I", 1, 2, 1, 0, 0, 0)  # one bucket, which leads to symbol 1
+    symbols_at = hash_at + len(hash_table)
+    strings_at = symbols_at + 2 * 24
+    text_at = (strings_at + len(strings) + 15) & ~15
+    end = text_at + len(text)
+    symbols = bytes(24) + struct.pack("<IBBHQQ", 1, 0x12, 0, 1, text_at, len(_CODE))
+    dynamic_at = 0x1000
+    tags = ((14, 7), (4, hash_at), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, 24), (0, 0))
+    dynamic = b"".join(struct.pack("<QQ", *tag) for tag in tags)
+    header = b"\x7fELF\x02\x01\x01" + bytes(9)
+    header += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
+    rows = (
+        (1, 5, 0, 0, end, 0x1000),  # code, read and run
+        (1, 6, dynamic_at, dynamic_at, len(dynamic), 0x1000),  # the linker writes into it
+        (2, 6, dynamic_at, dynamic_at, len(dynamic), 8),
+        (0x6474E551, 6, 0, 0, 0, 16),  # no executable stack
+    )
+    for kind, flags, offset, address, size, alignment in rows:
+        header += struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, size, size, alignment)
+    body = (header + hash_table + symbols + strings).ljust(text_at, b"\0") + text
+    return body.ljust(dynamic_at, b"\0") + dynamic
+
+
+def modules_folder(name: str) -> Path:
+    """Where the modules of a kernel are."""
+    return state.path("/lib/modules/" + name)

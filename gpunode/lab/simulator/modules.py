@@ -1,0 +1,315 @@
+"""Loaded kernel modules of a simulated node: NVIDIA's own, "loaded" from the real files that DKMS or a package put there.
+
+Which file, with which options, and after which others, the real kmod says (``modprobe --show-depends``); version,
+licence and kernel are read from the file by the real modinfo. Nothing reaches the host's kernel.
+"""
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from . import devices, kernel, kmsg, pci, state
+
+KMOD_LIMIT_S = 60
+LIST = "/run/gpunode-lab/proc-modules"
+DRIVER = "/run/gpunode-lab/proc/driver/nvidia"
+SYS_MODULE = "/run/gpunode-lab/sys/module"
+AT_BOOT = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm")
+"""What the packages' udev rules load for a GPU on the bus."""
+_DEPENDS = {
+    "nvidia_modeset": ("nvidia",),
+    "nvidia_uvm": ("nvidia",),
+    "nvidia_peermem": ("nvidia",),
+    "nvidia_drm": ("nvidia_modeset", "nvidia"),
+}
+_SIZES = {"nvidia": 14381056, "nvidia_uvm": 2076672, "nvidia_modeset": 1826816, "nvidia_drm": 135168}
+_OLDEST_OPEN = ("turing", "ampere", "ada", "hopper", "blackwell")
+_PARAMETERS = {
+    "ResmanDebugLevel": "4294967295",
+    "ModifyDeviceFiles": "1",
+    "DeviceFileUID": "0",
+    "DeviceFileGID": "0",
+    "DeviceFileMode": "438",
+    "EnableMSI": "1",
+    "EnablePCIeGen3": "0",
+    "MemoryPoolSize": "0",
+    "UsePageAttributeTable": "4294967295",
+    "EnableResizableBar": "0",
+    "PreserveVideoMemoryAllocations": "0",
+    "EnableGpuFirmware": "18",
+    "OpenRmEnableUnsupportedGpus": "1",
+    "RegistryDwords": '""',
+    "RegistryDwordsPerDevice": '""',
+    "RmMsg": '""',
+    "GpuBlacklist": '""',
+    "ExcludedGpus": '""',
+}
+
+
+class ModuleError(Exception):
+    """A module cannot be loaded or removed; the message is what follows the tool's name."""
+
+
+def underscored(name: str) -> str:
+    """A module's name as the kernel writes it."""
+    return name.replace("-", "_")
+
+
+def is_simulated(name: str) -> bool:
+    """Whether loading that module is simulated: NVIDIA's, and what the hardware's services need."""
+    needed = {underscored(each) for each in _hardware().get("kernel_modules", [])}
+    return underscored(name).startswith("nvidia") or underscored(name) in needed
+
+
+def _hardware() -> dict[str, Any]:
+    return state.hardware()
+
+
+def kmod(tool: str, arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run one of the real kmod's tools."""
+    return subprocess.run(
+        [tool, *arguments],
+        executable="/usr/bin/kmod" if os.path.exists("/usr/bin/kmod") else "/bin/kmod",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=KMOD_LIMIT_S,
+        check=False,
+        start_new_session=True,
+    )
+
+
+def modinfo(file: str) -> dict[str, str]:
+    """name, version, license, vermagic … of a module's file."""
+    found: dict[str, str] = {}
+    for line in kmod("modinfo", [file]).stdout.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            found.setdefault(key, value.strip())
+    return found
+
+
+def loaded() -> list[str]:
+    """Names of the loaded modules, the latest first, as /proc/modules has them."""
+    names: list[str] = state.running().get("modules", [])
+    return names
+
+
+def insert(file: str, options: list[str]) -> None:
+    """Load a module's file, as init_module(2) would. Raises ModuleError with the kernel's reason."""
+    about = modinfo(file)
+    name = underscored(about.get("name") or Path(file).name.split(".ko")[0])
+    if name in loaded():
+        return
+    built_for = about.get("vermagic", "").split(" ")[0]
+    if built_for and built_for != kernel.release():
+        kmsg.write(
+            "%s: version magic '%s' should be '%s SMP '" % (name, about["vermagic"], kernel.release()), kmsg.ERROR
+        )
+        raise ModuleError("could not insert '%s': Exec format error" % name)
+    missing = [each for each in _DEPENDS.get(name, ()) if each not in loaded()]
+    if missing:
+        kmsg.write("%s: Unknown symbol (err -2)" % name)
+        raise ModuleError("could not insert '%s': Unknown symbol in module, or unknown parameter (see dmesg)" % name)
+    if name == "nvidia":
+        _insert_nvidia(file, about, options)
+    else:
+        _note(name, about)
+
+
+def note_needed(name: str) -> None:
+    """A module that the hardware's services need, and that this kernel may have or not, counts as loaded."""
+    if underscored(name) not in loaded():
+        _note(underscored(name), {})
+
+
+def _insert_nvidia(file: str, about: dict[str, str], options: list[str]) -> None:
+    hardware = _hardware()
+    flavour = "open" if about.get("license") == "Dual MIT/GPL" else "proprietary"
+    version = about.get("version", "")
+    kmsg.write("nvidia: loading out-of-tree module taints kernel.")
+    if flavour == "proprietary":
+        kmsg.write("nvidia: module license 'NVIDIA' taints kernel.")
+    lost = {fault["component"] for fault in state.faults() if fault["fault"] == "gpu-lost"}
+    usable = []
+    for gpu in hardware["gpus"]:
+        why = _unsupported(gpu, flavour, version)
+        if why:
+            kmsg.write("NVRM: The NVIDIA GPU %s (PCI ID: %s)" % (gpu["pci_bus_id"], gpu["pci_device_id"]))
+            kmsg.write("NVRM: installed in this system %s" % why)
+        else:
+            usable.append(gpu)
+    if not usable:
+        kmsg.write("nvidia: probe of %s failed with error -1" % hardware["gpus"][0]["pci_bus_id"])
+        kmsg.write("NVRM: None of the NVIDIA devices were initialized.", kmsg.ERROR)
+        raise ModuleError("could not insert 'nvidia': No such device")
+    built = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(os.stat(file).st_mtime))
+    with state.change() as (kept, running):
+        running["module"] = {"version": version, "flavour": flavour, "file": file, "built": built}
+        running["gpus"] = {str(gpu["index"]): _modes_at_load(gpu, kept) for gpu in usable}
+    kmsg.write("NVRM: loading %s" % version_line(version, flavour, built), kmsg.INFO)
+    for gpu in usable:
+        if "gpu%d" % gpu["index"] not in lost:
+            pci.bind(gpu, "nvidia")
+    _write_driver_folder(usable, version, flavour, built, options)
+    _note("nvidia", about)
+
+
+def _modes_at_load(gpu: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """The modes that a GPU comes up with: ECC is in its InfoROM, MIG only on Ampere; the rest is lost with the driver."""
+    own = kept.get("gpus", {}).get(str(gpu["index"]), {})
+    mig = bool(own.get("mig")) and gpu["architecture"] == "ampere" and gpu["mig_capable"]
+    return {"ecc": own.get("ecc", gpu["ecc"]), "mig": mig, "mig_pending": mig, "persistence": False}
+
+
+def _unsupported(gpu: dict[str, Any], flavour: str, version: str) -> str | None:
+    """Why this driver does not take that GPU; None where it does."""
+    branch = int(version.split(".", maxsplit=1)[0] or 0)
+    if gpu.get("last_branch") and branch > gpu["last_branch"]:
+        return "is supported through the NVIDIA %d.xx Legacy drivers." % gpu["last_branch"]
+    if gpu.get("first_branch") and branch < gpu["first_branch"]:
+        return "is not supported by the NVIDIA %s driver release." % version
+    if flavour == "open" and gpu["architecture"] not in _OLDEST_OPEN:
+        return "is not supported by open nvidia.ko because it does not include the required GPU System Processor (GSP)."
+    if flavour == "proprietary" and gpu["architecture"] == "blackwell":
+        return "requires use of the NVIDIA open kernel modules."
+    return None
+
+
+def version_line(version: str, flavour: str, built: str) -> str:
+    """The driver's name for itself, as /proc/driver/nvidia/version has it."""
+    if flavour == "open":
+        return "NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (gpunode-lab)  %s" % (version, built)
+    return "NVIDIA UNIX x86_64 Kernel Module  %s  %s" % (version, built)
+
+
+def _write_driver_folder(
+    gpus: list[dict[str, Any]], version: str, flavour: str, built: str, options: list[str]
+) -> None:
+    folder = state.path(DRIVER)
+    text = "NVRM version: %s\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1) \n"
+    state.write_text(folder / "version", text % version_line(version, flavour, built))
+    state.write_text(folder / "params", "".join("%s: %s\n" % item for item in parameters(options).items()))
+    for gpu in gpus:
+        lines = (
+            ("Model", gpu["name"]),
+            ("IRQ", "0"),
+            ("GPU UUID", gpu["uuid"]),
+            ("Video BIOS", gpu["vbios_version"]),
+            ("Bus Type", "PCIe"),
+            ("DMA Size", "47 bits"),
+            ("DMA Mask", "0x7fffffffffff"),
+            ("Bus Location", gpu["pci_bus_id"]),
+            ("Device Minor", str(gpu["index"])),
+            ("GPU Firmware", version if flavour == "open" else "N/A"),
+            ("GPU Excluded", "No"),
+        )
+        text = "".join("%s \t %s\n" % ((name + ":").ljust(7), value) for name, value in lines)
+        state.write_text(folder / "gpus" / gpu["pci_bus_id"] / "information", text)
+
+
+def parameters(options: list[str]) -> dict[str, str]:
+    """/proc/driver/nvidia/params with these options of the module."""
+    found = dict(_PARAMETERS)
+    for option in options:
+        match = re.fullmatch(r"NVreg_(\w+)=(.*)", option)
+        if match:
+            quoted = match[1] in ("RegistryDwords", "RegistryDwordsPerDevice", "RmMsg", "GpuBlacklist", "ExcludedGpus")
+            found[match[1]] = '"%s"' % match[2].strip('"') if quoted else match[2]
+    return found
+
+
+def _note(name: str, about: dict[str, str]) -> None:
+    with state.change() as (_, running):
+        running["modules"] = [name, *running.get("modules", [])]
+    folder = state.path(SYS_MODULE) / name
+    state.write_text(folder / "initstate", "live\n")
+    if about.get("version"):
+        state.write_text(folder / "version", about["version"] + "\n")
+    publish()
+
+
+def remove(name: str) -> None:
+    """Remove a loaded module, as delete_module(2) would. Raises ModuleError where it is used, or not loaded."""
+    name = underscored(name)
+    if name not in loaded():
+        raise ModuleError("Module %s is not currently loaded" % name)
+    users = [other for other in loaded() if name in _DEPENDS.get(other, ())]
+    if users:
+        raise ModuleError("Module %s is in use by: %s" % (name, " ".join(users)))
+    if uses(name):
+        raise ModuleError("Module %s is in use" % name)
+    with state.change() as (_, running):
+        running["modules"] = [other for other in running["modules"] if other != name]
+        if name == "nvidia":
+            running["module"] = None
+            running["gpus"] = {}
+            running.pop("fabric", None)
+    _remove_tree(state.path(SYS_MODULE) / name)
+    if name == "nvidia":
+        _remove_tree(state.path(DRIVER))
+        for gpu in _hardware()["gpus"]:
+            if pci.folder(gpu).exists():
+                pci.bind(gpu, None)
+    publish()
+
+
+def uses(name: str) -> int:
+    """How many users other than modules a module has: processes with its files open, GPUs kept by persistence mode."""
+    held = [file for files in devices.holders().values() for file in files]
+    if name == "nvidia_uvm":
+        return sum(file.startswith("/dev/nvidia-uvm") for file in held)
+    if name == "nvidia_modeset":
+        return sum(file == "/dev/nvidia-modeset" for file in held)
+    if name != "nvidia":
+        return 0
+    persistent = sum(bool(gpu.get("persistence")) for gpu in state.running().get("gpus", {}).values())
+    own = [file for file in held if not file.startswith(("/dev/nvidia-uvm", "/dev/nvidia-modeset"))]
+    return persistent + len(own)
+
+
+def dependencies(name: str) -> tuple[str, ...]:
+    """The simulated modules that a module needs, the nearest first."""
+    return _DEPENDS.get(name, ())
+
+
+def in_use(name: str) -> bool:
+    """Whether another module or anything else uses a module."""
+    return any(name in _DEPENDS.get(other, ()) for other in loaded()) or uses(name) > 0
+
+
+def publish() -> None:
+    """Bring /proc/modules and the device files up to what is loaded."""
+    names = loaded()
+    lines = []
+    for name in names:
+        users = [other for other in names if name in _DEPENDS.get(other, ())]
+        count = len(users) + uses(name)
+        words = (name, _SIZES.get(name, 20480), count, "".join(user + "," for user in users) or "-")
+        lines.append("%s %d %d %s Live 0x0000000000000000%s\n" % (*words, " (OE)" if name.startswith("nvidia") else ""))
+    # In place: another file at that path would not be the one that is mounted over /proc/modules.
+    file = state.path(LIST)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(lines), encoding="ascii")
+    devices.make(_hardware(), set(names))
+
+
+def _remove_tree(folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            _remove_tree(entry)
+        else:
+            entry.unlink()
+    folder.rmdir()
+
+
+def steps(arguments: list[str]) -> tuple[list[list[str]], "subprocess.CompletedProcess[str]"]:
+    """What the real modprobe would do for these arguments: words of each line, and its whole answer."""
+    answer = kmod("modprobe", ["--show-depends", *arguments])
+    return [line.split() for line in answer.stdout.splitlines() if line.strip()], answer

@@ -1,0 +1,62 @@
+"""Bind mounts that put simulated files where programs look for the kernel's."""
+
+import ctypes
+import os
+from collections.abc import Container, Iterable
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_READ_ONLY = 1
+_REMOUNT = 32
+_BIND = 4096
+_REC = 16384
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    """mount(2); raises OSError, naming the target."""
+    words = [word.encode() for word in (source, target, kind, options)]
+    if _LIBC.mount(words[0], words[1], words[2] or None, ctypes.c_ulong(flags), words[3] or None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def bind(source: str, target: str, *, read_only: bool = True) -> None:
+    """Show ``source`` at ``target``, which must exist."""
+    mount(source, target, flags=_BIND | _REC)
+    if read_only:
+        mount("none", target, flags=_REMOUNT | _BIND | _READ_ONLY)
+
+
+def with_additions(folder: str, stand_in: str, without: Container[str] = ()) -> None:
+    """Let entries be added to a folder of sysfs: ``stand_in`` takes its place, and shows all that was in it.
+
+    What is put into ``stand_in`` from then on is seen in ``folder``. Entries named in ``without`` are left out.
+    """
+    Path(stand_in).mkdir(parents=True, exist_ok=True)
+    for entry in _entries(folder):
+        place = Path(stand_in, entry.name)
+        if entry.name in without:
+            continue
+        if entry.is_symlink():
+            place.symlink_to(os.readlink(str(entry)))
+        elif entry.is_dir():
+            place.mkdir()
+            mount(str(entry), str(place), flags=_BIND | _REC)
+        else:
+            place.touch()
+            mount(str(entry), str(place), flags=_BIND)
+    bind(stand_in, folder)
+
+
+def overlay(folder: str, stand_in: str) -> None:
+    """As ``with_additions``, by an overlay: for folders with many entries that do not come and go."""
+    upper, work = stand_in + ".added", stand_in + ".work"
+    for each in (stand_in, upper, work):
+        Path(each).mkdir(parents=True, exist_ok=True)
+    mount("overlay", stand_in, "overlay", options="lowerdir=%s,upperdir=%s,workdir=%s" % (folder, upper, work))
+    bind(stand_in, folder)
+
+
+def _entries(folder: str) -> Iterable[Path]:
+    found: list[Path] = sorted(Path(folder).iterdir())
+    return found

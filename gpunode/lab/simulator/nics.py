@@ -1,0 +1,76 @@
+"""Simulated network adapters: /sys/class/infiniband, as ibstat and the probe read it."""
+
+from pathlib import Path
+from typing import Any
+
+from . import pci, state
+
+CLASS = "/run/gpunode-lab/sys/class/infiniband"
+_LANES = {400: "400 Gb/sec (4X NDR)", 200: "200 Gb/sec (4X HDR)", 100: "100 Gb/sec (4X EDR)"}
+_COUNTERS = (
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "port_rcv_remote_physical_errors",
+    "port_xmit_discards",
+    "port_xmit_wait",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+_HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "roce_adp_retrans")
+
+
+def write(hardware: dict[str, Any]) -> None:
+    """Write every adapter of the description; none: no folder."""
+    for nic in hardware["nics"]:
+        place = pci.folder(nic) / "infiniband" / nic["name"]
+        _write_adapter(place, nic)
+        link = state.path(CLASS) / nic["name"]
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to("../../devices/%s/infiniband/%s" % (pci.place(nic), nic["name"]))
+        if nic["role"] == "nvswitch":
+            # By this the start script of the fabric manager finds the way to the NVSwitches.
+            (pci.folder(nic) / "vpd").write_bytes(_vital_product_data("SW_MNG"))
+
+
+def _write_adapter(place: Path, nic: dict[str, Any]) -> None:
+    values = {
+        "fw_ver": nic["firmware"],
+        "hca_type": nic["hca_type"],
+        "board_id": "MT_0000000838",
+        "hw_rev": "0",
+        "node_type": "1: CA",
+        "node_guid": nic["guid"],
+        "sys_image_guid": nic["guid"],
+        "node_desc": nic["name"],
+    }
+    for name, value in values.items():
+        state.write_text(place / name, value + "\n")
+    if not (place / "device").is_symlink():
+        (place / "device").symlink_to("../..")
+    port = place / "ports" / "1"
+    values = {
+        "state": "4: ACTIVE",
+        "phys_state": "5: LinkUp",
+        "rate": _LANES.get(nic["rate_gbit_per_s"], "%d Gb/sec (4X)" % nic["rate_gbit_per_s"]),
+        "link_layer": nic["link_layer"],
+        "lid": "0x%x" % nic["lid"],
+        "lid_mask_count": "0",
+        "sm_lid": "0x1",
+        "sm_sl": "0",
+        "cap_mask": "0xa751e848",
+    }
+    for name, value in values.items():
+        state.write_text(port / name, value + "\n")
+    for name in _COUNTERS:
+        state.write_text(port / "counters" / name, "0\n")
+    for name in _HW_COUNTERS:
+        state.write_text(port / "hw_counters" / name, "0\n")
+
+
+def _vital_product_data(text: str) -> bytes:
+    """One identifier string and the end tag."""
+    data = text.encode("ascii")
+    return b"\x82" + len(data).to_bytes(2, "little") + data + b"\x78"

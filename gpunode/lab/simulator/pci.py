@@ -1,0 +1,183 @@
+"""The simulated PCI bus: sysfs files of all functions, as lspci, the probe and NVIDIA's scripts read them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from . import state
+from .config_space import config_space, numbers, speed
+
+Function = dict[str, Any]
+
+DEVICES = "/run/gpunode-lab/sys/devices"
+"""Where this module writes; on a node it is seen, read-only, as /sys/devices."""
+SLOTS = "/run/gpunode-lab/sys/slots"
+"""Seen as /sys/bus/pci/devices."""
+_MEMORY = 0x0000_2000_0000_0000
+_WINDOW = 1 << 40
+_MIB = 1 << 20
+_PREFETCHABLE = 0x14220C
+
+
+def functions(hardware: dict[str, Any]) -> list[Function]:
+    """All functions of a description: bridges first, so that a folder is there before what it holds."""
+    last = _last_buses(hardware)
+    bridges = [dict(bridge, bus_last=last[bridge["pci_bus_id"]], revision=0x04) for bridge in hardware["bridges"]]
+    nics = [dict(nic, revision=0) for nic in hardware["nics"]]
+    return [*bridges, *hardware["gpus"], *hardware["nvswitches"], *nics]
+
+
+def _last_buses(hardware: dict[str, Any]) -> dict[str, int]:
+    """Bridge to the highest bus behind it."""
+    last = {bridge["pci_bus_id"]: bridge["bus_below"] for bridge in hardware["bridges"]}
+    for function in [*hardware["bridges"], *hardware["gpus"], *hardware["nvswitches"], *hardware["nics"]]:
+        bus = int(function["pci_bus_id"].split(":")[1], 16)
+        for above in function["bridges_above"]:
+            last[above] = max(last[above], bus, function.get("bus_below", 0))
+    return last
+
+
+def folder(function: Function) -> Path:
+    """Where a function's files are written."""
+    return state.path(DEVICES + "/" + place(function))
+
+
+def place(function: Function) -> str:
+    """A function's folder below /sys/devices."""
+    chain = [*function["bridges_above"], function["pci_bus_id"]]
+    return "pci%s/%s" % (chain[0].rsplit(":", 1)[0], "/".join(chain))
+
+
+def write(hardware: dict[str, Any]) -> None:
+    """Put all functions on the bus."""
+    state.path(SLOTS).mkdir(parents=True, exist_ok=True)
+    for number, function in enumerate(functions(hardware)):
+        write_function(function, number, hardware["numa_nodes"])
+
+
+def write_function(function: Function, number: int, numa_nodes: int) -> None:
+    """Write one function's files and put it on the bus; ``number`` gives it interrupts and addresses of its own."""
+    here = folder(function)
+    here.mkdir(parents=True, exist_ok=True)
+    vendor, device = numbers(function["pci_device_id"])
+    sub_vendor, sub_device = numbers(function.get("pci_subsystem_id", "0000:0000"))
+    regions = _regions(function, number)
+    cpus = cpus_of(function["numa_node"], numa_nodes)
+    values = {
+        "vendor": "0x%04x" % vendor,
+        "device": "0x%04x" % device,
+        "subsystem_vendor": "0x%04x" % sub_vendor,
+        "subsystem_device": "0x%04x" % sub_device,
+        "class": "0x" + function["pci_class"],
+        "revision": "0x%02x" % function.get("revision", 0xA1),
+        "irq": str(16 + number),
+        "numa_node": str(function["numa_node"]) if numa_nodes > 1 else "-1",
+        "local_cpulist": ranges(cpus),
+        "local_cpus": "%x" % sum(1 << cpu for cpu in cpus),
+        "power_state": "D0",
+        "enable": "1",
+        "modalias": _modalias(function),
+        "resource": "\n".join(_resources(regions)),
+    }
+    for name, value in values.items():
+        state.write_text(here / name, value + "\n")
+    set_link(function, function["pcie_gen"], function["pcie_width"], number)
+    bind(function, function.get("driver") or _driver(function))
+    link = state.path(SLOTS) / function["pci_bus_id"]
+    if not link.is_symlink():
+        link.symlink_to("../../../devices/" + place(function))
+
+
+def set_link(function: Function, gen: int, width: int, number: int) -> None:
+    """Let a function's link run at that generation and width, in sysfs and in configuration space."""
+    here = folder(function)
+    values = {
+        "current_link_speed": speed(gen),
+        "current_link_width": str(width),
+        "max_link_speed": speed(function["pcie_gen"]),
+        "max_link_width": str(function["pcie_width"]),
+    }
+    for name, value in values.items():
+        state.write_text(here / name, value + "\n")
+    new = here / ".config"
+    new.write_bytes(config_space(function, gen, width, _regions(function, number)))
+    new.chmod(0o644)
+    new.replace(here / "config")
+
+
+def bind(function: Function, driver: str | None) -> None:
+    """Let a driver hold the function, or none."""
+    here = folder(function)
+    text = "DRIVER=%s\n" % driver if driver else ""
+    sub = function.get("pci_subsystem_id", "0000:0000").upper()
+    text += "PCI_CLASS=%s\nPCI_ID=%s\n" % (function["pci_class"].lstrip("0").upper(), function["pci_device_id"].upper())
+    text += "PCI_SUBSYS_ID=%s\nPCI_SLOT_NAME=%s\nMODALIAS=%s\n" % (sub, function["pci_bus_id"], _modalias(function))
+    state.write_text(here / "uevent", text)
+    link = here / "driver"
+    if link.is_symlink():
+        link.unlink()
+    if driver:
+        link.symlink_to("/sys/bus/pci/drivers/" + driver)
+
+
+def remove(function: Function) -> None:
+    """Take a function off the bus, as the kernel does with one that was removed."""
+    link = state.path(SLOTS) / function["pci_bus_id"]
+    if link.is_symlink():
+        link.unlink()
+    shutil.rmtree(folder(function), ignore_errors=True)
+
+
+def _driver(function: Function) -> str | None:
+    """The driver of what is not NVIDIA's, which a server's kernel has loaded."""
+    if "kind" in function:
+        return "pcieport"
+    return "mlx5_core" if function["pci_device_id"].startswith("15b3:") else None
+
+
+def _modalias(function: Function) -> str:
+    vendor, device = numbers(function["pci_device_id"])
+    sub_vendor, sub_device = numbers(function.get("pci_subsystem_id", "0000:0000"))
+    code = function["pci_class"].upper()
+    words = (vendor, device, sub_vendor, sub_device, code[:2], code[2:4], code[4:])
+    return "pci:v%08Xd%08Xsv%08Xsd%08Xbc%ssc%si%s" % words
+
+
+def _regions(function: Function, number: int) -> list[tuple[int, int]]:
+    if "bar1_total_mib" not in function:
+        return []
+    base = _MEMORY + number * _WINDOW
+    big = function["bar1_total_mib"] * _MIB
+    return [(base + 2 * big, 16 * _MIB), (base, big), (base + 2 * big + 64 * _MIB, 32 * _MIB)]
+
+
+def _resources(regions: list[tuple[int, int]]) -> Iterator[str]:
+    """Seven lines: six registers, of which a 64-bit region takes two, and the ROM."""
+    lines = []
+    for address, size in regions:
+        lines += ["0x%016x 0x%016x 0x%016x" % (address, address + size - 1, _PREFETCHABLE), None]
+    empty = "0x%016x 0x%016x 0x%016x" % (0, 0, 0)
+    for line in [*lines, *[None] * (13 - len(lines))]:
+        yield line or empty
+
+
+def cpus_of(numa_node: int, numa_nodes: int) -> list[int]:
+    """The host's processors, dealt out to the simulated NUMA nodes in blocks; all of them where there are too few."""
+    online = sorted(os.sched_getaffinity(0))
+    if len(online) < numa_nodes:
+        return online
+    size = -(-len(online) // numa_nodes)
+    return online[numa_node * size : (numa_node + 1) * size]
+
+
+def ranges(cpus: list[int]) -> str:
+    """``0-3,8`` for a sorted list of numbers."""
+    parts: list[list[int]] = []
+    for cpu in cpus:
+        if parts and parts[-1][-1] == cpu - 1:
+            parts[-1][-1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(str(low) if low == high else "%d-%d" % (low, high) for low, high in parts)
