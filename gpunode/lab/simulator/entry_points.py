@@ -1,9 +1,8 @@
-"""Which tool is which module, and the small scripts in /usr/lib/gpunode-lab/bin that start them."""
+"""Which tool is which function, and the small scripts in /usr/lib/gpunode-lab/bin that start them."""
 
 from __future__ import annotations
 
 TOOLS = {
-    "boot": "boot",
     "dcgmi": "dcgmi",
     "modprobe": "modprobe",
     "nv-fabricmanager": "fabric_manager",
@@ -11,15 +10,25 @@ TOOLS = {
     "nvidia-cdi-hook": "cdi_hook",
     "nvidia-container-cli": "container_cli",
     "nvidia-container-runtime": "container_runtime",
+    "nvidia-container-runtime-hook": "container_runtime:hook",
     "nvidia-ctk": "ctk",
+    "nvidia-cuda-mps-control": "unsimulated",
+    "nvidia-cuda-mps-server": "unsimulated",
+    "nvidia-debugdump": "unsimulated",
     "nvidia-imex": "imex",
+    "nvidia-imex-ctl": "imex:control",
     "nvidia-modprobe": "nvidia_modprobe",
     "nvidia-persistenced": "persistenced",
+    "nvidia-settings": "unsimulated",
     "nvidia-smi": "smi",
+    "nvidia-xconfig": "unsimulated",
     "nvlsm": "nvlsm",
+    "nvswitch-audit": "unsimulated",
     "rmmod": "rmmod",
 }
-"""Tool to the module of this package whose ``main(argv)`` it is."""
+"""Tool to the module of this package whose ``main(argv)`` it is, or to ``module:function``."""
+
+COMM_LENGTH = 15
 
 
 def entry_points() -> dict[str, str]:
@@ -28,12 +37,17 @@ def entry_points() -> dict[str, str]:
 
 
 def script(tool: str) -> str:
-    """The text of /usr/lib/gpunode-lab/bin/TOOL, to be put there with mode 0755."""
+    """The text of /usr/lib/gpunode-lab/bin/TOOL, to be put there with mode 0755.
+
+    The process takes the tool's name, so that ``ps``, the journal and fuser show it as they show the real one.
+    """
+    module, _, function = TOOLS[tool].partition(":")
     return (
         "#!/usr/bin/python3 -sS\n"
         "import sys\n"
         "sys.dont_write_bytecode = True\n"
         'sys.path.insert(0, "/usr/lib/gpunode-lab")\n'
-        f"from simulator.{TOOLS[tool]} import main\n"
+        f'open("/proc/self/comm", "w").write("{tool[:COMM_LENGTH]}")\n'
+        f"from simulator.{module} import {function or 'main'} as main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

@@ -39,7 +39,10 @@ class Node:
         self.gpus = [gpu for gpu in gpus if self._is_visible(gpu)]
 
     def _is_visible(self, gpu: Gpu) -> bool:
-        """On the node itself all GPUs are; in a container those whose device file was put into it."""
+        """On the node itself those that the driver took are; in a container those whose device file was put into it."""
+        taken = self.running.get("gpus")
+        if taken and str(gpu.index) not in taken:
+            return False
         if (state.ROOT / DEVICE_OWNER).exists():
             return True
         return (state.ROOT / f"dev/nvidia{gpu.minor}").exists()

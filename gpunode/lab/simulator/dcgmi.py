@@ -1,0 +1,143 @@
+"""``dcgmi``: discovery, diagnosis of level 1, health, as DCGM 4 prints them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from . import daemon
+from .gpu import Gpu
+from .node import Node, package_release
+from .values import ecc_counts, remapped
+
+NO_ENGINE = (
+    "Error: unable to establish a connection to the specified host: localhost\n"
+    "Error: Unable to connect to host engine. Host engine connection invalid/disconnected.\n"
+)
+FAILED, FAILED_DIAGNOSIS = 1, 226
+
+
+def main(argv: list[str]) -> int:
+    """Run dcgmi with these arguments; its exit code."""
+    if argv[:1] in (["-v"], ["--version"]):
+        return _say(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
+    node = Node()
+    if not daemon.is_running(node.running.get("host_engine")):
+        sys.stdout.write(NO_ENGINE)
+        return FAILED
+    if argv[:2] in (["discovery", "-l"], ["discovery", "--list"]):
+        return _say(discovery(node))
+    if argv[:1] == ["diag"]:
+        return _diagnosis(node, argv[1:])
+    if argv[:1] == ["health"] and {"-c", "--check"}.intersection(argv):
+        return _say(health(node))
+    sys.stderr.write(f"PARSE ERROR: Argument: {' '.join(argv)}\n             Couldn't find match for argument\n")
+    return FAILED
+
+
+def _say(text: str) -> int:
+    sys.stdout.write(text)
+    return 0
+
+
+def discovery(node: Node) -> str:
+    """``dcgmi discovery -l``: GPUs, and the NVSwitches that show on the bus."""
+    rule = "+--------+----------------------------------------------------------------------+"
+    lines = [f"{len(node.gpus)} GPU{'s' if len(node.gpus) != 1 else ''} found.", rule]
+    lines += ["| GPU ID | Device Information                                                   |", rule]
+    for gpu in node.gpus:
+        about = (f"Name: {gpu.name}", f"PCI Bus ID: {gpu.bus_id}", f"Device UUID: {gpu.uuid}")
+        for number, text in enumerate(about):
+            lines.append(f"| {str(gpu.index).ljust(6) if number == 0 else ' ' * 6} | {text.ljust(68)} |")
+        lines.append(rule)
+    switches = node.hardware.get("nvswitches") or []
+    lines += [f"{len(switches)} NvSwitches found.", "+-----------+", "| Switch ID |", "+-----------+"]
+    lines += [f"| {str(number).ljust(9)} |" for number in range(len(switches))]
+    return "\n".join([*lines, "+-----------+"]) + "\n"
+
+
+def _diagnosis(node: Node, argv: list[str]) -> int:
+    level = argv[argv.index("-r") + 1] if "-r" in argv[:-1] else None
+    if level not in ("1", "short", "software"):
+        what = f"level {level}" if level else "a diagnosis without -r"
+        sys.stderr.write(f"dcgmi: a simulated GPU node cannot run {what}: there is no GPU to load (gpunode lab)\n")
+        return FAILED
+    tests = software(node)
+    failed = any(result["status"] == "Fail" for test in tests for result in test["results"])
+    if {"-j", "--json"}.intersection(argv):
+        document = {
+            "DCGM Diagnostic": {
+                "test_categories": [{"category": "Deployment", "tests": tests}],
+            },
+            "entity_groups": [{"entity_group": "GPU", "entity_group_id": 1, "entities": [
+                {"entity_id": gpu.index, "device_id": str(gpu.entry["pci_device_id"]).partition(":")[2]}
+                for gpu in node.gpus
+            ]}],
+            "metadata": {"DCGM Version": package_release() or "", "Driver Version Detected": node.driver},
+        }  # fmt: skip
+        sys.stdout.write(json.dumps(document, indent=4) + "\n")
+    else:
+        sys.stdout.write(_table(node, tests))
+    return FAILED_DIAGNOSIS if failed else 0
+
+
+def software(node: Node) -> list[dict[str, Any]]:
+    """The software test of level 1, as DCGM 4 lists it: one test, a result for each GPU."""
+    results = []
+    for gpu in node.gpus:
+        problems = [problem for problem in _problems(gpu) if problem]
+        result: dict[str, Any] = {"entity_group": "GPU", "entity_group_id": 1, "entity_id": gpu.index}
+        result["status"] = "Fail" if problems else "Pass"
+        if problems:
+            result["warnings"] = [{"warning": text, "error_id": 0} for text in problems]
+        results.append(result)
+    worst = "Fail" if any(result["status"] == "Fail" for result in results) else "Pass"
+    return [{"name": "software", "results": results, "test_summary": {"status": worst}}]
+
+
+def _problems(gpu: Gpu) -> list[str]:
+    found = []
+    if gpu.lost:
+        found.append(f"GPU {gpu.index} was lost. Reboot the system to recover this GPU.")
+    if not gpu.persistence:
+        found.append(f"Persistence mode for GPU {gpu.index} is disabled. Enable persistence mode by running nvidia-smi -pm 1.")
+    if ecc_counts(gpu)["volatile/dram_uncorrectable"]:
+        found.append(f"GPU {gpu.index} had uncorrectable memory errors. Drain the GPU and reset it or reboot the node.")
+    if remapped(gpu)["pending"]:
+        found.append(f"GPU {gpu.index} has a pending row remap. Drain the GPU and reset it or reboot the node.")
+    if remapped(gpu)["failure"]:
+        found.append(f"GPU {gpu.index} had uncorrectable row remapping failures. Run a field diagnostic on the GPU.")
+    return found
+
+
+def _table(node: Node, tests: list[dict[str, Any]]) -> str:
+    def row(name: str, text: str) -> str:
+        return f"| {name.ljust(25)} | {text.ljust(46)} |"
+
+    rule = "+---------------------------+------------------------------------------------+"
+    lines = ["Successfully ran diagnostic for group.", rule, row("Diagnostic", "Result")]
+    lines.append("+===========================+================================================+")
+    lines.append("|-----  Metadata  ----------+------------------------------------------------|")
+    ids = ", ".join(str(gpu.entry["pci_device_id"]).partition(":")[2] for gpu in node.gpus)
+    lines += [row("DCGM Version", package_release() or ""), row("Driver Version Detected", node.driver)]
+    lines.append(row("GPU Device IDs Detected", ids[:46]))
+    lines.append("|-----  Deployment  --------+------------------------------------------------|")
+    for test in tests:
+        lines.append(row(test["name"], test["test_summary"]["status"]))
+        for result in test["results"]:
+            lines.append(row("", f"{result['status']}: GPU{result['entity_id']}"))
+            for warning in result.get("warnings", []):
+                lines.append(row("Warning", warning["warning"][:46]))
+    return "\n".join([*lines, rule]) + "\n"
+
+
+def health(node: Node) -> str:
+    """``dcgmi health -c``."""
+    sick = [(gpu, problem) for gpu in node.gpus for problem in _problems(gpu) if "Persistence" not in problem]
+    rule = "+---------------------------+----------------------------------------------------------+"
+    lines = ["Health Monitor Report", rule]
+    lines.append(f"| Overall Health            | {('Failure' if sick else 'Healthy').ljust(56)} |")
+    for gpu, problem in sick:
+        lines += [rule, f"| GPU {str(gpu.index).ljust(21)} | {problem[:56].ljust(56)} |"]
+    return "\n".join([*lines, rule]) + "\n"
