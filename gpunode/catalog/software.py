@@ -222,6 +222,8 @@ class Framework(Row):
     """What the wheel that a plain pip install fetches pins: version, cuda, cudnn, nccl."""
     floor: Version | None = None
     """Driver floor in the framework's own words."""
+    compile_min_compute_capability: Capability | None = None
+    """Below it torch.compile refuses a GPU. None: not looked up for this release."""
 
 
 class WheelArchitectures(Row):
