@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 TOOLS = {
+    "boot": "boot",
     "dcgmi": "dcgmi",
     "modprobe": "modprobe",
     "nv-fabricmanager": "fabric_manager",
