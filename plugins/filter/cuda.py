@@ -126,7 +126,8 @@ def _toolkits(answers: Mapping[str, Stack], found: dict[str, Any]) -> None:
                 found["install"].append(package.name + (f"={package.version}" if package.version else ""))
                 found["hold"].append(package.name)
         if stack.source == "nvidia":
-            found["hold"].append("*-" + series.replace(".", "-"))
+            name = series.replace(".", "-")
+            found["hold"] += [f"*-{name}", f"cuda-toolkit-{name}-config-common"]
             newest[f"cuda-toolkit-{series.split('.', maxsplit=1)[0]}-config-common"] = series
             newest["cuda-toolkit-config-common"] = series
     for name, series in newest.items():
@@ -146,7 +147,7 @@ def _library(stack: Stack, component: str, installed: Mapping[str, str], found: 
         build = re.search(r"\+cuda[0-9.]+$", pattern)
         kept = installed.get(package.name)
         if kept is not None and (build is None or fnmatchcase(kept, f"*{build[0]}")):
-            pattern = kept
+            pattern = f"{kept.rpartition('-')[0]}-*{build[0] if build else ''}"
         found["install"].append(f"{package.name}={pattern}")
         names = [package.name]
         if component == "cudnn" and package.name.startswith("cudnn"):
