@@ -12,17 +12,8 @@ SIMULATOR = "/usr/lib/gpunode-lab/bin"
 _BRACES = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 _LIBRARIES = {"debian": "usr/lib/x86_64-linux-gnu", "ubuntu": "usr/lib/x86_64-linux-gnu", "rhel": "usr/lib64"}
 _LICENSES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA"}
-_DKMS = (
-    "Kbuild",
-    "Makefile",
-    "lab.h",
-    "nvidia.c",
-    "nvidia-uvm.c",
-    "nvidia-modeset.c",
-    "nvidia-drm.c",
-    "nvidia-peermem.c",
-    "dkms.conf",
-)
+_MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm", "nvidia-peermem")
+_DKMS = ("Kbuild", "Makefile", "lab.h", *(f"{name}.c" for name in _MODULES), "dkms.conf")
 
 
 @dataclass
@@ -47,6 +38,8 @@ class Built:
     conffiles: list[str] = field(default_factory=list)
     scripts: dict[str, str] = field(default_factory=dict)
     streams: list[str] = field(default_factory=list)
+    component: str = ""
+    suite: str = ""
 
 
 def plan() -> dict[str, object]:
@@ -93,6 +86,8 @@ def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Bu
         fields={key: value for key, value in fields.items() if value},
         description=f"{filled(row.description, values)} (simulated by gpunode lab, drives nothing)",
         streams=list(row.streams),
+        component=row.component,
+        suite=values.get("suite", ""),
     )
     for part in row.parts(values["release"]):
         _add(built, part, values)
@@ -127,6 +122,12 @@ def _add(built: Built, part: Payload, values: Mapping[str, str]) -> None:
         own = {**values, "license": _LICENSES[part.dkms], "name": part.name}
         for name in _DKMS:
             _file(built, f"usr/src/{part.name}-{built.release}/{name}", filled(text_of(f"dkms/{name}"), own), "0644")
+    elif part.module:
+        folder = filled(part.at or "", values)
+        built.modules += [
+            {"path": f"{folder}/{name}.ko", "name": name, "license": _LICENSES[part.module], "kernel": values["kernel"]}
+            for name in _MODULES
+        ]
 
 
 def _file(built: Built, path: str, text: str, mode: str) -> None:
@@ -150,6 +151,14 @@ def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> No
             )
             steps["prerm"].append(_UNIT_STOP.format(unit=unit))
             steps["postrm"].append(_UNIT_PURGE.format(unit=unit))
+    for key, install, remove in (
+        ("depmod", _DEPMOD, _DEPMOD_REMOVE),
+        ("headers", _HEADERS, _HEADERS_REMOVE),
+        ("kernel", _KERNEL, _KERNEL_REMOVE),
+    ):
+        if kernel := filled(getattr(row, key), values):
+            steps["postinst"].append(_CONFIGURE.format(filled(install, {"kernel": kernel})))
+            steps["prerm" if key == "headers" else "postrm"].append(filled(remove, {"kernel": kernel}))
     for entry in row.alternatives:
         words = {key: filled(value, values) for key, value in entry.model_dump().items()}
         steps["postinst"].append(_CONFIGURE.format(_ALTERNATIVE.format(**words)))
@@ -186,6 +195,45 @@ _ALTERNATIVE = """\
 _ALTERNATIVE_REMOVE = """\
 if [ "$1" = remove ]; then
     update-alternatives --remove {name} {path}
+fi
+"""
+_DEPMOD = """\
+    depmod {kernel}
+"""
+_DEPMOD_REMOVE = """\
+if [ "$1" = remove ]; then
+    if [ -e /boot/vmlinuz-{kernel} ]; then
+        depmod {kernel}
+    else
+        rm -f /lib/modules/{kernel}/modules.*
+        rmdir --ignore-fail-on-non-empty /lib/modules/{kernel} 2>/dev/null || true
+    fi
+fi
+"""
+_KERNEL = """\
+    DEB_MAINT_PARAMS="$*" run-parts --arg={kernel} --arg=/boot/vmlinuz-{kernel} /etc/kernel/postinst.d
+"""
+_KERNEL_REMOVE = """\
+if [ "$1" = remove ] && [ -d /etc/kernel/postrm.d ]; then
+    DEB_MAINT_PARAMS="$*" run-parts --arg={kernel} --arg=/boot/vmlinuz-{kernel} /etc/kernel/postrm.d
+fi
+"""
+# Debian's headers, seen through links, under another release: what a module built with them says of its kernel.
+_HEADERS = """\
+    real=$(ls -d /usr/src/linux-headers-*-cloud-amd64 | sort -V | tail -n 1)
+    seen=/usr/src/linux-headers-{kernel}
+    rm -rf "$seen"
+    cp -rs "$real" "$seen"
+    rm "$seen/include/generated/utsrelease.h" "$seen/include/config/kernel.release"
+    echo '#define UTS_RELEASE "{kernel}"' > "$seen/include/generated/utsrelease.h"
+    echo {kernel} > "$seen/include/config/kernel.release"
+    if [ -d /etc/kernel/header_postinst.d ]; then
+        DEB_MAINT_PARAMS="$*" run-parts --arg={kernel} /etc/kernel/header_postinst.d
+    fi
+"""
+_HEADERS_REMOVE = """\
+if [ "$1" = remove ]; then
+    rm -rf /usr/src/linux-headers-{kernel}
 fi
 """
 _UNIT_ENABLE = """\

@@ -81,6 +81,8 @@ class Package(_Strict):
     architecture: Literal["amd64", "all"] = "amd64"
     section: str = "devel"
     source: str = ""
+    component: str = ""
+    """The archive's component, in a repository with suites."""
     depends: tuple[str, ...] = ()
     recommends: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
@@ -90,6 +92,12 @@ class Package(_Strict):
     alternatives: tuple[Alternative, ...] = ()
     users: tuple[str, ...] = ()
     """System accounts that installing the package makes."""
+    kernel: str = ""
+    """The release of the kernel whose image this is: its hooks run."""
+    headers: str = ""
+    """The release of the kernel whose headers this is."""
+    depmod: str = ""
+    """The release of the kernel whose module index must be made anew."""
     streams: tuple[str, ...] = ()
     """rpm only: the kinds of module stream that the package belongs to (``open``, ``dkms``); empty: no module."""
 
@@ -115,6 +123,8 @@ class Repository(_Strict):
     maintainer: str
     rows: tuple[str, ...]
     """Files of package rows, without the ending."""
+    components: tuple[str, ...] = ()
+    """Of a repository with suites."""
     release: dict[str, str] = {}
     """Fields of its Release file."""
     keyring: str = ""

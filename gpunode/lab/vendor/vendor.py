@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 import docker
 from docker.errors import NotFound
@@ -74,7 +75,7 @@ class Vendor:
     def log(self) -> str:
         """What was asked of the repository, one line for each request."""
         with docker_errors("reading the vendor repository's log"):
-            text = bytes(self.container.logs(stream=False))
+            text = self.container.logs()
         return text.decode("utf-8", errors="replace")
 
     def _settle(self, *names: str) -> None:
@@ -95,10 +96,10 @@ class Vendor:
     def _run(self, argv: list[str]) -> str:
         with docker_errors(f"vendor repository: {argv[0]}"):
             done = self.container.exec_run(["timeout", "-k", "5", "30", *argv])
-        text = done.output.decode("utf-8", errors="replace")
+        text = cast(bytes, done.output).decode("utf-8", errors="replace")
         if done.exit_code != 0:
             raise UndeterminedError(f"vendor repository: {argv[0]}: {text.strip()}")
-        return str(text)
+        return text
 
 
 def start(client: docker.DockerClient, lab: str, network: str, say: Say, mirror: str | None = None) -> Vendor:
@@ -118,7 +119,7 @@ def start(client: docker.DockerClient, lab: str, network: str, say: Say, mirror:
                 labels={LAB_LABEL: lab, VENDOR_LABEL: lab},
                 network=network,
                 networking_config={network: client.api.create_endpoint_config(aliases=[NAME])},
-                restart_policy={"Name": "on-failure", "MaximumRetryCount": 0},
+                restart_policy={"Name": "on-failure", "MaximumRetryCount": 2},
                 init=True,
             )
     with docker_errors("starting the vendor repository"):
@@ -154,7 +155,7 @@ def _wait(container: Container) -> None:
                 break
         time.sleep(0.1)
     with docker_errors("reading the vendor repository's log"):
-        told = " ".join(bytes(container.logs(tail=3, stream=False)).decode(errors="replace").split())
+        told = " ".join(container.logs(tail=3).decode(errors="replace").split())
     raise UndeterminedError(f"the vendor repository did not start: {told[-300:]}")
 
 

@@ -8,9 +8,11 @@ import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,37 @@ def main(plan_file: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tools = Tools(Path(folder))
         for repository in plan.values():
-            where = ROOT / repository["path"]
-            where.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                list(pool.map(lambda package, to=where: tools.deb(package, to), repository["packages"]))
-            if repository["kind"] == "flat":
-                (where / "Packages").write_bytes(run(["apt-ftparchive", "packages", "."], cwd=where))
+                list(
+                    pool.map(
+                        lambda package, to=ROOT / repository["path"]: _place(tools, package, to), repository["packages"]
+                    )
+                )
+            _index(repository)
+
+
+def _place(tools: "Tools", package: dict[str, Any], root: Path) -> None:
+    """Build a package to where its repository has it."""
+    folder = root
+    if package["suite"]:
+        source = package["fields"].get("Source", package["name"])
+        folder = root / "pool" / package["suite"] / package["component"] / source[0] / source
+    folder.mkdir(parents=True, exist_ok=True)
+    tools.deb(package, folder)
+
+
+def _index(repository: dict[str, Any]) -> None:
+    """Write the repository's unsigned indices."""
+    where = ROOT / repository["path"]
+    if repository["kind"] == "flat":
+        (where / "Packages").write_bytes(run(["apt-ftparchive", "packages", "."], cwd=where))
+    elif repository["kind"] == "suites":
+        for suite in sorted({package["suite"] for package in repository["packages"]}):
+            for component in repository["components"]:
+                index = _made(where / "dists" / suite / component / "binary-amd64/Packages")
+                pool = f"pool/{suite}/{component}"
+                (where / pool).mkdir(parents=True, exist_ok=True)
+                index.write_bytes(run(["apt-ftparchive", "packages", pool], cwd=where))
 
 
 class Tools:
@@ -39,6 +66,7 @@ class Tools:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = threading.Lock()
 
     def deb(self, package: dict[str, Any], to: Path) -> None:
         """Build one Debian package into ``to``."""
@@ -78,6 +106,8 @@ class Tools:
             path = _made(tree / entry["path"])
             shutil.copyfile(self._library(entry["soname"], package["release"]), path)
             path.chmod(0o644)
+        for entry in package["modules"]:
+            _made(tree / entry["path"]).write_bytes(self._module(entry, package["release"]))
         for to, source in package.get("copies", {}).items():
             shutil.copyfile(source, _made(tree / to))
         note = _made(tree / "usr/share/doc" / package["name"] / "copyright")
@@ -97,6 +127,43 @@ class Tools:
                 run(["ld", "-shared", "-soname", soname, "-s", "-o", f"{folder}/so", f"{folder}/o"])
                 Path(folder, "so").rename(made)
         return made
+
+    def _module(self, entry: dict[str, str], release: str) -> bytes:
+        """A kernel module that says what ``modinfo`` asks it, signed as the kernel's own ``sign-file`` does it."""
+        said = {
+            "version": release,
+            "license": entry["license"],
+            "description": "simulated by gpunode lab",
+            "name": entry["name"].replace("-", "_"),
+            "depends": "" if entry["name"] == "nvidia" else "nvidia",
+            "retpoline": "Y",
+            "vermagic": f"{entry['kernel']} SMP preempt mod_unload modversions ",
+        }
+        words = [f"{key}={text}" for key, text in said.items()]
+        if entry["name"] == "nvidia":
+            words += [f"alias=pci:v000010DEd*sv*sd*bc{code}i00*" for code in ("03sc00", "03sc02", "06sc80")]
+            words += [f"firmware=nvidia/{release}/gsp_{chip}.bin" for chip in ("tu10x", "ga10x")]
+        source = '.section .modinfo,"a"\n' + "".join(f'.asciz "{word}"\n' for word in words)
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            run(["as", "-o", f"{folder}/ko", "-"], source.encode())
+            unsigned = Path(folder, "ko").read_bytes()
+            cms = ["openssl", "cms", "-sign", "-binary", "-noattr", "-nocerts", "-nosmimecap", "-md", "sha512"]
+            key, certificate = self._signer()
+            files = ["-signer", str(certificate), "-inkey", str(key), "-outform", "DER", "-in", f"{folder}/ko"]
+            signature = run([*cms, *files])
+        # struct module_signature of the kernel: PKCS#7, and how long it is
+        tail = struct.pack(">BBBBBxxxI", 0, 0, 2, 0, 0, len(signature))
+        return unsigned + signature + tail + b"~Module signature appended~\n"
+
+    def _signer(self) -> tuple[Path, Path]:
+        """The key and certificate that the look-alike of Canonical signs modules with."""
+        with self._lock:
+            key, certificate = self._folder / "modules.key", self._folder / "modules.crt"
+            if not certificate.exists():
+                request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3650", "-sha512"]
+                subject = ["-subj", "/CN=Simulated Kernel Module Signing (gpunode lab)"]
+                run([*request, *subject, "-keyout", str(key), "-out", str(certificate)])
+            return key, certificate
 
 
 def run(argv: list[str], given: bytes = b"", *, cwd: Path | None = None) -> bytes:

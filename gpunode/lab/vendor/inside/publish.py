@@ -15,7 +15,7 @@ from build import ROOT, Tools, compressed, run  # type: ignore[import-not-found]
 KEYS = Path("/srv/keys")
 FAULTS = Path("/srv/faults")
 _EXPIRED = "expired"
-_NEVER_SERVED_ALONE = re.compile(r"^(nvidia-fabricmanager|nvidia-fabric-manager|cuda-drivers-fabricmanager)")
+_FABRIC_MANAGER = re.compile(r"^nvidia-fabric-?manager(-|$)")
 
 
 def main(plan_file: str) -> None:
@@ -25,8 +25,7 @@ def main(plan_file: str) -> None:
     for repository in plan.values():
         keys.make(repository["key"])
     for repository in plan.values():
-        if repository["kind"] == "flat":
-            _flat(repository, keys)
+        {"flat": _flat, "suites": _suites}[repository["kind"]](repository, keys)
     shutil.copyfile(keys.public("container-toolkit"), ROOT / "libnvidia-container/gpgkey")
 
 
@@ -42,10 +41,10 @@ class Keys:
         """Make the key pair of that name where there is none."""
         if self.public(name).exists():
             return
-        made = ["--quick-generate-key", f"gpunode lab: {name} (simulated) <{name}@vendor>", "rsa3072", "sign", "never"]
-        self._gpg(made)
+        kind = "rsa2048" if name == "rpm" else "ed25519"  # rpm on older systems knows RSA alone
+        self._gpg(["--quick-generate-key", f"gpunode lab: {name} (simulated) <{name}@vendor>", kind, "sign", "never"])
         past = ["--faked-system-time", "20240101T000000!", "--quick-generate-key"]
-        self._gpg([*past, f"gpunode lab: {name} {_EXPIRED} <{name}-{_EXPIRED}@vendor>", "rsa3072", "sign", "30d"])
+        self._gpg([*past, f"gpunode lab: {name} {_EXPIRED} <{name}-{_EXPIRED}@vendor>", kind, "sign", "30d"])
         both = [f"<{name}@vendor>", f"<{name}-{_EXPIRED}@vendor>"]
         self.binary(name).write_bytes(self._gpg(["--export", *both]))
         self.public(name).write_bytes(self._gpg(["--armor", "--export", *both]))
@@ -85,29 +84,49 @@ def _flat(repository: dict[str, Any], keys: Keys) -> None:
         deb = _cuda_keyring(repository, keys, where)
         with (where / "Packages").open("ab") as index:
             index.write(run(["apt-ftparchive", "packages", f"./{deb}"], cwd=where))
-    _index(repository, where, keys)
-    for fault, changed in (("fabric-manager-lags", _without_newest_fabric_manager), ("expired-key", str)):
-        over = FAULTS / fault / repository["path"]
-        over.mkdir(parents=True, exist_ok=True)
-        if changed is str:
-            keys.sign(key, where / "Release", over, expired=True)
-            continue
-        (over / "Packages").write_text(changed((where / "Packages").read_text(encoding="utf-8")), encoding="utf-8")
-        _index(repository, over, keys)
+    _signed_with_faults(repository, where, repository["release"], keys)
 
 
-def _index(repository: dict[str, Any], folder: Path, keys: Keys) -> None:
-    """Complete a folder that holds ``Packages``: compressed, listed in Release, signed."""
-    compressed(folder / "Packages")
-    for name in ("Release", "InRelease", "Release.gpg"):
-        (folder / name).unlink(missing_ok=True)
-    options = [f"-oAPT::FTPArchive::Release::{field}={text}" for field, text in repository["release"].items()]
+def _suites(repository: dict[str, Any], keys: Keys) -> None:
+    dists = ROOT / repository["path"] / "dists"
+    for suite in sorted(path.name for path in dists.iterdir()):
+        names = {"Suite": suite, "Codename": suite, "Architectures": "amd64"}
+        fields = {**repository["release"], **names, "Components": " ".join(repository["components"])}
+        _signed_with_faults(repository, dists / suite, fields, keys)
+    shutil.copyfile(keys.binary(repository["key"]), ROOT / repository["path"] / "ubuntu-archive-keyring.gpg")
+
+
+def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[str, str], keys: Keys) -> None:
+    """Sign the indices in ``folder``, and lay down how they look under the faults that change them."""
+    _sign(folder, folder, fields, keys, repository["key"])
+    place = folder.relative_to(ROOT)
+    keys.sign(repository["key"], folder / "Release", _made(FAULTS / "expired-key" / place), expired=True)
+    lagging = _made(FAULTS / "fabric-manager-lags" / place)
+    for index in folder.rglob("Packages"):
+        text = _without_newest_fabric_manager(index.read_text(encoding="utf-8"))
+        copy = lagging / index.relative_to(folder)
+        _made(copy.parent)
+        copy.write_text(text, encoding="utf-8")
+    _sign(lagging, lagging, fields, keys, repository["key"])
+
+
+def _sign(folder: Path, to: Path, fields: dict[str, str], keys: Keys, key: str) -> None:
+    """Compress the folder's indices, list them in Release, sign that."""
     with tempfile.TemporaryDirectory() as alone:
-        for name in ("Packages", "Packages.gz"):
-            shutil.copyfile(folder / name, Path(alone, name))
+        for index in sorted(folder.rglob("Packages")):
+            compressed(index)
+            copy = _made(Path(alone) / index.parent.relative_to(folder))
+            shutil.copyfile(index, copy / "Packages")
+            shutil.copyfile(f"{index}.gz", copy / "Packages.gz")
+        options = [f"-oAPT::FTPArchive::Release::{name}={text}" for name, text in fields.items()]
         release = run(["apt-ftparchive", *options, "release", "."], cwd=Path(alone))
-    (folder / "Release").write_bytes(release)
-    keys.sign(repository["key"], folder / "Release", folder)
+    (to / "Release").write_bytes(release)
+    keys.sign(key, to / "Release", to)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _without_newest_fabric_manager(index: str) -> str:
@@ -119,7 +138,7 @@ def _without_newest_fabric_manager(index: str) -> str:
         name = re.search(r"^Package: (.+)$", stanza, re.MULTILINE)
         version = re.search(r"^Version: ([\d.]+)", stanza, re.MULTILINE)
         point = None
-        if name and version and _NEVER_SERVED_ALONE.match(name[1]):
+        if name and version and _FABRIC_MANAGER.match(name[1]):
             point = tuple(int(part) for part in version[1].split("."))
             branch = str(point[0])
             newest[branch] = max(point, newest.get(branch, ()))
@@ -150,6 +169,7 @@ def _cuda_keyring(repository: dict[str, Any], keys: Keys, where: Path) -> str:
         "libraries": [],
         "conffiles": [entry["path"] for entry in files],
         "scripts": {},
+        "modules": [],
         "copies": {keyring[1:]: str(keys.binary(repository["key"]))},
     }
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
