@@ -101,7 +101,9 @@ def _problems(gpu: Gpu) -> list[str]:
     if gpu.lost:
         found.append(f"GPU {gpu.index} was lost. Reboot the system to recover this GPU.")
     if not gpu.persistence:
-        found.append(f"Persistence mode for GPU {gpu.index} is disabled. Enable persistence mode by running nvidia-smi -pm 1.")
+        found.append(
+            f"Persistence mode for GPU {gpu.index} is disabled. Enable persistence mode by running nvidia-smi -pm 1."
+        )
     if ecc_counts(gpu)["volatile/dram_uncorrectable"]:
         found.append(f"GPU {gpu.index} had uncorrectable memory errors. Drain the GPU and reset it or reboot the node.")
     if remapped(gpu)["pending"]:

@@ -154,7 +154,9 @@ def parse(argv: list[str]) -> dict[str, str]:
 
 def invalid(word: str) -> SmiError:
     """The error for a word that nvidia-smi does not understand."""
-    return SmiError(INVALID, f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n{word}\n")
+    return SmiError(
+        INVALID, f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n{word}\n"
+    )
 
 
 def chosen(node: Node, which: str | None) -> list[Gpu]:
@@ -195,7 +197,7 @@ def _query(node: Node, gpus: list[Gpu], options: dict[str, str]) -> int:
         sections = [word.strip().upper() for word in options["display"].split(",")]
         unknown = [word for word in sections if word not in smi_text.SECTIONS]
         if unknown:
-            raise SmiError(INVALID, f"Display type \"{unknown[0]}\" is not a valid display type.\n\n")
+            raise SmiError(INVALID, f'Display type "{unknown[0]}" is not a valid display type.\n\n')
     return _say(smi_text.document(node, gpus, sections))
 
 

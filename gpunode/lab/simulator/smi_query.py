@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable
+from collections.abc import Callable
 
 from .gpu import Gpu
 from .layout import numbers
@@ -141,7 +141,13 @@ UNITS = {
     **{f"clocks.{kind}applications.{key}": "MHz" for kind in ("", "default_") for key in ("graphics", "memory")},
     **{
         f"clocks_event_reasons_counters.{name}": "us"
-        for name in ("sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+        for name in (
+            "sw_power_cap",
+            "sync_boost",
+            "sw_thermal_slowdown",
+            "hw_thermal_slowdown",
+            "hw_power_brake_slowdown",
+        )
     },
 }
 _COUNTER_TAGS = {

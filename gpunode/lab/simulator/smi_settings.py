@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from . import state
 from .gpu import Gpu
@@ -167,10 +168,14 @@ def _mig(gpu: Gpu, value: str, kept: dict[str, Any], now: dict[str, Any]) -> str
     on = _switch(value, "-mig")
     word = "Enabled" if on else "Disabled"
     if not gpu.can_mig:
-        raise RefusedError(NOT_SUPPORTED, f"Unable to {word.lower()[:-1]} MIG Mode for GPU {gpu.bus_id}: Not Supported\n")
+        raise RefusedError(
+            NOT_SUPPORTED, f"Unable to {word.lower()[:-1]} MIG Mode for GPU {gpu.bus_id}: Not Supported\n"
+        )
     if gpu.busy:
         if gpu.is_since("hopper"):
-            raise RefusedError(IN_USE, f"Unable to {word.lower()[:-1]} MIG Mode for GPU {gpu.bus_id}: In use by another client\n")
+            raise RefusedError(
+                IN_USE, f"Unable to {word.lower()[:-1]} MIG Mode for GPU {gpu.bus_id}: In use by another client\n"
+            )
         now["mig_pending"] = kept["mig"] = on
         return (
             f"Warning: MIG mode is in pending {word.lower()[:-1]} state for GPU {gpu.bus_id}:In use by another client\n"

@@ -64,7 +64,9 @@ def _head(node: Node, wide: Widths) -> str:
         text = f" NVIDIA-SMI {node.driver.ljust(21)} Driver Version: {node.driver.ljust(14)} CUDA Version: {node.cuda}"
         if wide.middle == 24:
             text = text.replace(" CUDA Version", "  CUDA Version").replace(" Driver", "  Driver", 1)
-            text = f" NVIDIA-SMI {node.driver.ljust(22)}Driver Version: {node.driver.ljust(15)}CUDA Version: {node.cuda}"
+            text = (
+                f" NVIDIA-SMI {node.driver.ljust(22)}Driver Version: {node.driver.ljust(15)}CUDA Version: {node.cuda}"
+            )
     return f"|{text.ljust(wide.total)}|"
 
 
@@ -86,11 +88,17 @@ def _titles(wide: Widths, branch: int) -> list[str]:
 def _gpu(gpu: Gpu, wide: Widths) -> list[str]:
     mode = "On " if gpu.persistence else "Off"
     frame = memory(gpu)
-    usage = f"{frame['used']}MiB / {str(frame['total']).rjust(6)}MiB" if wide.middle == 24 else (
-        f"{frame['used']}MiB / {frame['total']}MiB"
+    usage = (
+        f"{frame['used']}MiB / {str(frame['total']).rjust(6)}MiB"
+        if wide.middle == 24
+        else (f"{frame['used']}MiB / {frame['total']}MiB")
     )
-    ecc = "On" if gpu.mig else str(ecc_counts(gpu)["volatile/dram_uncorrectable"]) if gpu.ecc else (
-        "Off" if gpu.has_ecc else "N/A"
+    ecc = (
+        "On"
+        if gpu.mig
+        else str(ecc_counts(gpu)["volatile/dram_uncorrectable"])
+        if gpu.ecc
+        else ("Off" if gpu.has_ecc else "N/A")
     )
     power = f"{power_w(gpu):.0f}W / {gpu.power_limit_w:4.0f}W"
     temperature, state = f"{temperature_c(gpu)}C", "P0" if gpu.busy else str(gpu.get("idle_pstate", "P0"))
@@ -109,7 +117,11 @@ def _gpu(gpu: Gpu, wide: Widths) -> list[str]:
         first = f" {gpu.index:3}  {short.ljust(20)}{mode} "
         second = f"{fan:>4}  {temperature:>4}  {state:>4} {power:>14}"
     else:
-        first = f" {gpu.index:3}  {name.ljust(31)}{mode}  " if wide.middle == 24 else f" {gpu.index:3}  {name.ljust(31)}{mode}  "
+        first = (
+            f" {gpu.index:3}  {name.ljust(31)}{mode}  "
+            if wide.middle == 24
+            else f" {gpu.index:3}  {name.ljust(31)}{mode}  "
+        )
         second = f" {fan:<4}{temperature:>6} {state:>5}{power:>23} "
     bus = f" {gpu.bus_id} Off " if wide.middle == 22 else f"   {gpu.bus_id} Off "
     return [
@@ -131,8 +143,10 @@ def _mig(wide: Widths) -> list[str]:
 
 def _processes(gpus: list[Gpu], wide: Widths, branch: int) -> list[str]:
     newer = branch >= NEWER_PROCESS_COLUMNS
-    title = "  GPU   GI   CI              PID   Type   Process name" if newer else (
-        "  GPU   GI   CI        PID   Type   Process name"
+    title = (
+        "  GPU   GI   CI              PID   Type   Process name"
+        if newer
+        else ("  GPU   GI   CI        PID   Type   Process name")
     )
     lines = [
         f"+{'-' * wide.total}+",

@@ -81,7 +81,9 @@ def peers(node: Node, kind: str) -> str:
     for gpu in node.gpus:
         row = [f" GPU{gpu.index}"]
         for other in node.gpus:
-            row.append("X" if other is gpu else _peer(gpu, other, link(links, row[0].strip(), f"GPU{other.index}"), kind))
+            row.append(
+                "X" if other is gpu else _peer(gpu, other, link(links, row[0].strip(), f"GPU{other.index}"), kind)
+            )
         lines.append("\t".join(row))
     return "\n".join(lines) + "\n" + PEER_LEGEND
 

@@ -44,7 +44,11 @@ def _block(gpu: Gpu, layout: list[Row], told: dict[str, str], path: str, depth: 
         if special:
             lines += [f"{tabs}<{row.tag}>", *(f"{tabs}\t{line}" for line in special(gpu)), f"{tabs}</{row.tag}>"]
         elif row.below:
-            lines += [f"{tabs}<{row.tag}>", *_block(gpu, row.below, told, where + "/", depth + 1), f"{tabs}</{row.tag}>"]
+            lines += [
+                f"{tabs}<{row.tag}>",
+                *_block(gpu, row.below, told, where + "/", depth + 1),
+                f"{tabs}</{row.tag}>",
+            ]
         elif told.get(where) == "" and row.tag == "retired_pagelist":
             lines += [f"{tabs}<{row.tag}>", f"{tabs}</{row.tag}>"]
         else:

@@ -62,7 +62,7 @@ def _identity(gpu: Gpu) -> dict[str, str]:
         "gpu_part_number": str(gpu.get("gpu_part_number", "N/A")),
         "gpu_module_id": str(gpu.get("module_id", gpu.index + 1)),
         "platformInfo/module_id": str(gpu.get("module_id", gpu.index + 1)),
-        "inforom_version/img_version": str(inforom.get("image", "N/A")),
+        "inforom_version/img_version": str(gpu.get("inforom_version", "N/A")),
         "inforom_version/oem_object": str(inforom.get("oem", "N/A")),
         "inforom_version/ecc_object": str(inforom.get("ecc", "N/A")),
         "c2c_mode": str(gpu.get("c2c_mode", "N/A")),
@@ -161,7 +161,8 @@ def application_clocks(gpu: Gpu, default: bool = False) -> tuple[int, int]:
     chosen = None if default else gpu.now.get("application_clocks_mhz")
     if chosen:
         return int(chosen[0]), int(chosen[1])
-    return top["memory"], int(gpu.get("application_clock_mhz", top["sm"]))
+    usual = gpu.get("application_clocks_mhz") or {}
+    return int(usual.get("memory", top["memory"])), int(usual.get("graphics", top["sm"]))
 
 
 def _clocks(gpu: Gpu) -> dict[str, str]:
@@ -221,8 +222,8 @@ def memory(gpu: Gpu) -> dict[str, int]:
 def _memory(gpu: Gpu) -> dict[str, str]:
     frame = memory(gpu)
     told = {f"fb_memory_usage/{key}": f"{value} MiB" for key, value in frame.items()}
-    if gpu.get("bar1_mib"):
-        total = int(gpu.get("bar1_mib"))
+    if gpu.get("bar1_total_mib"):
+        total = int(gpu.get("bar1_total_mib"))
         used = min(1 if gpu.persistence else 0, total)
         for key, value in {"total": total, "used": used, "free": total - used}.items():
             told[f"bar1_memory_usage/{key}"] = f"{value} MiB"

@@ -1,0 +1,208 @@
+"""What a container needs to use the node's GPUs: device files, driver files, hooks. One answer for CDI and for runtimes.
+
+Beside what the real toolkit finds, a container gets the simulator and the node's state, read-only: the programs of the
+lab's driver packages are scripts that need them, and python3 in the image.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from . import state
+from .layout import numbers
+from .node import LIBRARY_FOLDERS, Node, library_release, package_release
+
+KIND = "nvidia.com/gpu"
+PROGRAMS = (
+    "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-debugdump", "nvidia-imex", "nvidia-imex-ctl",
+    "nvidia-persistenced", "nvidia-smi",
+)  # fmt: skip
+CONTROL_DEVICES = ("/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl")
+SOCKETS = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket")
+SIMULATOR = (
+    "/usr/lib/gpunode-lab/bin", "/usr/lib/gpunode-lab/simulator", "/etc/gpunode/lab-hardware.json",
+    "/run/gpunode-lab", "/var/lib/gpunode-lab",
+)  # fmt: skip
+READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+GIDS_SINCE = "1.19.1"
+NO_GIDS = "no-additional-gids-for-device-nodes"
+HOOK = "/usr/bin/nvidia-cdi-hook"
+GROUPS = ("render", "video")
+
+
+class CdiError(Exception):
+    """No specification can be made; the message says why, in the toolkit's words."""
+
+
+def libraries(release: str) -> list[str]:
+    """Paths of the driver's libraries of that release, on the node."""
+    arch = os.uname().machine
+    found = []
+    seen: set[str] = set()
+    for folder in LIBRARY_FOLDERS:
+        name = folder.format(arch=arch)
+        where = state.ROOT / name
+        real = str(where.resolve())
+        if real in seen or not where.is_dir():
+            continue
+        seen.add(real)
+        for entry in sorted(where.glob(f"*.so.{release}")) + sorted(where.glob(f"nvidia/current/*.so.{release}")):
+            found.append("/" + str(entry.relative_to(state.ROOT)))
+    return found
+
+
+def programs() -> list[str]:
+    """Paths of the driver's programs that are there."""
+    paths = [f"/usr/bin/{name}" for name in PROGRAMS]
+    return [path for path in paths if state.path(path).exists()]
+
+
+def links(paths: list[str]) -> list[tuple[str, str]]:
+    """(target, link) pairs: ``libcuda.so.1`` and ``…/libcuda.so``, which ldconfig does not make."""
+    pairs = []
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        if name.startswith("libcuda.so."):
+            pairs.append(("libcuda.so.1", f"{folder}/libcuda.so"))
+        if name.startswith("libnvidia-opticalflow.so."):
+            pairs.append(("libnvidia-opticalflow.so.1", f"{folder}/libnvidia-opticalflow.so"))
+    return pairs
+
+
+def device_files(gpu_minor: int) -> list[str]:
+    """Device files of one GPU."""
+    return [f"/dev/nvidia{gpu_minor}"]
+
+
+def control_devices() -> list[str]:
+    """Device files that every container with a GPU gets, those that are there."""
+    return [path for path in CONTROL_DEVICES if state.path(path).exists()]
+
+
+def mounts(release: str) -> list[str]:
+    """Paths that go into the container under the same name."""
+    sockets = [path for path in SOCKETS if state.path(path).exists()]
+    own = [path for path in SIMULATOR if state.path(path).exists()]
+    return [*libraries(release), *programs(), *sockets, *own]
+
+
+def usable() -> tuple[Node, str]:
+    """The node and its driver's release. Raises CdiError where there is no GPU to hand out."""
+    node = Node()
+    release = library_release()
+    if release is None:
+        raise CdiError("failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND")
+    if node.release is None:
+        raise CdiError("failed to initialize NVML: ERROR_DRIVER_NOT_LOADED")
+    if node.release != release:
+        raise CdiError("failed to initialize NVML: ERROR_LIB_RM_VERSION_MISMATCH")
+    return node, release
+
+
+def edits(release: str, hook: str = HOOK) -> dict[str, Any]:
+    """The part of a specification that every device shares."""
+    found = libraries(release)
+    folders = sorted({path.rpartition("/")[0] for path in found})
+    pairs = [word for target, link in links(found) for word in ("--link", f"{target}::{link}")]
+    hooks = []
+    if pairs:
+        hooks.append(_hook(hook, ["create-symlinks", *pairs]))
+    hooks.append(_hook(hook, ["enable-cuda-compat", f"--host-driver-version={release}"]))
+    hooks.append(_hook(hook, ["update-ldcache", *(word for folder in folders for word in ("--folder", folder))]))
+    hooks.append(_hook(hook, ["disable-device-node-modification"]))
+    return {
+        "deviceNodes": [{"path": path} for path in control_devices()],
+        "env": [*(f"NVIDIA_CTK_LIBCUDA_DIR={folder}" for folder in folders[:1]), "NVIDIA_VISIBLE_DEVICES=void"],
+        "hooks": hooks,
+        "mounts": [{"containerPath": path, "hostPath": path, "options": list(READ_ONLY)} for path in mounts(release)],
+    }
+
+
+def _hook(path: str, words: list[str]) -> dict[str, Any]:
+    return {
+        "args": ["nvidia-cdi-hook", *words],
+        "env": ["NVIDIA_CTK_DEBUG=false"],
+        "hookName": "createContainer",
+        "path": path,
+    }
+
+
+def specification(
+    strategies: list[str], flags: set[str], kind: str = KIND, hook: str = HOOK, every: bool = True
+) -> dict[str, Any]:
+    """The CDI specification of this node, as this toolkit's version writes it. Raises CdiError."""
+    node, release = usable()
+    gid = additional_gid(flags)
+    devices = []
+    for gpu in node.gpus:
+        own = {"deviceNodes": [{"path": path} for path in device_files(gpu.minor)]}
+        for name in _names(gpu.index, gpu.uuid, strategies):
+            devices.append({"containerEdits": _with_gid(own, gid), "name": name})
+    if every:
+        nodes = [{"path": path} for gpu in node.gpus for path in device_files(gpu.minor)]
+        devices.append({"containerEdits": _with_gid({"deviceNodes": nodes}, gid), "name": "all"})
+    return {
+        "cdiVersion": "0.7.0" if gid is not None else "0.5.0",
+        "containerEdits": edits(release, hook),
+        "devices": devices,
+        "kind": kind,
+    }
+
+
+def additional_gid(flags: set[str]) -> int | None:
+    """The group of the GPUs' render nodes, where this toolkit's version writes it down; None where it does not.
+
+    A server's nvidia-drm makes render nodes; a lab node has none, and its group stands for theirs.
+    """
+    if NO_GIDS in flags or numbers(package_release() or "0") < numbers(GIDS_SINCE):
+        return None
+    try:
+        lines = state.path("/etc/group").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    ids = {fields[0]: int(fields[2]) for fields in (line.split(":") for line in lines) if len(fields) > 2}
+    return next((ids[name] for name in GROUPS if name in ids), None)
+
+
+def _with_gid(own: dict[str, Any], gid: int | None) -> dict[str, Any]:
+    return dict(own) if gid is None else {"additionalGids": [gid], **own}
+
+
+def _names(index: int, uuid: str, strategies: list[str]) -> list[str]:
+    forms = {"index": str(index), "uuid": uuid, "type-index": f"gpu{index}"}
+    unknown = [strategy for strategy in strategies if strategy not in forms]
+    if unknown:
+        raise CdiError(f"invalid device name strategy: {unknown[0]}")
+    return [forms[strategy] for strategy in strategies]
+
+
+def yaml(value: Any, depth: int = 0) -> str:
+    """The document as YAML, laid out as Go's library does it."""
+    pad = "    " * depth
+    if isinstance(value, dict):
+        lines = []
+        for key, entry in value.items():
+            if isinstance(entry, (dict, list)) and entry:
+                lines.append(f"{pad}{key}:\n{yaml(entry, depth + 1)}")
+            else:
+                lines.append(f"{pad}{key}: {_scalar(entry)}\n")
+        return "".join(lines)
+    lines = []
+    for entry in value:
+        if isinstance(entry, dict):
+            inner = yaml(entry, depth + 1)
+            lines.append(f"{pad}- {inner[len(pad) + 4 :]}".replace("\n" + pad + "    ", "\n" + pad + "  "))
+        else:
+            lines.append(f"{pad}- {_scalar(entry)}\n")
+    return "".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        return "[]" if value == [] else "{}"
+    plain = re.fullmatch(r"[A-Za-z/_.][\w./:=@+-]*|--?[a-z][\w=:./-]*|\d+\.\d+\.\d+", value) and not value.endswith(":")
+    return value if plain and value not in ("true", "false", "null") and ": " not in value else f'"{value}"'

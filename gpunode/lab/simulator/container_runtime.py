@@ -1,0 +1,154 @@
+"""``nvidia-container-runtime``: puts the GPUs that a container asks for into its specification, then runs runc.
+
+``nvidia-container-runtime-hook`` is what Docker calls for ``--gpus`` where its own runtime starts the container.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import cdi, container_cli, ctk_config, state
+from .node import Node
+
+RUNTIMES = ("runc", "crun")
+ASKED = "NVIDIA_VISIBLE_DEVICES"
+
+
+def main(argv: list[str]) -> int:
+    """Replace this process by the low-level runtime; the exit code only where there is none."""
+    if "create" in argv:
+        bundle = Path(_bundle(argv))
+        try:
+            file = bundle / "config.json"
+            config = json.loads(file.read_text(encoding="utf-8"))
+            if with_gpus(config):
+                state.write_text(file, json.dumps(config))
+        except (cdi.CdiError, ctk_config.ConfigError, OSError, ValueError) as err:
+            sys.stderr.write(
+                f"nvidia-container-runtime: could not apply required modification to OCI specification: {err}\n"
+            )
+            return 1
+    runtime = next((found for name in _runtimes() if (found := shutil.which(name))), None)
+    if runtime is None:
+        sys.stderr.write(
+            "nvidia-container-runtime: error locating runtime: no runtime binary found from candidate list\n"
+        )
+        return 1
+    os.execv(runtime, [runtime, *argv])  # noqa: S606
+    return 1
+
+
+def _runtimes() -> list[str]:
+    """Those of config.toml; never this program itself."""
+    try:
+        listed = ctk_config.read().get("nvidia-container-runtime", {}).get("runtimes")
+    except ctk_config.ConfigError:
+        listed = None
+    return [name for name in listed or RUNTIMES if not str(name).endswith("nvidia-container-runtime")]
+
+
+def _bundle(argv: list[str]) -> str:
+    for place, word in enumerate(argv):
+        if word in ("--bundle", "-b") and place + 1 < len(argv):
+            return argv[place + 1]
+        if word.startswith("--bundle="):
+            return word.partition("=")[2]
+    return str(Path.cwd())
+
+
+def environment(config: dict[str, Any]) -> dict[str, str]:
+    """The container's environment."""
+    pairs = (entry.partition("=") for entry in (config.get("process") or {}).get("env") or [])
+    return {name: value for name, _, value in pairs}
+
+
+def chosen(asked: str | None) -> list[Any] | None:
+    """The GPUs that ``NVIDIA_VISIBLE_DEVICES`` names; None where it names none. Raises CdiError."""
+    if asked in (None, "", "void"):
+        return None
+    node: Node
+    node, _ = cdi.usable()
+    if asked == "none":
+        return []
+    if asked == "all":
+        return list(node.gpus)
+    found = []
+    for word in asked.split(","):
+        name = word.strip().rpartition("=")[2]
+        match = [gpu for gpu in node.gpus if name in (str(gpu.index), gpu.uuid) or name == "all"]
+        if not match:
+            raise cdi.CdiError(f"unresolvable CDI devices runtime.nvidia.com/gpu={name}: unknown device")
+        found += match
+    return found
+
+
+def with_gpus(config: dict[str, Any]) -> bool:
+    """Put into the OCI specification what its environment asks for; False where it asks for nothing."""
+    gpus = chosen(environment(config).get(ASKED))
+    if gpus is None:
+        return False
+    release = cdi.usable()[1]
+    edits = cdi.edits(release)
+    paths = [entry["path"] for entry in edits["deviceNodes"]]
+    paths += [path for gpu in gpus for path in cdi.device_files(gpu.minor)]
+    linux = config.setdefault("linux", {})
+    devices = linux.setdefault("devices", [])
+    allowed = linux.setdefault("resources", {}).setdefault("devices", [])
+    for path in paths:
+        device = _device(path)
+        if device and path not in [entry.get("path") for entry in devices]:
+            devices.append(device)
+            numbers = {"type": "c", "major": device["major"], "minor": device["minor"], "access": "rwm"}
+            allowed.append({"allow": True, **numbers})
+    mounts = config.setdefault("mounts", [])
+    for entry in edits["mounts"]:
+        mounts.append({
+            "destination": entry["containerPath"], "source": entry["hostPath"], "type": "bind",
+            "options": entry["options"],
+        })  # fmt: skip
+    hooks = config.setdefault("hooks", {})
+    # Docker's own hook for --gpus would do the same a second time.
+    hooks["prestart"] = [entry for entry in hooks.get("prestart") or [] if not _is_own(entry)]
+    for entry in edits["hooks"]:
+        hooks.setdefault(entry["hookName"], []).append({key: entry[key] for key in ("path", "args", "env")})
+    return True
+
+
+def _is_own(entry: dict[str, Any]) -> bool:
+    return str(entry.get("path", "")).endswith("nvidia-container-runtime-hook")
+
+
+def _device(path: str) -> dict[str, Any] | None:
+    try:
+        about = state.path(path).stat()
+    except OSError:
+        return None
+    if not stat.S_ISCHR(about.st_mode):
+        return None
+    numbers = {"major": os.major(about.st_rdev), "minor": os.minor(about.st_rdev)}
+    return {"path": path, "type": "c", "fileMode": 0o666, "uid": 0, "gid": 0, **numbers}
+
+
+def hook(argv: list[str]) -> int:
+    """``nvidia-container-runtime-hook prestart``: put the GPUs into a container that is being made."""
+    if argv[:1] != ["prestart"]:
+        return 0
+    try:
+        told = json.loads(sys.stdin.read())
+        bundle = Path(told["bundle"])
+        config = json.loads((bundle / "config.json").read_text(encoding="utf-8"))
+        gpus = chosen(environment(config).get(ASKED))
+        if gpus is None:
+            return 0
+        root = Path(str(config["root"]["path"]))
+        container_cli.configure(int(told["pid"]), root if root.is_absolute() else bundle / root, gpus)
+    except (cdi.CdiError, container_cli.CliError, ctk_config.ConfigError, OSError, ValueError, KeyError) as err:
+        sys.stderr.write(f"nvidia-container-cli: initialization error: {err}\n")
+        return 1
+    return 0

@@ -1,0 +1,147 @@
+"""``nvidia-ctk``: the command line of the container toolkit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+from . import cdi, cdi_hook, ctk_config, ctk_runtime, state
+from .node import Node, package_release
+
+MODPROBE_S = 60
+DEFAULT_STRATEGIES = ("index", "uuid")
+SPECIFICATIONS = ("/etc/cdi", "/var/run/cdi")
+
+
+class UsageError(Exception):
+    """A command line that nvidia-ctk does not understand."""
+
+
+def main(argv: list[str]) -> int:
+    """Run nvidia-ctk with these arguments; its exit code."""
+    words = [word for word in argv if word not in ("--debug", "-d", "--quiet", "-q")]
+    if words[:1] in (["--version"], ["-v"]):
+        sys.stdout.write(
+            f"NVIDIA Container Toolkit CLI version {package_release() or 'unknown'}\ncommit: gpunode-lab\n"
+        )
+        return 0
+    commands = {
+        ("cdi", "generate"): generate,
+        ("cdi", "list"): listing,
+        ("runtime", "configure"): ctk_runtime.configure,
+        ("system", "create-device-nodes"): create_device_nodes,
+        ("system", "create-dev-char-symlinks"): lambda _options: 0,
+    }
+    try:
+        if words[:1] == ["hook"]:
+            return cdi_hook.main(words[1:])
+        if words[:1] == ["config"]:
+            return ctk_config.run(words[1:])
+        command = commands.get((words[0], words[1])) if len(words) > 1 else None
+        if command is None:
+            raise UsageError(f"No help topic for '{' '.join(words)}'")
+        return command(words[2:])
+    except (UsageError, cdi.CdiError, ctk_config.ConfigError) as err:
+        note("error", str(err))
+        return 1
+
+
+def note(level: str, text: str) -> None:
+    """A line of the toolkit's log."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    sys.stderr.write(f'time="{stamp}" level={level} msg={json.dumps(text)}\n')
+
+
+def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[str, ...]) -> dict[str, list[str]]:
+    """Options to their values; a switch has ``true`` or what follows its ``=``. Raises UsageError."""
+    found: dict[str, list[str]] = {}
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        key, equals, value = word.partition("=")
+        name = key.lstrip("-")
+        if not key.startswith("-") or name not in (*with_value, *switches):
+            raise UsageError(f"flag provided but not defined: {key}")
+        if name in switches:
+            value = value if equals else "true"
+        elif not equals:
+            if not left:
+                raise UsageError(f"flag needs an argument: {key}")
+            value = left.pop(0)
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def generate(words: list[str]) -> int:
+    """``cdi generate``: write the node's specification."""
+    options = options_of(
+        words,
+        (
+            "output", "format", "mode", "device-name-strategy", "vendor", "class", "nvidia-cdi-hook-path",
+            "nvidia-ctk-path", "feature-flag", "feature-flags", "driver-root", "dev-root", "library-search-path",
+            "ldconfig-path", "disable-hook", "enable-hook", "config-search-path", "device", "devices", "device-id",
+        ),
+        ("no-all-device",),
+    )  # fmt: skip
+    strategies = _listed(options.get("device-name-strategy", [])) or list(DEFAULT_STRATEGIES)
+    flags = set(_listed([*options.get("feature-flag", []), *options.get("feature-flags", [])]))
+    flags |= set(_listed([os.environ.get("NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", "")]))
+    kind = f"{options.get('vendor', ['nvidia.com'])[-1]}/{options.get('class', ['gpu'])[-1]}"
+    hook = (options.get("nvidia-cdi-hook-path") or options.get("nvidia-ctk-path") or [cdi.HOOK])[-1]
+    document = cdi.specification(strategies, flags, kind, hook, "no-all-device" not in options)
+    output = (options.get("output") or [os.environ.get("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", "")])[-1]
+    form = (options.get("format") or ["json" if output.endswith(".json") else "yaml"])[-1]
+    if form not in ("yaml", "json"):
+        raise UsageError(f"invalid format: {form}")
+    text = json.dumps(document, indent=2) + "\n" if form == "json" else "---\n" + cdi.yaml(document)
+    note("info", f"Using driver version {cdi.usable()[1]}")
+    if output:
+        state.write_text(state.path(output), text)
+    else:
+        sys.stdout.write(text)
+    note("info", f"Generated CDI spec with version {document['cdiVersion']}")
+    return 0
+
+
+def _listed(values: list[str]) -> list[str]:
+    return [word.strip() for value in values for word in value.split(",") if word.strip()]
+
+
+def listing(words: list[str]) -> int:
+    """``cdi list``: names of all devices in the specifications of the node."""
+    options = options_of(words, ("spec-dir",), ())
+    names = []
+    for folder in _listed(options.get("spec-dir", [])) or SPECIFICATIONS:
+        for file in sorted(state.path(folder).glob("*")):
+            if file.suffix in (".yaml", ".yml", ".json"):
+                names += devices_in(file.read_text(encoding="utf-8"))
+    note("info", f"Found {len(names)} CDI devices")
+    sys.stdout.write("".join(name + "\n" for name in sorted(set(names))))
+    return 0
+
+
+def devices_in(text: str) -> list[str]:
+    """Full names of the devices of a specification."""
+    kind = re.search(r'^\s*"?kind"?:\s*"?([^\s",]+)', text, re.M)
+    found = re.findall(r'^[\s-]*"?name"?:\s*"?([^\s",]+)', text, re.M)
+    return [f"{kind[1]}={name}" for name in found] if kind else []
+
+
+def create_device_nodes(words: list[str]) -> int:
+    """``system create-device-nodes``: load the modules where that is asked for; they make their device files."""
+    options = options_of(words, ("driver-root", "dev-root"), ("control-devices", "load-kernel-modules", "dry-run"))
+    if "load-kernel-modules" in options and options["load-kernel-modules"][-1] == "true":
+        for name in ("nvidia", "nvidia-uvm", "nvidia-modeset"):
+            subprocess.run(
+                [str(state.path("/usr/sbin/modprobe")), name],
+                check=False, timeout=MODPROBE_S, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+    if Node().release is None:
+        raise UsageError("failed to create NVIDIA device nodes: the NVIDIA kernel module is not loaded")
+    for path in cdi.control_devices():
+        note("info", f"{path} exists")
+    return 0

@@ -1,0 +1,134 @@
+"""``nvidia-ctk runtime configure``: the NVIDIA runtime in Docker's, containerd's or CRI-O's configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from . import ctk, ctk_config, state, toml_text
+from .layout import numbers
+from .node import package_release
+
+FILES = {
+    "docker": "/etc/docker/daemon.json",
+    "containerd": "/etc/containerd/config.toml",
+    "crio": "/etc/crio/crio.conf",
+}
+DROP_INS = {"containerd": "/etc/containerd/conf.d/99-nvidia.toml", "crio": "/etc/crio/conf.d/99-nvidia.toml"}
+DROP_INS_SINCE = "1.18.0"
+PROGRAM = "nvidia-container-runtime"
+PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+RESTART = "It is recommended that {} daemon be restarted."
+
+
+def configure(words: list[str]) -> int:
+    """Merge the runtime into what is there."""
+    options = ctk.options_of(
+        words,
+        (
+            "runtime", "config", "config-mode", "config-source", "nvidia-runtime-name", "nvidia-runtime-path",
+            "runtime-path", "drop-in-config", "executable-path", "oci-hook-path", "nvidia-runtime-hook-path",
+        ),
+        ("dry-run", "set-as-default", "nvidia-set-as-default", "cdi.enabled", "cdi.enable", "enable-cdi"),
+    )  # fmt: skip
+    chosen = {key: values[-1] for key, values in options.items()}
+    runtime = chosen.get("runtime", "docker")
+    if runtime not in FILES:
+        raise ctk.UsageError(f"unrecognized runtime '{runtime}'")
+    default = "true" in (chosen.get("set-as-default"), chosen.get("nvidia-set-as-default"))
+    with_cdi = "true" in (chosen.get("cdi.enabled"), chosen.get("cdi.enable"), chosen.get("enable-cdi"))
+    name = chosen.get("nvidia-runtime-name", "nvidia")
+    path = chosen.get("nvidia-runtime-path", chosen.get("runtime-path", PROGRAM))
+    file = chosen.get("config", FILES[runtime])
+    if runtime == "docker":
+        changed = {file: docker(_text(file), name, path, default, with_cdi)}
+    else:
+        changed = _toml(
+            runtime, file, chosen, (name, f"/usr/bin/{path}" if "/" not in path else path, default, with_cdi)
+        )
+    for target, text in changed.items():
+        if chosen.get("dry-run") == "true":
+            sys.stdout.write(text)
+        else:
+            state.write_text(state.path(target), text)
+            ctk.note("info", f"Wrote updated config to {target}")
+    if chosen.get("dry-run") != "true":
+        ctk.note("info", RESTART.format(runtime))
+    return 0
+
+
+def _text(file: str) -> str | None:
+    ctk.note("info", f"Loading config from {file}")
+    try:
+        return state.path(file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        ctk.note("info", "Config file does not exist; using empty config")
+        return None
+    except OSError as err:
+        raise ctk_config.ConfigError(f"unable to load config: {err}") from None
+
+
+def docker(text: str | None, name: str, path: str, default: bool, with_cdi: bool) -> str:
+    """daemon.json with the runtime; what else is there stays. Raises ConfigError for what is no JSON object."""
+    try:
+        document: dict[str, Any] = json.loads(text) if text and text.strip() else {}
+    except ValueError as err:
+        raise ctk_config.ConfigError(f"unable to load config for runtime docker: {err}") from None
+    if not isinstance(document, dict):
+        raise ctk_config.ConfigError("unable to load config for runtime docker: no object")
+    document.setdefault("runtimes", {})[name] = {"args": [], "path": path}
+    if default:
+        document["default-runtime"] = name
+    if with_cdi:
+        document.setdefault("features", {})["cdi"] = True
+    return json.dumps(document, indent=4, sort_keys=True) + "\n"
+
+
+def _toml(runtime: str, file: str, chosen: dict[str, str], wish: tuple[str, str, bool, bool]) -> dict[str, str]:
+    """File to text: a drop-in from toolkit 1.18 on, the runtime's own file before, or where it is asked for."""
+    text = _text(file)
+    document = ctk_config.parsed(text, file) if text else {}
+    add = _containerd if runtime == "containerd" else _crio
+    drop_in = chosen.get("drop-in-config")
+    if drop_in is None and numbers(package_release() or "0") >= numbers(DROP_INS_SINCE):
+        drop_in = DROP_INS[runtime]
+    if not drop_in:
+        add(document, document, *wish)
+        return {file: toml_text.dump(document)}
+    own: dict[str, Any] = {}
+    add(own, document, *wish)
+    changed = {drop_in: toml_text.dump(own)}
+    folder = drop_in.rpartition("/")[0] + "/*.toml"
+    if runtime == "containerd" and folder not in document.get("imports", []):
+        document["imports"] = [*document.get("imports", []), folder]
+        document.setdefault("version", 2)
+        changed[file] = toml_text.dump(document)
+    return changed
+
+
+def _containerd(
+    target: dict[str, Any], main: dict[str, Any], name: str, path: str, default: bool, with_cdi: bool
+) -> None:
+    version = int(main.get("version", 2))
+    target["version"] = version
+    plugin = target.setdefault("plugins", {}).setdefault(PLUGINS.get(version, PLUGINS[2]), {})
+    settings = plugin.setdefault("containerd", {})
+    if default:
+        settings["default_runtime_name"] = name
+    if with_cdi:
+        plugin["enable_cdi"] = True
+    settings.setdefault("runtimes", {})[name] = {
+        "privileged_without_host_devices": False,
+        "runtime_engine": "",
+        "runtime_root": "",
+        "runtime_type": "io.containerd.runc.v2",
+        "options": {"BinaryName": path},
+    }
+
+
+def _crio(target: dict[str, Any], _main: dict[str, Any], name: str, path: str, default: bool, _cdi: bool) -> None:
+    settings = target.setdefault("crio", {}).setdefault("runtime", {})
+    if default:
+        settings["default_runtime"] = name
+    settings.setdefault("runtimes", {})[name] = {"runtime_path": path, "runtime_type": "oci"}
