@@ -25,6 +25,7 @@ from gpunode.catalog.software import (
     System,
     Toolkit,
     WheelArchitectures,
+    WorkloadImage,
 )
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "System",
     "Toolkit",
     "WheelArchitectures",
+    "WorkloadImage",
     "Xid",
     "load",
 ]

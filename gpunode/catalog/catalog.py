@@ -37,6 +37,7 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
         "container_engines": software.ContainerEngine,
         "frameworks": software.Framework,
         "wheels": software.WheelArchitectures,
+        "workload_images": software.WorkloadImage,
         "kubernetes": software.Kubernetes,
     },
     "packages.yml": {
@@ -225,6 +226,11 @@ class Catalog:
     def wheels(self) -> Mapping[str, software.WheelArchitectures]:
         """Compute capabilities in PyTorch wheels."""
         return self.rows("wheels")
+
+    @property
+    def workload_images(self) -> Mapping[str, software.WorkloadImage]:
+        """Images that a workload is run in, newest first."""
+        return self.rows("workload_images")
 
     @property
     def kubernetes(self) -> Mapping[str, software.Kubernetes]:

@@ -239,6 +239,15 @@ class WheelArchitectures(Row):
     """The highest one is also there as PTX, for GPUs to come."""
 
 
+class WorkloadImage(Row):
+    """A container image with PyTorch for CUDA; section ``workload_images``."""
+
+    image: str
+    cuda: Version
+    min_compute_capability: Capability
+    arch: tuple[Arch, ...]
+
+
 class Kubernetes(Row):
     """A component for Kubernetes; section ``kubernetes``."""
 

@@ -1,0 +1,230 @@
+"""Container images for the workload in lab nodes: Debian's Python with PyTorch for the CPU, and what can be wrong.
+
+Nothing of them computes on a GPU; what runs in them says ``device: cpu``. They are made on this machine, kept until
+their recipe changes, and brought to a node as a file: ``gpunode validate --image-file``.
+"""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import docker
+from docker.errors import APIError, ImageNotFound
+
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab.archive import Entry, tar_of
+from gpunode.lab.bootstrap import debian_tree
+from gpunode.lab.engine import docker_errors, need_space
+from gpunode.lab.image import IMAGE_LABEL
+from gpunode.lab.mirror import find_mirror
+from gpunode.lab.recipe import SYSTEMS, Recipe, architecture
+
+REPOSITORY = "gpunode-lab-workload"
+TORCH = "2.13.0+cpu"
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+"""Where builds for the CPU are, asked only where the configured index has none."""
+_PYTHON = "3.11"
+_SITE = "usr/lib/python3/dist-packages"
+_LEFT_OUT = ("torch/include", "torch/test")
+"""What only serves to build against PyTorch and to test it: a fifth of the wheel."""
+_PIP_LIMIT_S = 900
+_FREE_GIB = 4
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One image: what it has beside Debian's Python, and what it is for."""
+
+    means: str
+    files: tuple[tuple[str, str], ...] = ()
+    torch: bool = False
+    python: bool = True
+
+    @property
+    def digest(self) -> str:
+        """Changes whenever the image would."""
+        parts = [self.files, self.torch and (TORCH, _LEFT_OUT), self.python, _SETUP, _PACKAGES]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+KINDS = {
+    "torch": Kind("Python and PyTorch for the CPU", torch=True),
+    "python": Kind("Python without PyTorch"),
+    "bare": Kind("no Python at all", files=(("etc/os-release", "ID=none\n"),), python=False),
+    "hangs": Kind(
+        "a PyTorch whose import never ends", files=((f"{_SITE}/torch/__init__.py", "import time\ntime.sleep(86400)\n"),)
+    ),
+    "floods": Kind(
+        "a Python that never stops printing",
+        files=((f"usr/lib/python{_PYTHON}/sitecustomize.py", "while True:\n    print('flood ' * 1000)\n"),),
+    ),
+}
+_PACKAGES = ("python3",)
+_SETUP = """\
+set -eu
+rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
+"""
+
+
+class _Base(Recipe):
+    """Debian 12 with Python and nothing that would boot."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return _PACKAGES
+
+    @property
+    def files(self) -> dict[str, str]:
+        return {"etc/gpunode/lab-workload": "made by gpunode lab\n"}
+
+    @property
+    def setup(self) -> str:
+        return _SETUP
+
+
+def kind_named(name: str) -> Kind:
+    """The kind of that name; UsageError names those there are."""
+    if name not in KINDS:
+        raise UsageError(f"{name}: no such workload image; there are {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def ensure_workload_image(client: docker.DockerClient, name: str, say: Say) -> str:
+    """The tag of the image of that kind on this machine's engine, made now if it is not there.
+
+    Raises UndeterminedError with what to do where it cannot be made.
+    """
+    kind = kind_named(name)
+    tag = f"{name}-{kind.digest}"
+    full = f"{REPOSITORY}:{tag}"
+    if _there(client, full):
+        return full
+    say(f"workload image {name}: making it ({kind.means})")
+    with docker_errors("asking Docker where it keeps its data"):
+        need_space(Path(client.info()["DockerRootDir"]), _FREE_GIB)
+    if not kind.python:
+        with docker_errors(f"importing {full}"):
+            layer = tar_of([Entry(path, text, 0o644) for path, text in kind.files])
+            client.api.import_image_from_data(layer, repository=REPOSITORY, tag=tag, changes=_changes(name))
+    elif kind.torch:
+        with _torch_layer() as layer_file:
+            _on_base(client, name, tag, layer_file, say)
+    elif kind.files:
+        parents = [Entry(path, None, 0o755) for path in sorted({str(Path(path).parent) for path, _ in kind.files})]
+        layer_tar = tar_of([*parents, *(Entry(path, text, 0o644) for path, text in kind.files)])
+        _on_base(client, name, tag, io.BytesIO(layer_tar), say)
+    else:
+        _base(client, tag)
+    _remove_old(client, name, full)
+    return full
+
+
+def write_workload_image(client: docker.DockerClient, name: str, path: Path, say: Say) -> None:
+    """The image as a file for ``--image-file``, as ``docker save`` writes it."""
+    tag = ensure_workload_image(client, name, say)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with docker_errors(f"saving {tag}"), beside.open("xb") as stream:
+            for chunk in client.api.get_image(tag):
+                stream.write(chunk)
+        beside.replace(path)
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _there(client: docker.DockerClient, tag: str) -> bool:
+    with docker_errors(f"looking for {tag}"), suppress(ImageNotFound):
+        client.images.get(tag)
+        return True
+    return False
+
+
+def _changes(name: str) -> list[str]:
+    return [f"LABEL {IMAGE_LABEL}=workload-{name}", "ENV PYTHONDONTWRITEBYTECODE=1", 'CMD ["python3"]']
+
+
+def _base(client: docker.DockerClient, tag: str) -> None:
+    recipe = _Base(SYSTEMS["debian-12"], architecture(), find_mirror())
+    with debian_tree(recipe) as tar, docker_errors(f"importing {REPOSITORY}:{tag}"), tar.open("rb") as stream:
+        # From an open file: with a path the SDK sets no time limit.
+        client.api.import_image(src=stream, repository=REPOSITORY, tag=tag, changes=_changes("python"))
+
+
+def _on_base(client: docker.DockerClient, name: str, tag: str, layer: IO[bytes], say: Say) -> None:
+    base = ensure_workload_image(client, "python", say)
+    with docker_errors(f"making {REPOSITORY}:{tag}"):
+        container = client.containers.create(base, labels={"gpunode.lab.build": name})
+        try:
+            container.put_archive("/", layer)
+            container.commit(repository=REPOSITORY, tag=tag, changes=_changes(name))
+        finally:
+            container.remove(force=True)
+
+
+@contextmanager
+def _torch_layer() -> Iterator[IO[bytes]]:
+    with tempfile.TemporaryDirectory(prefix="gpunode-lab-torch-", dir="/var/tmp") as folder:
+        need_space(Path(folder), _FREE_GIB)
+        site = Path(folder, "site")
+        _install_torch(site)
+        for name in _LEFT_OUT:
+            shutil.rmtree(site / name, ignore_errors=True)
+        layer = Path(folder, "layer.tar")
+        with tarfile.open(layer, "w") as archive:
+            archive.add(site, _SITE, filter=_owned_by_root)
+        shutil.rmtree(site)
+        with layer.open("rb") as stream:
+            yield stream
+
+
+def _owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = info.mtime = 0
+    info.uname = info.gname = ""
+    return info
+
+
+def _install_torch(site: Path) -> None:
+    """PyTorch from the index that pip is configured with, else from PyTorch's own."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"]
+    command += ["--python-version", _PYTHON, "--target", str(site), f"torch=={TORCH}"]
+    said = ""
+    for index in ([], ["--extra-index-url", TORCH_INDEX]):
+        try:
+            done = subprocess.run(
+                [*command, *index],
+                capture_output=True,
+                text=True,
+                timeout=_PIP_LIMIT_S,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            said = f"pip did not end within {_PIP_LIMIT_S} s"
+            continue
+        if done.returncode == 0:
+            return
+        said = (done.stderr.strip().splitlines() or [f"pip ended with exit code {done.returncode}"])[-1]
+    raise UndeterminedError(f"torch {TORCH} could not be installed for the lab's image: {said[:300]}")
+
+
+def _remove_old(client: docker.DockerClient, name: str, keep: str) -> None:
+    with docker_errors("looking for older workload images"):
+        for image in client.images.list(filters={"label": f"{IMAGE_LABEL}=workload-{name}"}):
+            if keep not in image.tags:
+                with suppress(APIError):  # in use, or the base of another
+                    client.images.remove(str(image.id))
