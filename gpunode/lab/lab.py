@@ -16,13 +16,15 @@ from docker.models.containers import Container
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu
 from gpunode.lab.hardware import describe
+from gpunode.lab.hardware.on_node import BOOT_REPORT
 from gpunode.lab.image import ensure_image
 from gpunode.lab.lock import locked
 from gpunode.lab.make import Maker, NewNode, Ports
 from gpunode.lab.mirror import find_mirror
-from gpunode.lab.node import LAB_LABEL, PORT_LABEL, LabNode
+from gpunode.lab.node import LAB_LABEL, NODE_LABEL, PORT_LABEL, LabNode
 from gpunode.lab.recipe import Recipe, architecture, system_named
 from gpunode.lab.state import State
+from gpunode.lab.vendor import start as start_vendor
 
 MOST_NODES = 64
 LOCK_LIMIT_S = 900
@@ -55,7 +57,8 @@ class Lab:
 
     def nodes(self) -> list[LabNode]:
         """The lab's nodes, running or not, in the order of their names."""
-        nodes = [LabNode.of(container, self.state) for container in self._containers()]
+        labelled = [container for container in self._containers() if NODE_LABEL in container.labels]
+        nodes = [LabNode.of(container, self.state) for container in labelled]
         return sorted(nodes, key=lambda node: (node.os, len(node.name), node.name))
 
     def node(self, name: str) -> LabNode:
@@ -91,7 +94,7 @@ class Lab:
             raise UsageError("simulated hardware is of x86_64 servers: --hardware needs such a machine")
         recipe = Recipe(system, architecture(), find_mirror(mirror))
         with locked(self.name, LOCK_LIMIT_S, self._say), self._undone_unless_done() as stop:
-            self._make_missing(recipe, count, kinds, stop)
+            self._make_missing(recipe, count, kinds, stop, mirror)
         return self.nodes()
 
     def down(self) -> list[str]:
@@ -114,7 +117,9 @@ class Lab:
     def _network(self) -> str:
         return f"gpunode-lab-{self.name}"
 
-    def _make_missing(self, recipe: Recipe, count: int, kinds: Sequence[str], stop: threading.Event) -> None:
+    def _make_missing(
+        self, recipe: Recipe, count: int, kinds: Sequence[str], stop: threading.Event, mirror: str | None
+    ) -> None:
         started = time.monotonic()
         existing = self.nodes()
         if existing and not self.state.key.exists():
@@ -133,6 +138,9 @@ class Lab:
             with locked(f"image {recipe.system.id}", LOCK_LIMIT_S, self._say):
                 image = ensure_image(self.client, recipe, self._say)
             self._ensure_network()
+        if kinds or any(node.hardware for node in existing):
+            vendor = start_vendor(self.client, self.name, self._network, self._say, mirror)
+            self.state.write_vendor_keys(vendor.keys)
         self._say(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
         ports = Ports(self._ports_in_use())
         plan = [NewNode(name, ports.take(), kind) for name, kind in names.items()]
@@ -154,7 +162,10 @@ class Lab:
             with docker_errors(f"{node.name}: starting"):
                 node.container.start()
                 node.container.reload()
-        return node.wait(stop=stop.is_set)
+        systemd = node.wait(stop=stop.is_set)
+        if node.hardware and (trouble := node.run(["cat", BOOT_REPORT]).stdout.strip()):
+            raise UndeterminedError(f"{node.name}: its simulated hardware did not come up: {trouble.splitlines()[-1]}")
+        return systemd
 
     def _ensure_network(self) -> None:
         with docker_errors(f"making the network {self._network}"):
@@ -207,6 +218,8 @@ class Lab:
             found = self.client.networks.list(filters={"label": f"{LAB_LABEL}={self.name}"})
             for network in found:
                 network.remove()
+            for volume in self.client.volumes.list(filters={"label": f"{LAB_LABEL}={self.name}"}):
+                volume.remove()  # of nodes that went without it: what a container leaves, it leaves with its name
         return [str(network.name) for network in found]
 
 

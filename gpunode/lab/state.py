@@ -4,7 +4,7 @@ import os
 import re
 import secrets
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,8 @@ from gpunode.lab.recipe import ADMIN
 HOME_VARIABLE = "GPUNODE_LAB_HOME"
 GROUP = "gpu_nodes"
 _FILES = ("id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config", "inventory.yml", "operator-password")
+_VENDOR_KEYS = ("nvidia", "container-toolkit", "ubuntu", "rpm")
+_VENDOR = "http://vendor"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -31,6 +33,10 @@ class Reachable(Protocol):
     def port(self) -> int: ...
     @property
     def host_key(self) -> str: ...
+    @property
+    def os(self) -> str: ...
+    @property
+    def hardware(self) -> str | None: ...
 
 
 def checked_name(name: str) -> str:
@@ -88,9 +94,19 @@ class State:
         """The password that sudo asks the account ``operator`` for."""
         return self.folder / "operator-password"
 
+    def vendor_key(self, name: str) -> Path:
+        """The public key with which the vendor repository signs what NVIDIA, Ubuntu … sign."""
+        return self.folder / f"vendor-{name}.asc"
+
+    def write_vendor_keys(self, keys: Mapping[str, str]) -> None:
+        """Write the vendor repository's armoured keys, for the roles to put on the nodes."""
+        for name, text in keys.items():
+            _write(self.vendor_key(name), text)
+
     def prepare(self) -> None:
         """Make the folder, the key pair and the password where they do not exist."""
-        if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - set(_FILES)):
+        ours = {*_FILES, *(self.vendor_key(name).name for name in _VENDOR_KEYS)}
+        if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - ours):
             what = f"{self.folder} holds {min(foreign)}, which is no lab's"
             raise UsageError(f"{what}: choose another --name or {HOME_VARIABLE}")
         try:
@@ -113,7 +129,8 @@ class State:
 
     def remove(self) -> bool:
         """Remove what a lab writes, and its folder when nothing else is in it; True where there was a lab."""
-        found = [path for name in _FILES if (path := self.folder / name).exists()]
+        paths = [*(self.folder / name for name in _FILES), *map(self.vendor_key, _VENDOR_KEYS)]
+        found = [path for path in paths if path.exists()]
         for path in found:
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
@@ -138,7 +155,10 @@ class State:
         return "\n".join(hosts) + "\nHost *\n" + "".join(f"  {key} {value}\n" for key, value in options.items())
 
     def _inventory(self, nodes: Sequence[Reachable]) -> str:
-        hosts = {node.name: {"ansible_host": node.address, "ansible_port": node.port} for node in nodes}
+        hosts = {
+            node.name: {"ansible_host": node.address, "ansible_port": node.port} | self._variables(node)
+            for node in nodes
+        }
         options = {
             "UserKnownHostsFile": self.known_hosts,
             "GlobalKnownHostsFile": "/dev/null",
@@ -151,9 +171,23 @@ class State:
             "ansible_ssh_common_args": " ".join(f"-o {key}={value}" for key, value in options.items()),
             "ansible_python_interpreter": "/usr/bin/python3",
             "gpunode_lab": True,
+            # A lab has no look-alike of Docker's own repository.
+            "docker_source": "distribution",
         }
         tree = {GROUP: {"hosts": hosts, "vars": common}}
         return "# Written by gpunode lab up; changes are lost.\n" + yaml.safe_dump(tree, sort_keys=False, width=1000)
+
+    def _variables(self, node: Reachable) -> dict[str, str]:
+        """What the roles have to know of a node: where its driver comes from."""
+        if node.hardware is None:
+            return {"nvidia_driver_source": "debian"}  # the one that a node gets from its own archive
+        signs = "rpm" if node.os.startswith("rocky") else "nvidia"
+        return {
+            "nvidia_repository_url": f"{_VENDOR}/compute/cuda/repos",
+            "nvidia_repository_key": str(self.vendor_key(signs)),
+            "nvidia_container_toolkit_url": f"{_VENDOR}/libnvidia-container",
+            "nvidia_container_toolkit_key": str(self.vendor_key("container-toolkit")),
+        }
 
 
 def make_key(path: Path, comment: str) -> str:

@@ -18,7 +18,6 @@ Data = Mapping[str, Any]
 
 _NVLINK_GB_PER_S = {2: 25.781, 3: 25.0, 4: 26.562, 5: 53.125}
 """What nvidia-smi prints for one link, by NVLink generation."""
-_GIB_OF_BAR = 64
 
 
 @cache
@@ -58,7 +57,7 @@ def describe(name: str, node: str) -> dict[str, Any]:
         "numa_nodes": tree["numa_nodes"],
         "gpus": gpus,
         "nvswitches": tree["nvswitches"],
-        "nics": [nic | _ports(nic, f"{node}/{nic['name']}") for nic in tree["nics"]],
+        "nics": [nic | _ports(f"{node}/{nic['name']}") for nic in tree["nics"]],
         "bridges": tree["bridges"],
         "services": list(platform.services),
         "kernel_modules": list(platform.kernel_modules),
@@ -85,7 +84,7 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
         "architecture": gpu.architecture,
         "compute_capability": str(gpu.compute_capability),
         "memory_total_mib": memory,
-        "bar1_total_mib": 1024 * max(_GIB_OF_BAR, 2 ** math.ceil(math.log2(memory / 1024))),
+        "bar1_total_mib": data.get("bar1_mib", 1024 * 2 ** math.ceil(math.log2(memory / 1024))),
         "power_limit_w": gpu.power_w,
         "power_min_w": low,
         "power_max_w": high,
@@ -96,11 +95,16 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
             if gpu.application_clocks_mhz
             else None
         ),
-        "pcie_gen": where["pcie_gen"],
         "vbios_version": data["vbios"],
         "board_part_number": data.get("board_part_number"),
         "gpu_part_number": data.get("gpu_part_number"),
-        "inforom_version": data.get("inforom"),
+        "inforom_version": data["inforom"]["image"],
+        "inforom": data["inforom"],
+        "minor_number": index,
+        "module_id": (data["module_ids"][index] if "module_ids" in data else 1),
+        "first_branch": min(gpu.first_listed, default=None),
+        "last_branch": gpu.last_branch,
+        "modules": gpu.modules,
         "nvlink_generation": nvlink.gen if nvlink else None,
         "nvlinks": nvlink.links if nvlink else 0,
         "nvlink_speed_gb_per_s": _NVLINK_GB_PER_S[nvlink.gen] if nvlink else None,
@@ -116,7 +120,7 @@ def _least_power(gpu: Gpu) -> float:
     return 50 * math.floor((gpu.power_w or 0) / 150)
 
 
-def _ports(nic: Data, key: str) -> dict[str, Any]:
+def _ports(key: str) -> dict[str, Any]:
     digest = hashlib.sha256(f"gpunode-lab/{key}".encode()).hexdigest()
     guid = f"b8cef603{digest[:8]}"
     return {"guid": ":".join(guid[at : at + 4] for at in range(0, 16, 4)), "lid": 1 + int(digest[8:11], 16)}

@@ -6,13 +6,16 @@ from importlib.resources import files
 from typing import Any
 
 from gpunode.lab.archive import Entry
-from gpunode.lab.simulator import devices
+from gpunode.lab.simulator import boot, devices
 from gpunode.lab.simulator.entry_points import entry_points, script
 
 _LIB = "usr/lib/gpunode-lab"
 
 BOOT = f"/{_LIB}/bin/boot"
 """The command that a node runs before systemd; where it fails, the node comes up and tells."""
+
+BOOT_REPORT = boot.REPORT
+"""Empty on a node where BOOT did its work, else why it did not."""
 
 DEVICE_RULES = tuple(f"c {number}:* rwm" for number in devices.NUMBERS.values())
 """What a node may hand on to containers of its own."""

@@ -1,5 +1,7 @@
 """The boot of a node with simulated hardware: runs before systemd does, as firmware and kernel would."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import os
@@ -65,18 +67,18 @@ def divert() -> None:
     ).stdout
     Path(REAL).mkdir(parents=True, exist_ok=True)
     for tool in DIVERTED:
-        if "%s/%s " % (REAL, tool) in known:
+        if f"{REAL}/{tool} " in known:
             continue
         place = _packaged(tool)
-        argv = ["dpkg-divert", "--local", "--quiet", "--rename", "--divert", "%s/%s" % (REAL, tool), "--add", place]
+        argv = ["dpkg-divert", "--local", "--quiet", "--rename", "--divert", f"{REAL}/{tool}", "--add", place]
         subprocess.run(argv, timeout=_DPKG_LIMIT_S, check=True, start_new_session=True)
-        Path(place).symlink_to("%s/%s" % (BIN, tool))
+        Path(place).symlink_to(f"{BIN}/{tool}")
 
 
 def _packaged(tool: str) -> str:
     """The path under which dpkg knows a tool: with or without /usr, as the release has it."""
     for folder in ("/sbin", "/usr/sbin", "/bin", "/usr/bin"):
-        place = "%s/%s" % (folder, tool)
+        place = f"{folder}/{tool}"
         found = subprocess.run(
             ["dpkg-query", "-S", place],
             stdout=subprocess.DEVNULL,
@@ -117,7 +119,7 @@ def _bus(hardware: dict[str, Any]) -> None:
         mounts.overlay("/sys/module", _SYS + "/module")
     lost = [fault["component"] for fault in state.faults() if fault["fault"] == "gpu-lost"]
     for gpu in hardware["gpus"]:
-        if "gpu%d" % gpu["index"] in lost:
+        if f"gpu{gpu['index']}" in lost:
             pci.remove(gpu)
 
 
@@ -131,8 +133,7 @@ def _proc() -> None:
         mounts.bind(modules.LIST, "/proc/modules")
     numbers = Path("/run/gpunode-lab/proc/devices")
     text = Path("/proc/devices").read_text(encoding="ascii")
-    own = "".join("%3d %s\n" % (number, name) for name, number in devices.NUMBERS.items())
+    own = "".join(f"{number:3d} {name}\n" for name, number in devices.NUMBERS.items())
     head, block, rest = text.partition("\nBlock devices:")
     state.write_text(numbers, head + own + block + rest)
     mounts.bind(str(numbers), "/proc/devices")
-    os.chmod("/run/gpunode-lab", 0o755)

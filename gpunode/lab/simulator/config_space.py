@@ -1,5 +1,7 @@
 """A PCI function's configuration space: as much of it as ``lspci -vv`` and the probe read."""
 
+from __future__ import annotations
+
 import struct
 from typing import Any
 
@@ -16,7 +18,7 @@ Region = tuple[int, int]
 
 def speed(generation: int) -> str:
     """A generation's speed in sysfs's words."""
-    return "%s GT/s PCIe" % _SPEEDS[generation]
+    return f"{_SPEEDS[generation]} GT/s PCIe"
 
 
 def numbers(ids: str) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """The driver's device files and their numbers. There is no driver behind them: opening one for reading fails."""
 
+from __future__ import annotations
+
 import os
 import stat
 from typing import Any
@@ -20,14 +22,14 @@ def nodes(hardware: dict[str, Any], modules: set[str]) -> list[tuple[str, int, i
     """(path, major, minor, mode) of the files that belong to these loaded modules."""
     found = []
     if "nvidia" in modules:
-        found += [("/dev/nvidia%d" % gpu["index"], NVIDIA, gpu["index"], 0o666) for gpu in hardware["gpus"]]
+        found += [(f"/dev/nvidia{gpu['index']}", NVIDIA, gpu["index"], 0o666) for gpu in hardware["gpus"]]
         found += [("/dev/nvidiactl", NVIDIA, _CONTROL, 0o666)]
         found += [
-            ("/dev/nvidia-caps/nvidia-cap%d" % minor, CAPS, minor, mode) for minor, mode in ((1, 0o400), (2, 0o444))
+            (f"/dev/nvidia-caps/nvidia-cap{minor}", CAPS, minor, mode) for minor, mode in ((1, 0o400), (2, 0o444))
         ]
         if hardware["nvswitches"]:
             found += [("/dev/nvidia-nvswitchctl", NVSWITCH, _CONTROL, 0o666)]
-            found += [("/dev/nvidia-nvswitch%d" % at, NVSWITCH, at, 0o666) for at in range(len(hardware["nvswitches"]))]
+            found += [(f"/dev/nvidia-nvswitch{at}", NVSWITCH, at, 0o666) for at in range(len(hardware["nvswitches"]))]
     if "nvidia_modeset" in modules:
         found += [("/dev/nvidia-modeset", NVIDIA, _MODESET, 0o666)]
     if "nvidia_uvm" in modules:
@@ -51,7 +53,7 @@ def holders() -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for process in state.path("/proc").glob("[0-9]*"):
         try:
-            targets = {os.readlink(str(entry)) for entry in (process / "fd").iterdir()}
+            targets = {str(entry.readlink()) for entry in (process / "fd").iterdir()}
         except OSError:
             continue  # It ended, or closed the file, in the meantime.
         held = sorted(target for target in targets if target.startswith("/dev/nvidia"))

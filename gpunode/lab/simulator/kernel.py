@@ -5,6 +5,8 @@ program answers with the node's own kernel instead, so that everybody who asks (
 the same until the next reboot. Programs without the dynamic linker's help (Go's) still hear the host's.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import struct

@@ -1,16 +1,37 @@
 """``modprobe`` of a simulated node: NVIDIA's modules are "loaded", all others are the real kmod's business."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from . import modules
 from .modules import ModuleError
 
 _INSTALL_LIMIT_S = 60
 _WITH_VALUE = ("-S", "--set-version", "-d", "--dirname", "-C", "--config")
-_ONLY_TOLD = ("-D", "--show-depends", "-c", "--showconfig", "--show-modversions", "--dump-modversions", "-V", "-h")
-_ONLY_TOLD += ("--version", "--help", "-R", "--resolve-alias", "-n", "--dry-run", "--show", "--show-config")
+_ONLY_TOLD = frozenset(
+    [
+        "-D",
+        "--show-depends",
+        "-c",
+        "--showconfig",
+        "--show-config",
+        "--show-modversions",
+        "--dump-modversions",
+        "-V",
+        "--version",
+        "-h",
+        "--help",
+        "-R",
+        "--resolve-alias",
+        "-n",
+        "--dry-run",
+        "--show",
+    ]
+)
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +54,7 @@ def main(argv: list[str]) -> int:
     return failed
 
 
-def split(argv: list[str]) -> "tuple[list[str], list[str]]":
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
     """(options, the rest); a value that belongs to an option stays with it."""
     options: list[str] = []
     names: list[str] = []
@@ -67,7 +88,7 @@ def _load(options: list[str], name: str, parameters: list[str], quiet: bool) -> 
             _step(words, parameters)
     except ModuleError as err:
         if not quiet:
-            sys.stderr.write("modprobe: ERROR: %s\n" % err)
+            sys.stderr.write(f"modprobe: ERROR: {err}\n")
         return 1
     return 0
 
@@ -75,7 +96,7 @@ def _load(options: list[str], name: str, parameters: list[str], quiet: bool) -> 
 def _step(words: list[str], parameters: list[str]) -> None:
     """One line of ``modprobe --show-depends``: insmod FILE OPTION…, install COMMAND…, builtin NAME."""
     if words[0] == "insmod":
-        name = os.path.basename(words[1]).split(".ko")[0]
+        name = Path(words[1]).name.split(".ko")[0]
         if modules.is_simulated(name):
             modules.insert(words[1], words[2:])
     elif words[0] == "install":
@@ -89,7 +110,7 @@ def _step(words: list[str], parameters: list[str]) -> None:
             start_new_session=True,
         )
         if done.returncode != 0:
-            raise ModuleError("Error running install command '%s': retcode %d" % (" ".join(words[1:]), done.returncode))
+            raise ModuleError(f"Error running install command '{' '.join(words[1:])}': retcode {done.returncode}")
 
 
 def _remove(argv: list[str], options: list[str], names: list[str]) -> int:
@@ -107,7 +128,7 @@ def _remove(argv: list[str], options: list[str], names: list[str]) -> int:
                     modules.remove(below)
         except ModuleError as err:
             if not quiet:
-                sys.stderr.write("modprobe: FATAL: %s.\n" % str(err).split(" by: ")[0])
+                sys.stderr.write("modprobe: FATAL: {}.\n".format(str(err).split(" by: ")[0]))
             return 1
     return 0
 

@@ -1,10 +1,11 @@
-"""Loaded kernel modules of a simulated node: NVIDIA's own, "loaded" from the real files that DKMS or a package put there.
+"""Loaded kernel modules of a simulated node: NVIDIA's own, "loaded" from the real files that DKMS or a package made.
 
 Which file, with which options, and after which others, the real kmod says (``modprobe --show-depends``); version,
 licence and kernel are read from the file by the real modinfo. Nothing reaches the host's kernel.
 """
 
-import os
+from __future__ import annotations
+
 import re
 import subprocess
 import time
@@ -26,7 +27,6 @@ _DEPENDS = {
     "nvidia_drm": ("nvidia_modeset", "nvidia"),
 }
 _SIZES = {"nvidia": 14381056, "nvidia_uvm": 2076672, "nvidia_modeset": 1826816, "nvidia_drm": 135168}
-_OLDEST_OPEN = ("turing", "ampere", "ada", "hopper", "blackwell")
 _PARAMETERS = {
     "ResmanDebugLevel": "4294967295",
     "ModifyDeviceFiles": "1",
@@ -68,14 +68,13 @@ def _hardware() -> dict[str, Any]:
     return state.hardware()
 
 
-def kmod(tool: str, arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+def kmod(tool: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Run one of the real kmod's tools."""
     return subprocess.run(
         [tool, *arguments],
-        executable="/usr/bin/kmod" if os.path.exists("/usr/bin/kmod") else "/bin/kmod",
+        executable="/usr/bin/kmod",
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=KMOD_LIMIT_S,
         check=False,
@@ -108,13 +107,13 @@ def insert(file: str, options: list[str]) -> None:
     built_for = about.get("vermagic", "").split(" ")[0]
     if built_for and built_for != kernel.release():
         kmsg.write(
-            "%s: version magic '%s' should be '%s SMP '" % (name, about["vermagic"], kernel.release()), kmsg.ERROR
+            "{}: version magic '{}' should be '{} SMP '".format(name, about["vermagic"], kernel.release()), kmsg.ERROR
         )
-        raise ModuleError("could not insert '%s': Exec format error" % name)
+        raise ModuleError(f"could not insert '{name}': Exec format error")
     missing = [each for each in _DEPENDS.get(name, ()) if each not in loaded()]
     if missing:
-        kmsg.write("%s: Unknown symbol (err -2)" % name)
-        raise ModuleError("could not insert '%s': Unknown symbol in module, or unknown parameter (see dmesg)" % name)
+        kmsg.write(f"{name}: Unknown symbol (err -2)")
+        raise ModuleError(f"could not insert '{name}': Unknown symbol in module, or unknown parameter (see dmesg)")
     if name == "nvidia":
         _insert_nvidia(file, about, options)
     else:
@@ -139,28 +138,28 @@ def _insert_nvidia(file: str, about: dict[str, str], options: list[str]) -> None
     for gpu in hardware["gpus"]:
         why = _unsupported(gpu, flavour, version)
         if why:
-            kmsg.write("NVRM: The NVIDIA GPU %s (PCI ID: %s)" % (gpu["pci_bus_id"], gpu["pci_device_id"]))
-            kmsg.write("NVRM: installed in this system %s" % why)
+            kmsg.write("NVRM: The NVIDIA GPU {} (PCI ID: {})".format(gpu["pci_bus_id"], gpu["pci_device_id"]))
+            kmsg.write(f"NVRM: installed in this system {why}")
         else:
             usable.append(gpu)
     if not usable:
-        kmsg.write("nvidia: probe of %s failed with error -1" % hardware["gpus"][0]["pci_bus_id"])
+        kmsg.write("nvidia: probe of {} failed with error -1".format(hardware["gpus"][0]["pci_bus_id"]))
         kmsg.write("NVRM: None of the NVIDIA devices were initialized.", kmsg.ERROR)
         raise ModuleError("could not insert 'nvidia': No such device")
-    built = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(os.stat(file).st_mtime))
+    built = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(Path(file).stat().st_mtime))
     with state.change() as (kept, running):
         running["module"] = {"version": version, "flavour": flavour, "file": file, "built": built}
         running["gpus"] = {str(gpu["index"]): _modes_at_load(gpu, kept) for gpu in usable}
-    kmsg.write("NVRM: loading %s" % version_line(version, flavour, built), kmsg.INFO)
+    kmsg.write(f"NVRM: loading {version_line(version, flavour, built)}", kmsg.INFO)
     for gpu in usable:
-        if "gpu%d" % gpu["index"] not in lost:
+        if f"gpu{gpu['index']}" not in lost:
             pci.bind(gpu, "nvidia")
     _write_driver_folder(usable, version, flavour, built, options)
     _note("nvidia", about)
 
 
 def _modes_at_load(gpu: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """The modes that a GPU comes up with: ECC is in its InfoROM, MIG only on Ampere; the rest is lost with the driver."""
+    """The modes that a GPU comes up with: InfoROM keeps ECC, and MIG on Ampere; the rest went with the driver."""
     own = kept.get("gpus", {}).get(str(gpu["index"]), {})
     mig = bool(own.get("mig")) and gpu["architecture"] == "ampere" and gpu["mig_capable"]
     return {"ecc": own.get("ecc", gpu["ecc"]), "mig": mig, "mig_pending": mig, "persistence": False}
@@ -170,12 +169,12 @@ def _unsupported(gpu: dict[str, Any], flavour: str, version: str) -> str | None:
     """Why this driver does not take that GPU; None where it does."""
     branch = int(version.split(".", maxsplit=1)[0] or 0)
     if gpu.get("last_branch") and branch > gpu["last_branch"]:
-        return "is supported through the NVIDIA %d.xx Legacy drivers." % gpu["last_branch"]
+        return f"is supported through the NVIDIA {gpu['last_branch']}.xx Legacy drivers."
     if gpu.get("first_branch") and branch < gpu["first_branch"]:
-        return "is not supported by the NVIDIA %s driver release." % version
-    if flavour == "open" and gpu["architecture"] not in _OLDEST_OPEN:
+        return f"is not supported by the NVIDIA {version} driver release."
+    if flavour == "open" and gpu["modules"] == "proprietary":
         return "is not supported by open nvidia.ko because it does not include the required GPU System Processor (GSP)."
-    if flavour == "proprietary" and gpu["architecture"] == "blackwell":
+    if flavour == "proprietary" and gpu["modules"] == "open":
         return "requires use of the NVIDIA open kernel modules."
     return None
 
@@ -183,8 +182,8 @@ def _unsupported(gpu: dict[str, Any], flavour: str, version: str) -> str | None:
 def version_line(version: str, flavour: str, built: str) -> str:
     """The driver's name for itself, as /proc/driver/nvidia/version has it."""
     if flavour == "open":
-        return "NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build  (gpunode-lab)  %s" % (version, built)
-    return "NVIDIA UNIX x86_64 Kernel Module  %s  %s" % (version, built)
+        return f"NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (gpunode-lab)  {built}"
+    return f"NVIDIA UNIX x86_64 Kernel Module  {version}  {built}"
 
 
 def _write_driver_folder(
@@ -193,7 +192,7 @@ def _write_driver_folder(
     folder = state.path(DRIVER)
     text = "NVRM version: %s\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14+deb12u1) \n"
     state.write_text(folder / "version", text % version_line(version, flavour, built))
-    state.write_text(folder / "params", "".join("%s: %s\n" % item for item in parameters(options).items()))
+    state.write_text(folder / "params", "".join("{}: {}\n".format(*item) for item in parameters(options).items()))
     for gpu in gpus:
         lines = (
             ("Model", gpu["name"]),
@@ -208,7 +207,7 @@ def _write_driver_folder(
             ("GPU Firmware", version if flavour == "open" else "N/A"),
             ("GPU Excluded", "No"),
         )
-        text = "".join("%s \t %s\n" % ((name + ":").ljust(7), value) for name, value in lines)
+        text = "".join("{} \t {}\n".format((name + ":").ljust(7), value) for name, value in lines)
         state.write_text(folder / "gpus" / gpu["pci_bus_id"] / "information", text)
 
 
@@ -219,7 +218,7 @@ def parameters(options: list[str]) -> dict[str, str]:
         match = re.fullmatch(r"NVreg_(\w+)=(.*)", option)
         if match:
             quoted = match[1] in ("RegistryDwords", "RegistryDwordsPerDevice", "RmMsg", "GpuBlacklist", "ExcludedGpus")
-            found[match[1]] = '"%s"' % match[2].strip('"') if quoted else match[2]
+            found[match[1]] = '"{}"'.format(match[2].strip('"')) if quoted else match[2]
     return found
 
 
@@ -237,12 +236,12 @@ def remove(name: str) -> None:
     """Remove a loaded module, as delete_module(2) would. Raises ModuleError where it is used, or not loaded."""
     name = underscored(name)
     if name not in loaded():
-        raise ModuleError("Module %s is not currently loaded" % name)
+        raise ModuleError(f"Module {name} is not currently loaded")
     users = [other for other in loaded() if name in _DEPENDS.get(other, ())]
     if users:
-        raise ModuleError("Module %s is in use by: %s" % (name, " ".join(users)))
+        raise ModuleError("Module {} is in use by: {}".format(name, " ".join(users)))
     if uses(name):
-        raise ModuleError("Module %s is in use" % name)
+        raise ModuleError(f"Module {name} is in use")
     with state.change() as (_, running):
         running["modules"] = [other for other in running["modules"] if other != name]
         if name == "nvidia":
@@ -289,8 +288,9 @@ def publish() -> None:
     for name in names:
         users = [other for other in names if name in _DEPENDS.get(other, ())]
         count = len(users) + uses(name)
-        words = (name, _SIZES.get(name, 20480), count, "".join(user + "," for user in users) or "-")
-        lines.append("%s %d %d %s Live 0x0000000000000000%s\n" % (*words, " (OE)" if name.startswith("nvidia") else ""))
+        by = "".join(f"{user}," for user in users) or "-"
+        taints = " (OE)" if name.startswith("nvidia") else ""
+        lines.append(f"{name} {_SIZES.get(name, 20480)} {count} {by} Live 0x0000000000000000{taints}\n")
     # In place: another file at that path would not be the one that is mounted over /proc/modules.
     file = state.path(LIST)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -309,7 +309,7 @@ def _remove_tree(folder: Path) -> None:
     folder.rmdir()
 
 
-def steps(arguments: list[str]) -> tuple[list[list[str]], "subprocess.CompletedProcess[str]"]:
+def steps(arguments: list[str]) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:
     """What the real modprobe would do for these arguments: words of each line, and its whole answer."""
     answer = kmod("modprobe", ["--show-depends", *arguments])
     return [line.split() for line in answer.stdout.splitlines() if line.strip()], answer

@@ -1,5 +1,7 @@
 """Bind mounts that put simulated files where programs look for the kernel's."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 from collections.abc import Container, Iterable
@@ -38,7 +40,7 @@ def with_additions(folder: str, stand_in: str, without: Container[str] = ()) -> 
         if entry.name in without:
             continue
         if entry.is_symlink():
-            place.symlink_to(os.readlink(str(entry)))
+            place.symlink_to(entry.readlink())
         elif entry.is_dir():
             place.mkdir()
             mount(str(entry), str(place), flags=_BIND | _REC)
@@ -53,7 +55,7 @@ def overlay(folder: str, stand_in: str) -> None:
     upper, work = stand_in + ".added", stand_in + ".work"
     for each in (stand_in, upper, work):
         Path(each).mkdir(parents=True, exist_ok=True)
-    mount("overlay", stand_in, "overlay", options="lowerdir=%s,upperdir=%s,workdir=%s" % (folder, upper, work))
+    mount("overlay", stand_in, "overlay", options=f"lowerdir={folder},upperdir={upper},workdir={work}")
     bind(stand_in, folder)
 
 

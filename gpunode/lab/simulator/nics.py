@@ -1,5 +1,7 @@
 """Simulated network adapters: /sys/class/infiniband, as ibstat and the probe read it."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ def write(hardware: dict[str, Any]) -> None:
         link = state.path(CLASS) / nic["name"]
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to("../../devices/%s/infiniband/%s" % (pci.place(nic), nic["name"]))
+            link.symlink_to("../../devices/{}/infiniband/{}".format(pci.place(nic), nic["name"]))
         if nic["role"] == "nvswitch":
             # By this the start script of the fabric manager finds the way to the NVSwitches.
             (pci.folder(nic) / "vpd").write_bytes(_vital_product_data("SW_MNG"))
@@ -54,9 +56,9 @@ def _write_adapter(place: Path, nic: dict[str, Any]) -> None:
     values = {
         "state": "4: ACTIVE",
         "phys_state": "5: LinkUp",
-        "rate": _LANES.get(nic["rate_gbit_per_s"], "%d Gb/sec (4X)" % nic["rate_gbit_per_s"]),
+        "rate": _LANES.get(nic["rate_gbit_per_s"], f"{nic['rate_gbit_per_s']} Gb/sec (4X)"),
         "link_layer": nic["link_layer"],
-        "lid": "0x%x" % nic["lid"],
+        "lid": "0x{:x}".format(nic["lid"]),
         "lid_mask_count": "0",
         "sm_lid": "0x1",
         "sm_sl": "0",

@@ -1,5 +1,7 @@
 """Simulated NUMA nodes: the host's processors and memory, dealt out to as many nodes as the hardware has."""
 
+from __future__ import annotations
+
 import os
 
 from . import pci, state
@@ -19,13 +21,13 @@ def write(count: int) -> None:
     kib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 1024
     for node in range(count):
         cpus = pci.cpus_of(node, count)
-        place = folder / ("node%d" % node)
+        place = folder / f"node{node}"
         state.write_text(place / "cpulist", pci.ranges(cpus) + "\n")
         state.write_text(place / "cpumap", _mask(cpus) + "\n")
         state.write_text(place / "distance", " ".join(_distances(node, count)) + "\n")
         share = kib // count
         lines = [("MemTotal", share), ("MemFree", share // 2), ("MemUsed", share - share // 2)]
-        state.write_text(place / "meminfo", "".join("Node %d %s: %15d kB\n" % (node, *line) for line in lines))
+        state.write_text(place / "meminfo", "".join(f"Node {node} {name}: {size:15d} kB\n" for name, size in lines))
 
 
 def _distances(node: int, count: int) -> list[str]:
@@ -37,7 +39,7 @@ def _mask(cpus: list[int]) -> str:
     bits = sum(1 << cpu for cpu in cpus)
     groups = []
     while True:
-        groups.append("%08x" % (bits & 0xFFFFFFFF))
+        groups.append(f"{bits & 0xFFFFFFFF:08x}")
         bits >>= 32
         if not bits:
             return ",".join(reversed(groups))

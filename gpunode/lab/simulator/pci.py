@@ -1,5 +1,7 @@
 """The simulated PCI bus: sysfs files of all functions, as lspci, the probe and NVIDIA's scripts read them."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Iterator
@@ -47,7 +49,7 @@ def folder(function: Function) -> Path:
 def place(function: Function) -> str:
     """A function's folder below /sys/devices."""
     chain = [*function["bridges_above"], function["pci_bus_id"]]
-    return "pci%s/%s" % (chain[0].rsplit(":", 1)[0], "/".join(chain))
+    return "pci{}/{}".format(chain[0].rsplit(":", 1)[0], "/".join(chain))
 
 
 def write(hardware: dict[str, Any]) -> None:
@@ -66,16 +68,16 @@ def write_function(function: Function, number: int, numa_nodes: int) -> None:
     regions = _regions(function, number)
     cpus = cpus_of(function["numa_node"], numa_nodes)
     values = {
-        "vendor": "0x%04x" % vendor,
-        "device": "0x%04x" % device,
-        "subsystem_vendor": "0x%04x" % sub_vendor,
-        "subsystem_device": "0x%04x" % sub_device,
+        "vendor": f"0x{vendor:04x}",
+        "device": f"0x{device:04x}",
+        "subsystem_vendor": f"0x{sub_vendor:04x}",
+        "subsystem_device": f"0x{sub_device:04x}",
         "class": "0x" + function["pci_class"],
-        "revision": "0x%02x" % function.get("revision", 0xA1),
+        "revision": "0x{:02x}".format(function.get("revision", 0xA1)),
         "irq": str(16 + number),
         "numa_node": str(function["numa_node"]) if numa_nodes > 1 else "-1",
         "local_cpulist": ranges(cpus),
-        "local_cpus": "%x" % sum(1 << cpu for cpu in cpus),
+        "local_cpus": f"{sum(1 << cpu for cpu in cpus):x}",
         "power_state": "D0",
         "enable": "1",
         "modalias": _modalias(function),
@@ -110,10 +112,12 @@ def set_link(function: Function, gen: int, width: int, number: int) -> None:
 def bind(function: Function, driver: str | None) -> None:
     """Let a driver hold the function, or none."""
     here = folder(function)
-    text = "DRIVER=%s\n" % driver if driver else ""
+    text = f"DRIVER={driver}\n" if driver else ""
     sub = function.get("pci_subsystem_id", "0000:0000").upper()
-    text += "PCI_CLASS=%s\nPCI_ID=%s\n" % (function["pci_class"].lstrip("0").upper(), function["pci_device_id"].upper())
-    text += "PCI_SUBSYS_ID=%s\nPCI_SLOT_NAME=%s\nMODALIAS=%s\n" % (sub, function["pci_bus_id"], _modalias(function))
+    text += "PCI_CLASS={}\nPCI_ID={}\n".format(
+        function["pci_class"].lstrip("0").upper(), function["pci_device_id"].upper()
+    )
+    text += "PCI_SUBSYS_ID={}\nPCI_SLOT_NAME={}\nMODALIAS={}\n".format(sub, function["pci_bus_id"], _modalias(function))
     state.write_text(here / "uevent", text)
     link = here / "driver"
     if link.is_symlink():
@@ -142,7 +146,7 @@ def _modalias(function: Function) -> str:
     sub_vendor, sub_device = numbers(function.get("pci_subsystem_id", "0000:0000"))
     code = function["pci_class"].upper()
     words = (vendor, device, sub_vendor, sub_device, code[:2], code[2:4], code[4:])
-    return "pci:v%08Xd%08Xsv%08Xsd%08Xbc%ssc%si%s" % words
+    return "pci:v{:08X}d{:08X}sv{:08X}sd{:08X}bc{}sc{}i{}".format(*words)
 
 
 def _regions(function: Function, number: int) -> list[tuple[int, int]]:
@@ -157,8 +161,8 @@ def _resources(regions: list[tuple[int, int]]) -> Iterator[str]:
     """Seven lines: six registers, of which a 64-bit region takes two, and the ROM."""
     lines = []
     for address, size in regions:
-        lines += ["0x%016x 0x%016x 0x%016x" % (address, address + size - 1, _PREFETCHABLE), None]
-    empty = "0x%016x 0x%016x 0x%016x" % (0, 0, 0)
+        lines += [f"0x{address:016x} 0x{address + size - 1:016x} 0x{_PREFETCHABLE:016x}", None]
+    empty = f"0x{0:016x} 0x{0:016x} 0x{0:016x}"
     for line in [*lines, *[None] * (13 - len(lines))]:
         yield line or empty
 
@@ -180,4 +184,4 @@ def ranges(cpus: list[int]) -> str:
             parts[-1][-1] = cpu
         else:
             parts.append([cpu, cpu])
-    return ",".join(str(low) if low == high else "%d-%d" % (low, high) for low, high in parts)
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)

@@ -1,5 +1,7 @@
 """``rmmod`` of a simulated node."""
 
+from __future__ import annotations
+
 import sys
 
 from . import modules
@@ -19,6 +21,6 @@ def main(argv: list[str]) -> int:
         try:
             modules.remove(name)
         except ModuleError as err:
-            sys.stderr.write("rmmod: ERROR: %s\n" % err)
+            sys.stderr.write(f"rmmod: ERROR: {err}\n")
             failed = 1
     return failed

@@ -17,17 +17,20 @@ text: the modes that the next load of the module takes. What is absent is as the
 Each file is read whole and written by rename; ``change`` holds a lock over reading and writing.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any
 
 ROOT = Path(os.environ.get("GPUNODE_LAB_ROOT", "/"))
 LOCK_MODE = 0o600
 
-Document = Dict[str, Any]
+Document = dict[str, Any]
 
 
 def path(name: str) -> Path:
@@ -50,14 +53,14 @@ def running() -> Document:
     return _read(path("/run/gpunode-lab/state.json"))
 
 
-def faults() -> List[Document]:
+def faults() -> list[Document]:
     """The faults that are set: ``{"fault", "component": "gpu3" | "gpu3/link5" | None, …}``."""
-    found: List[Document] = _read(path("/var/lib/gpunode-lab/faults.json")).get("faults", [])
+    found: list[Document] = _read(path("/var/lib/gpunode-lab/faults.json")).get("faults", [])
     return found
 
 
 @contextlib.contextmanager
-def change() -> Iterator[Tuple[Document, Document]]:
+def change() -> Iterator[tuple[Document, Document]]:
     """``(kept, running)`` under the lock; both are written when the block is left without an exception."""
     with _locked():
         before, now = kept(), running()
@@ -67,7 +70,7 @@ def change() -> Iterator[Tuple[Document, Document]]:
 
 
 @contextlib.contextmanager
-def change_faults() -> Iterator[List[Document]]:
+def change_faults() -> Iterator[list[Document]]:
     """The list of faults under the lock, written when the block is left without an exception."""
     with _locked():
         found = faults()
@@ -83,7 +86,7 @@ def write(file: Path, document: Document) -> None:
 def write_text(file: Path, text: str) -> None:
     """Write a file of mode 0644 in one step, and the folders above it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(".%s.%d" % (file.name, os.getpid()))
+    new = file.with_name(f".{file.name}.{os.getpid()}")
     new.write_text(text, encoding="utf-8")
     new.chmod(0o644)
     new.replace(file)

@@ -16,7 +16,6 @@ from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.lab import _new_names
 from gpunode.lab.lock import locked
 from gpunode.lab.make import Ports
-from gpunode.lab.recipe import SYSTEMS
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,11 @@ from gpunode.lab.recipe import SYSTEMS
     ],
 )
 def test_names_fill_gaps_and_count_their_own_system(count: int, existing: Sequence[str], new: list[str]) -> None:
-    assert _new_names(SYSTEMS["debian-12"], count, existing) == new
+    assert _new_names("deb12", count, existing) == new
+
+
+def test_names_of_hardware_that_begins_alike_are_kept_apart() -> None:
+    assert _new_names("t4", 1, ["t4-1-1"]) == ["t4-1"]
 
 
 def test_ports_skip_what_is_used_and_what_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:

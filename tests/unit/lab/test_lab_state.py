@@ -17,6 +17,8 @@ class Node:
     port: int
     host_key: str = "ssh-ed25519 AAAA"
     address: str = "127.0.0.1"
+    os: str = "debian-12"
+    hardware: str | None = None
 
 
 NODES = [Node("deb12-1", 22000), Node("deb13-1", 22001, "ssh-ed25519 BBBB")]
@@ -84,8 +86,8 @@ def test_the_inventory_checks_host_keys(state: State) -> None:
     state.write(NODES)
     group = yaml.safe_load(state.inventory.read_text())["gpu_nodes"]
     assert group["hosts"] == {
-        "deb12-1": {"ansible_host": "127.0.0.1", "ansible_port": 22000},
-        "deb13-1": {"ansible_host": "127.0.0.1", "ansible_port": 22001},
+        "deb12-1": {"ansible_host": "127.0.0.1", "ansible_port": 22000, "nvidia_driver_source": "debian"},
+        "deb13-1": {"ansible_host": "127.0.0.1", "ansible_port": 22001, "nvidia_driver_source": "debian"},
     }
     variables = group["vars"]
     assert (variables["ansible_user"], variables["gpunode_lab"]) == ("admin", True)
@@ -97,6 +99,20 @@ def test_the_inventory_checks_host_keys(state: State) -> None:
         "StrictHostKeyChecking=yes",
         "IdentitiesOnly=yes",
     }
+
+
+def test_nodes_with_hardware_know_their_repositories(state: State) -> None:
+    state.prepare()
+    state.write_vendor_keys({"nvidia": "KEY\n", "container-toolkit": "OTHER\n"})
+    state.write([Node("l40s-4-1", 22000, hardware="l40s-4")])
+    host = yaml.safe_load(state.inventory.read_text())["gpu_nodes"]["hosts"]["l40s-4-1"]
+    assert "nvidia_driver_source" not in host
+    assert host["nvidia_repository_url"] == "http://vendor/compute/cuda/repos"
+    assert Path(host["nvidia_repository_key"]).read_text() == "KEY\n"
+    assert Path(host["nvidia_container_toolkit_key"]).read_text() == "OTHER\n"
+    state.prepare()  # the keys are no foreign files
+    assert state.remove()
+    assert not state.folder.exists()
 
 
 def test_a_lab_without_nodes_has_an_empty_group(state: State) -> None:

@@ -23,6 +23,8 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "-n", "65"], 2, "-n 65: a lab has 1 to 64 nodes"),
         (["up", "--mirror", "nowhere"], 2, "'nowhere' is not the URL of a Debian mirror"),
         (["up", "--mirror", "http://m.example/debian"], 3, "Docker engine"),
+        (["up", "--hardware", "h100"], 2, "--hardware h100: no such hardware; there is hgx-h100-8, hgx-h200-8"),
+        (["up", "-n", "33", "--hardware", "t4-1", "--hardware", "v100-2"], 2, "a lab has 1 to 64 nodes"),
         (["down"], 3, "Docker engine"),
         (["status"], 3, "Docker engine"),
         (["inventory"], 2, "gpunode lab up --name default"),
