@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from gpunode.errors import UsageError
 from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.mirror import Mirror
+from gpunode.lab.packages.lookalike import LOOKALIKES, files_of, packages_of, setup_of
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 ADMIN = "admin"  # sudo without a password, as Ansible's account has on most servers
@@ -18,16 +19,27 @@ GID = 100  # users
 
 @dataclass(frozen=True)
 class System:
-    """An operating system that a node can have; ``short`` begins the names of its nodes."""
+    """An operating system that a node can have; ``short`` begins the names of its nodes.
+
+    ``codename`` is Debian's release that the tree is made of. A look-alike has Debian's packages under another system's
+    name: what goes by os-release, package manager and kernel packages acts as there.
+    """
 
     id: str
     codename: str
     short: str
 
+    @property
+    def lookalike(self) -> bool:
+        """Whether the tree is Debian's under another name."""
+        return self.id in LOOKALIKES
+
 
 SYSTEMS = {
     "debian-12": System("debian-12", "bookworm", "deb12"),
     "debian-13": System("debian-13", "trixie", "deb13"),
+    "ubuntu-24.04": System("ubuntu-24.04", "bookworm", "ubu2404"),
+    "rocky-9": System("rocky-9", "bookworm", "rocky9"),
 }
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -101,6 +113,8 @@ class Recipe:
     @property
     def packages(self) -> tuple[str, ...]:
         """Packages to install beside the essential ones."""
+        if self.system.lookalike:
+            return (*PACKAGES, *packages_of(self.system.id))
         return (*PACKAGES, f"linux-image-cloud-{self.architecture}")
 
     @property
@@ -130,15 +144,18 @@ class Recipe:
             "etc/ssh/sshd_config.d/10-gpunode-lab.conf": _SSHD,
             "etc/sudoers.d/gpunode-lab": f"{ADMIN} ALL=(ALL) NOPASSWD: ALL\n{OPERATOR} ALL=(ALL) ALL\n",
         }
+        if self.system.lookalike:
+            files |= files_of(self.system.id)
         if proxies := self.mirror.proxies_for_nodes:
             lines = [f'Acquire::{scheme}::Proxy "{url}";\n' for scheme, url in proxies]
+            lines.append('Acquire::http::Proxy::vendor "DIRECT";\n')  # the lab's own repository
             files["etc/apt/apt.conf.d/90gpunode-lab-proxy"] = "".join(lines)
         return files
 
     @property
     def setup(self) -> str:
         """Shell script, run inside the tree when all packages and files are in it."""
-        return _SETUP
+        return _SETUP + setup_of(self.system.id) if self.system.lookalike else _SETUP
 
     @property
     def init(self) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from gpunode.lab.engine import docker_errors
 from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Say, ensure_image, remove_images
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
+from gpunode.lab.packages.plan import plan
 from gpunode.lab.recipe import Recipe, System, architecture
-from gpunode.lab.vendor.plan import plan
 
 KIND = "vendor"
 _TOOLS = (

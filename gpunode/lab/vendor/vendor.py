@@ -14,11 +14,12 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab.archive import Entry
 from gpunode.lab.engine import docker_errors
 from gpunode.lab.image import Say
 from gpunode.lab.node import LAB_LABEL
+from gpunode.lab.packages.rows import repositories
 from gpunode.lab.vendor.image import ensure_vendor_image
-from gpunode.lab.vendor.rows import repositories
 
 NAME = "vendor"
 VENDOR_LABEL = "gpunode.lab.vendor"
@@ -49,6 +50,20 @@ class Vendor:
     def urls(self) -> dict[str, str]:
         """Where each repository is, by its name: ``debian12``, ``container-toolkit`` …"""
         return {name: f"{self.url}/{repository.path}" for name, repository in repositories().items()}
+
+    def entries(self, system: str) -> list[Entry]:
+        """What a node of that system has of these repositories before its first boot: an Ubuntu has its archive."""
+        if system != "ubuntu-24.04":
+            return []
+        keyring = "usr/share/keyrings/ubuntu-archive-keyring.asc"
+        source = (
+            f"Types: deb\nURIs: {self.urls()['ubuntu']}\nSuites: noble noble-updates\n"
+            f"Components: main restricted universe multiverse\nSigned-By: /{keyring}\n"
+        )
+        return [
+            Entry(keyring, self.keys["ubuntu"], 0o644),
+            Entry("etc/apt/sources.list.d/ubuntu.sources", source, 0o644),
+        ]
 
     def fault(self, name: str, *arguments: str) -> None:
         """Switch a fault on, at once. ``package-gone`` takes shell patterns of file names as arguments."""

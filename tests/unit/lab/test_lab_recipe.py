@@ -79,7 +79,10 @@ def test_a_proxy_is_written_for_nodes_that_can_reach_it() -> None:
     path = "etc/apt/apt.conf.d/90gpunode-lab-proxy"
     assert path not in RECIPE.files
     proxied = replace(RECIPE, mirror=replace(RECIPE.mirror, proxies=(("http", "http://p.example:1"),)))
-    assert proxied.files[path] == 'Acquire::http::Proxy "http://p.example:1";\n'
+    assert proxied.files[path].splitlines() == [
+        'Acquire::http::Proxy "http://p.example:1";',
+        'Acquire::http::Proxy::vendor "DIRECT";',
+    ]
 
 
 def test_one_user_is_asked_for_a_password_and_one_is_not() -> None:

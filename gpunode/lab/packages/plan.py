@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
-from gpunode.lab.vendor.rows import Package, Payload, Repository, packages, releases, repositories, text_of
+from gpunode.lab.packages.rows import Package, Payload, Repository, packages, releases, repositories, text_of
 
 MARK = "+gpunodelab"
 SIMULATOR = "/usr/lib/gpunode-lab/bin"
@@ -67,8 +67,8 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Built:
-    values = {"release": "", **given, "revision": given.get(repository.family, "1")}
-    version = filled(row.version, values) + MARK
+    values = {"release": "", **given, "revision": given.get(repository.family, "1"), "mark": MARK}
+    version = filled(row.version if "{mark}" in row.version else row.version + "{mark}", values)
     values |= {"version": version, "libdir": _LIBRARIES[repository.family]}
     fields = {
         "Source": filled(row.source, values),
