@@ -57,36 +57,33 @@ def boot() -> None:
 
 def divert() -> None:
     """Put the simulated tools in the place of the real ones, by dpkg's own means, so that upgrades respect it."""
-    known = subprocess.run(
-        ["dpkg-divert", "--list", REAL + "*"],
-        stdout=subprocess.PIPE,
-        timeout=_DPKG_LIMIT_S,
-        check=True,
-        start_new_session=True,
-        text=True,
-    ).stdout
     Path(REAL).mkdir(parents=True, exist_ok=True)
     for tool in DIVERTED:
-        if f"{REAL}/{tool} " in known:
-            continue
-        place = _packaged(tool)
-        argv = ["dpkg-divert", "--local", "--quiet", "--rename", "--divert", f"{REAL}/{tool}", "--add", place]
-        subprocess.run(argv, timeout=_DPKG_LIMIT_S, check=True, start_new_session=True)
-        Path(place).symlink_to(f"{BIN}/{tool}")
+        place, real, own = Path(_packaged(tool)), f"{REAL}/{tool}", f"{BIN}/{tool}"
+        if _dpkg(["dpkg-divert", "--truename", str(place)]).stdout.strip() != real:
+            _dpkg(["dpkg-divert", "--local", "--quiet", "--rename", "--divert", real, "--add", str(place)], check=True)
+        if not place.is_symlink() or str(place.readlink()) != own:
+            place.unlink(missing_ok=True)
+            place.symlink_to(own)
+
+
+def _dpkg(argv: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_DPKG_LIMIT_S,
+        check=check,
+        start_new_session=True,
+    )
 
 
 def _packaged(tool: str) -> str:
     """The path under which dpkg knows a tool: with or without /usr, as the release has it."""
     for folder in ("/sbin", "/usr/sbin", "/bin", "/usr/bin"):
         place = f"{folder}/{tool}"
-        found = subprocess.run(
-            ["dpkg-query", "-S", place],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_DPKG_LIMIT_S,
-            check=False,
-            start_new_session=True,
-        )
+        found = _dpkg(["dpkg-query", "-S", place])
         if found.returncode == 0:
             return place
     raise FileNotFoundError(errno.ENOENT, "no package has it", tool)
