@@ -127,9 +127,28 @@ PATHS = {
     "protected_memory.free": "cc_protected_memory_usage/free",
     "platform.module_id": "platformInfo/module_id",
 }
+MODULE_POWER = (
+    "power.draw.average", "power.draw.instant", "power.limit", "enforced.power.limit", "power.default_limit",
+    "power.min_limit", "power.max_limit",
+)  # fmt: skip
+_PROFILE = ("primary_floor_act_window_multiplier", "primary_floor_tar_window_multiplier")
+# Fields of power smoothing to their units.
+SMOOTHING = {
+    "delayed_power_smoothing_supported": "",
+    "primary_power_floor": "W",
+    "secondary_power_floor": "W",
+    "min_primary_floor_activation_offset": "W",
+    "min_primary_floor_activation_point": "W",
+    "window_multiplier": "ms",
+    **{f"{kind}.secondary_power_floor": "W" for kind in ("curr_profile", "admin_override")},
+    **{f"{kind}.{name}": "" for kind in ("curr_profile", "admin_override") for name in _PROFILE},
+    **{f"{kind}.primary_floor_act_offset": "W" for kind in ("curr_profile", "admin_override")},
+}
 UNITS = {
     "fan.speed": "%",
     "edpp_multiplier": "%",
+    **{f"module.{key}": "W" for key in MODULE_POWER},
+    **{f"power_smoothing.{key}": unit for key, unit in SMOOTHING.items() if unit},
     **{f"memory.{key}": "MiB" for key in ("total", "reserved", "used", "free")},
     **{f"protected_memory.{key}": "MiB" for key in ("total", "used", "free")},
     **{f"utilization.{key}": "%" for key in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")},
@@ -337,9 +356,8 @@ NOT_HERE = frozenset({
     "vgpu_driver_capability.heterogenous_multivGPU", "vgpu_device_capability.fractional_multiVgpu",
     "vgpu_device_capability.heterogeneous_timeSlice_profile", "vgpu_device_capability.heterogeneous_timeSlice_sizes",
     "vgpu_device_capability.homogeneous_placements", "vgpu_device_capability.mig_timeSlicing",
-    "vgpu_device_capability.mig_timeSlicing_mode", "module.power.draw.average", "module.power.draw.instant",
-    "module.power.limit", "module.enforced.power.limit", "module.power.default_limit", "module.power.min_limit",
-    "module.power.max_limit", "power_smoothing.delayed_power_smoothing_supported",
+    "vgpu_device_capability.mig_timeSlicing_mode", *(f"module.{key}" for key in MODULE_POWER),
+    *(f"power_smoothing.{key}" for key in SMOOTHING),
 })  # fmt: skip
 
 

@@ -7,9 +7,10 @@ import time
 from .gpu import Gpu
 from .layout import numbers
 from .node import Node
-from .values import ecc_counts, memory, power_w, temperature_c
+from .values import LOST, ecc_counts, memory, power_w, temperature_c
 
 NEWER_PROCESS_COLUMNS = 575
+COMPUTE_MODES = {"Default": "Default", "Exclusive_Process": "E. Process", "Prohibited": "Prohibited"}
 
 
 class Widths:
@@ -58,15 +59,9 @@ def lost_message(gpu: Gpu) -> str:
 
 
 def _head(node: Node, wide: Widths) -> str:
-    if wide.left == 31:
-        text = f" NVIDIA-SMI {node.driver.ljust(12)} Driver Version: {node.driver.ljust(12)} CUDA Version: {node.cuda}"
-    else:
-        text = f" NVIDIA-SMI {node.driver.ljust(21)} Driver Version: {node.driver.ljust(14)} CUDA Version: {node.cuda}"
-        if wide.middle == 24:
-            text = text.replace(" CUDA Version", "  CUDA Version").replace(" Driver", "  Driver", 1)
-            text = (
-                f" NVIDIA-SMI {node.driver.ljust(22)}Driver Version: {node.driver.ljust(15)}CUDA Version: {node.cuda}"
-            )
+    first = 13 if wide.left == 31 else 23
+    second = 15 if wide.middle == 24 else 13
+    text = f" NVIDIA-SMI {node.driver.ljust(first)}Driver Version: {node.driver.ljust(second)}CUDA Version: {node.cuda}"
     return f"|{text.ljust(wide.total)}|"
 
 
@@ -86,56 +81,77 @@ def _titles(wide: Widths, branch: int) -> list[str]:
 
 
 def _gpu(gpu: Gpu, wide: Widths) -> list[str]:
-    mode = "On " if gpu.persistence else "Off"
-    frame = memory(gpu)
-    usage = (
-        f"{frame['used']}MiB / {str(frame['total']).rjust(6)}MiB"
-        if wide.middle == 24
-        else (f"{frame['used']}MiB / {frame['total']}MiB")
-    )
-    ecc = (
-        "On"
-        if gpu.mig
-        else str(ecc_counts(gpu)["volatile/dram_uncorrectable"])
-        if gpu.ecc
-        else ("Off" if gpu.has_ecc else "N/A")
-    )
-    power = f"{power_w(gpu):.0f}W / {gpu.power_limit_w:4.0f}W"
-    temperature, state = f"{temperature_c(gpu)}C", "P0" if gpu.busy else str(gpu.get("idle_pstate", "P0"))
-    load = "N/A" if gpu.mig else "100%" if gpu.busy else "0%"
-    fan = "N/A"
-    mig = "N/A"
-    if gpu.can_mig:
-        mig = ("Enabled" if gpu.mig_pending else "Disabled") + ("*" if gpu.mig_pending != gpu.mig else "")
-    compute = {"Default": "Default", "Exclusive_Process": "E. Process", "Prohibited": "Prohibited"}[gpu.compute_mode]
+    cells = _cells(gpu)
+    fill = 4 if wide.middle == 24 else 0
+    power = f"{cells['power']} / {cells['limit'].rjust(fill + 1 if fill else 0)}"
+    usage = f"{cells['used']} / {cells['total'].rjust(9 if fill else 0)}"
     if gpu.lost:
-        fan = temperature = state = ecc = load = "ERR!"
-        power, usage, compute = "ERR! /  ERR!", "GPU is lost", "ERR!"
-    name = gpu.name if len(gpu.name) <= 25 else gpu.name[:22] + "..."
+        usage = LOST
     if wide.left == 31:
-        short = gpu.name if len(gpu.name) <= 18 else gpu.name[:15] + "..."
-        first = f" {gpu.index:3}  {short.ljust(20)}{mode} "
-        second = f"{fan:>4}  {temperature:>4}  {state:>4} {power:>14}"
-    else:
-        first = (
-            f" {gpu.index:3}  {name.ljust(31)}{mode}  "
-            if wide.middle == 24
-            else f" {gpu.index:3}  {name.ljust(31)}{mode}  "
+        first = f" {gpu.index:3}  {_short(gpu.name, 18).ljust(20)}{cells['persistence']} "
+        second = (
+            f"{cells['fan'].rjust(4)}  {cells['temperature'].rjust(4)}  {cells['state'].rjust(4)} {power.rjust(13)}"
         )
-        second = f" {fan:<4}{temperature:>6} {state:>5}{power:>23} "
-    bus = f" {gpu.bus_id} Off " if wide.middle == 22 else f"   {gpu.bus_id} Off "
+    else:
+        first = f" {gpu.index:3}  {_short(gpu.name, 25).ljust(31)}{cells['persistence']} "
+        second = f" {cells['fan'].ljust(3)}{cells['temperature'].rjust(6)}{cells['state'].rjust(6)}{power.rjust(24)} "
+    bus = f"{' ' * (wide.middle - 21)}{gpu.bus_id} Off "
+    compute = f"{cells['load'].rjust(8)} {cells['compute'].rjust(12)} "
     return [
-        f"|{first[: wide.left].ljust(wide.left)}|{bus}|{ecc.rjust(wide.right - 1)} |",
-        f"|{second[: wide.left].ljust(wide.left)}|{usage.rjust(wide.middle - 1)} |{load.rjust(8)} {compute.rjust(12)} |",
-        f"|{' ' * wide.left}|{' ' * wide.middle}|{mig.rjust(wide.right - 1)} |",
+        f"|{first.ljust(wide.left)}|{bus}|{cells['ecc'].rjust(wide.right - 1)} |",
+        f"|{second.ljust(wide.left)}|{usage.rjust(wide.middle - 1)} |{compute}|",
+        f"|{' ' * wide.left}|{' ' * wide.middle}|{cells['mig'].rjust(wide.right - 1)} |",
     ]
 
 
+def _short(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
+def _cells(gpu: Gpu) -> dict[str, str]:
+    frame = memory(gpu)
+    errors = str(ecc_counts(gpu)["volatile/dram_uncorrectable"]) if gpu.ecc else "Off" if gpu.has_ecc else "N/A"
+    mig = "N/A"
+    if gpu.can_mig:
+        mig = ("Enabled" if gpu.mig_pending else "Disabled") + ("*" if gpu.mig_pending != gpu.mig else "")
+    cells = {
+        "persistence": "On " if gpu.persistence else "Off",
+        "fan": "N/A",
+        "temperature": f"{temperature_c(gpu)}C",
+        "state": "P0" if gpu.busy else str(gpu.get("idle_pstate", "P0")),
+        "power": f"{power_w(gpu):.0f}W",
+        "limit": f"{gpu.power_limit_w:.0f}W",
+        "used": f"{frame['used']}MiB",
+        "total": f"{frame['total']}MiB",
+        "ecc": "On" if gpu.mig else errors,
+        "load": "N/A" if gpu.mig else "100%" if gpu.busy else "0%",
+        "compute": COMPUTE_MODES[gpu.compute_mode],
+        "mig": mig,
+    }
+    unknown = ("fan", "temperature", "state", "power", "limit", "ecc", "load", "compute")
+    return {**cells, **dict.fromkeys(unknown, "ERR!")} if gpu.lost else cells
+
+
 def _mig(wide: Widths) -> list[str]:
+    middle = wide.total - 55
+    newer = wide.middle == 24
+    usage = ("Shared Memory-Usage", "Shared BAR1-Usage") if newer else ("Memory-Usage", "BAR1-Usage")
+    engines = (
+        (" CE ENC  DEC  OFA  JPG ", "        Shared         ")
+        if newer
+        else (
+            " CE ENC DEC OFA JPG    ",
+            "      Shared           ",
+        )
+    )
     return [
         f"+{'-' * wide.total}+",
         f"| MIG devices:{' ' * (wide.total - 13)}|",
-        f"|{'=' * wide.total}|",
+        f"+------------------+{'-' * middle}+-----------+-----------------------+",
+        f"| GPU  GI  CI  MIG |{usage[0].rjust(middle - 1)} |        Vol|{engines[1]}|",
+        f"|      ID  ID  Dev |{usage[1].rjust(middle - 1)} | SM     Unc|{engines[0]}|",
+        f"|                  |{' ' * middle}|        ECC|                       |",
+        f"|==================+{'=' * middle}+===========+=======================|",
         f"|  No MIG devices found{' ' * (wide.total - 22)}|",
         f"+{'-' * wide.total}+",
     ]

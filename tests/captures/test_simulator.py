@@ -1,0 +1,326 @@
+"""The lab's simulated tools beside recordings of the real ones, line by line: what both print, and what one alone does.
+
+``simulator_differences.yml`` names the recordings per hardware, and every difference with its reason.
+"""
+
+import json
+import os
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpunode.facts.parsers import smi_q, smi_table, smi_xml
+from gpunode.lab.hardware.describe import describe
+from gpunode.lab.simulator import smi, state
+
+HERE = Path(__file__).resolve().parent
+SHARED = Path(os.environ.get("GPUNODE_SHARED", HERE.parents[1].parent / "shared"))
+FOLDER = SHARED / "captures"
+LISTED: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
+    (HERE / "simulator_differences.yml").read_text(encoding="utf-8")
+)["hardware"]
+CASES = [(hardware, capture) for hardware, captures in LISTED.items() for capture in captures]
+IDENTITY = (
+    "name", "architecture", "pci_device_id", "pci_subsystem_id", "vbios_version", "memory_total_mib", "max_clocks_mhz",
+    "power_default_limit_w", "power_max_limit_w",
+)  # fmt: skip
+PRESENT = (
+    "ecc/enabled",
+    "mig_mode",
+    "remapped_rows/pending",
+    "retired_pages/pending",
+    "fabric/state",
+    "memory_temperature_c",
+)
+
+pytestmark = [
+    pytest.mark.captures,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
+]
+
+
+@dataclass
+class Compared:
+    """Lines of both, and the fields whose values differ."""
+
+    both: int = 0
+    only_capture: set[str] = field(default_factory=set)
+    only_simulator: set[str] = field(default_factory=set)
+    values: dict[str, str] = field(default_factory=dict)
+
+
+def driver_of(capture: str, text: str) -> str:
+    """The driver version that the recording names, in its text or in its file name."""
+    match = re.search(r"(?:driver_version>|Driver Version *: |-)(\d{3}\.\d+(?:\.\d+)?)", f"{text}\n{capture}")
+    return match[1] if match else "535.104.12"
+
+
+@pytest.fixture(name="node")
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, bool], None]:
+    """A function that lays a simulated node with that hardware and driver below a folder, as its boot leaves it."""
+
+    def lay(hardware: str, driver: str, mig: bool) -> None:
+        described = describe(hardware, "node")
+        folder = tmp_path / f"{hardware}-{driver}-{mig}"
+        libraries = folder / f"usr/lib/{os.uname().machine}-linux-gnu"
+        monkeypatch.setattr(state, "ROOT", folder)
+        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", driver)
+        if folder.exists():
+            return
+        libraries.mkdir(parents=True)
+        (libraries / f"libnvidia-ml.so.{driver}").touch()
+        (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{driver}")
+        modes = {str(gpu["index"]): {"ecc": True, "mig": mig, "mig_pending": mig} for gpu in described["gpus"]}
+        running = {
+            "module": {"version": driver, "flavour": "open"},
+            "gpus": modes,
+            "fabric": {"state": "Completed", "status": "Success"},
+        }
+        for name, document in (
+            ("etc/gpunode/lab-hardware.json", described),
+            ("etc/gpunode/lab-node", {}),
+            ("run/gpunode-lab/state.json", running),
+        ):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(json.dumps(document), encoding="utf-8")
+
+    return lay
+
+
+def xml_lines(text: str) -> set[str]:
+    """Paths of the tags of the first GPU; the contents of lists whose length says nothing are left out."""
+    root = ET.fromstring(re.sub(r"<!DOCTYPE[^>]*>", "", text))  # noqa: S314 (recorded files)
+    gpu = root.find("gpu")
+    assert gpu is not None
+    found = {child.tag for child in root}
+
+    def walk(node: ET.Element, path: str) -> Iterator[str]:
+        for child in node:
+            where = f"{path}/{child.tag}"
+            yield where
+            if child.tag not in ("supported_clocks", "processes", "accounted_processes"):
+                yield from walk(child, where)
+
+    return found | set(walk(gpu, "gpu"))
+
+
+def q_lines(text: str) -> set[str]:
+    """Paths of the labels of the head and of the first GPU."""
+    found = set()
+    stack: list[tuple[int, str]] = []
+    gpus = 0
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("="):
+            continue
+        indent = len(line) - len(line.lstrip())
+        label = line.partition(" : ")[0].strip()
+        if indent == 0 and line.startswith("GPU "):
+            gpus += 1
+            label = "GPU"
+        if gpus > 1:
+            break
+        while stack and stack[-1][0] >= indent:
+            stack.pop()
+        stack.append((indent, label))
+        path = "/".join(name for _, name in stack)
+        if not path.startswith("GPU/Processes/"):
+            found.add(path)
+    return found
+
+
+def topo_lines(text: str) -> set[str]:
+    """Titles of the columns, the cells between GPUs, and the legend."""
+    plain = re.sub(r"\x1b\[\d*m", "", text)
+    titles = {f"column {title}" for title in re.findall(r"CPU Affinity|NUMA Affinity|GPU NUMA ID", plain)}
+    rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d", line)]
+    cells = {
+        f"GPU-GPU {word}"
+        for row in rows[1 if len(rows) > 1 and "GPU1" in rows[0] else 0 :]
+        for word in row[1:9]
+        if re.fullmatch(r"NV\d+|PIX|PXB|PHB|NODE|SYS", word)
+    }
+    return titles | cells | {line.strip() for line in plain.splitlines() if " = " in line}
+
+
+def nvlink_lines(text: str) -> set[str]:
+    """The links of the first GPU with their speed, or what is said in their place."""
+    block = re.split(r"(?m)^GPU \d+:", text)[1]
+    return {re.sub(r"\s+", " ", line.strip()) for line in block.splitlines()[1:] if line.strip()} | {"GPU: NAME (UUID)"}
+
+
+def table_lines(text: str) -> set[str]:
+    """Rulers and headings, with versions and figures taken out."""
+    found = set()
+    for line in text.splitlines():
+        if line.startswith("|") and re.search(
+            r"NVIDIA-SMI|[Pp]rocess|Persistence|Pwr:Usage|MIG|  ID  |No running|        ECC", line
+        ):
+            found.add(re.sub(r"\d+\.\d+(\.\d+)?", lambda match: "9" * len(match[0]), line.rstrip()))
+        elif re.fullmatch(r"[+|][-=+|]*", line.rstrip()):
+            found.add(line.rstrip())
+        elif re.search(r"\d+W / .*MiB", line):
+            masked = re.sub(r" *\d+(?=C|W|MiB|%)", lambda match: "9".rjust(len(match[0])), line.rstrip())
+            found.add(re.sub(r" P\d ", " P9 ", masked))
+        elif re.match(r"\|   0  .*[0-9A-F]{8}:", line):
+            masked = re.sub(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}", "BUS", f"|   0  NAME{line.rstrip()[38:]}")
+            found.add(re.sub(r"(On |Off)(?= +\|)", "Off", masked, count=1))
+    return found
+
+
+def csv_lines(text: str) -> set[str]:
+    """Names of the columns."""
+    return {name.strip() for name in text.splitlines()[0].split(",")}
+
+
+def list_lines(text: str) -> set[str]:
+    """The first GPU's line without its UUID."""
+    return {re.sub(r"GPU-[0-9a-f-]+", "GPU-…", text.splitlines()[0])}
+
+
+def version_lines(text: str) -> set[str]:
+    """All lines of ``--version``."""
+    return {line.rstrip() for line in text.splitlines() if line.strip()}
+
+
+KINDS: tuple[tuple[str, tuple[str, ...], Callable[[str], set[str]]], ...] = (
+    ("smi-xml/", ("-q", "-x"), xml_lines),
+    ("smi-q/", ("-q",), q_lines),
+    ("smi-topo/", ("topo", "-m"), topo_lines),
+    ("smi-nvlink/", ("nvlink", "--status"), nvlink_lines),
+    ("smi-table/", (), table_lines),
+    ("smi-csv/", (), csv_lines),
+    ("smi-misc/*-L.txt", ("-L",), list_lines),
+    ("smi-misc/*-version.txt", ("--version",), version_lines),
+)
+
+
+def compare(capture: str, real: str, answer: Callable[..., str]) -> Compared:
+    """Ask the simulator what the recording answers, and compare."""
+    prefix, words, lines = next(kind for kind in KINDS if fnmatchcase(capture, kind[0] + "*" * (kind[0][-1] == "/")))
+    if prefix == "smi-q/" and "Product Name" not in real:
+        words = ("-q", "-d", "PAGE_RETIREMENT")
+    if prefix == "smi-csv/":
+        names = [re.sub(r" \[.*", "", name.strip()) for name in real.splitlines()[0].split(",")]
+        query = "retired-pages" if "retired-pages" in capture else "gpu"
+        words = (f"--query-{query}={','.join(names)}", "--format=csv")
+    ours = answer(*words)
+    mine, theirs = lines(ours), lines(real)
+    found = Compared(len(mine & theirs), theirs - mine, mine - theirs)
+    if prefix == "smi-xml/":
+        found.values = other_values(smi_xml.parse(ours), smi_xml.parse(real))
+    elif "PAGE_RETIREMENT" in words:
+        pass  # no GPU's name in it: the lines are all there is
+    elif prefix == "smi-q/":
+        found.values = other_values(smi_q.parse(ours), smi_q.parse(real))
+    elif prefix == "smi-table/":
+        found.values = other_table_values(smi_table.parse(ours), smi_table.parse(real))
+    elif prefix == "smi-csv/":
+        found.values = other_cells(ours, real)
+    return found
+
+
+def at(gpu: dict[str, Any], path: str) -> Any:
+    for step in path.split("/"):
+        gpu = gpu[step]
+    return gpu
+
+
+def other_values(ours: dict[str, Any], real: dict[str, Any]) -> dict[str, str]:
+    """Fields that identify the model, and whether what it should have is there."""
+    mine, theirs = ours["gpus"][0], real["gpus"][0]
+    pairs = {name: (mine[name], theirs[name]) for name in IDENTITY}
+    pairs["cuda_version"] = (ours["cuda_version"], real["cuda_version"])
+    for name in ("gen_max", "gen_max_device", "width_max"):
+        pairs[f"pcie/{name}"] = (mine["pcie"][name], theirs["pcie"][name])
+    for path in PRESENT:
+        pairs[f"has {path}"] = (at(mine, path) is not None, at(theirs, path) is not None)
+    return {name: f"simulator {pair[0]}, capture {pair[1]}" for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def other_table_values(ours: dict[str, Any], real: dict[str, Any]) -> dict[str, str]:
+    mine, theirs = ours["gpus"][0], real["gpus"][0]
+    names = ("name", "memory_total_mib", "power_limit_w", "ecc_uncorrected", "mig_mode", "compute_mode")
+    return {name: f"simulator {mine[name]}, capture {theirs[name]}" for name in names if mine[name] != theirs[name]}
+
+
+MOVING = re.compile(
+    r"timestamp|bus_id|serial|uuid|pci\.(bus|domain|device$|bus_id)|count|temperature|power\.draw|utilization|clocks\.current"
+    r"|memory\.(used|free)|event_reasons|persistence|addressing|accounting|pstate|hostname|module_id|hostmax"
+)
+
+
+def other_cells(ours: str, real: str) -> dict[str, str]:
+    """Cells of the first row that do not move from moment to moment or from node to node."""
+    names = [name.strip() for name in real.splitlines()[0].split(",")]
+    mine, theirs = ([cell.strip() for cell in text.splitlines()[1].split(",")] for text in (ours, real))
+    pairs = zip(names, mine, theirs, strict=True)
+    return {name: f"simulator {a}, capture {b}" for name, a, b in pairs if a != b and not MOVING.search(name)}
+
+
+@pytest.fixture(name="answer")
+def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What nvidia-smi prints for these arguments."""
+
+    def answer(*words: str) -> str:
+        capsys.readouterr()
+        assert smi.main(list(words)) == 0
+        return capsys.readouterr().out
+
+    return answer
+
+
+def compared(
+    hardware: str, capture: str, node: Callable[[str, str, bool], None], answer: Callable[..., str]
+) -> Compared:
+    real = (FOLDER / capture).read_text(encoding="utf-8")
+    node(hardware, driver_of(capture, real), bool(LISTED[hardware][capture].get("mig")))
+    return compare(capture, real, answer)
+
+
+@pytest.mark.parametrize(("hardware", "capture"), CASES, ids=[f"{one}-{Path(two).stem}" for one, two in CASES])
+def test_every_difference_from_the_recording_is_listed_with_a_reason(
+    hardware: str, capture: str, node: Callable[[str, str, bool], None], answer: Callable[..., str]
+) -> None:
+    found = compared(hardware, capture, node, answer)
+    listed = LISTED[hardware][capture]
+    values = {} if listed.get("layout_only") else found.values
+    assert found.both > 0
+    for part, lines in (
+        ("only_capture", found.only_capture),
+        ("only_simulator", found.only_simulator),
+        ("values", set(values)),
+    ):
+        known: dict[str, str] = listed.get(part) or {}
+        assert all(known.values()), f"{part}: a difference without its reason"
+        unlisted = sorted(line for line in lines if not any(matches(line, entry) for entry in known))
+        assert not unlisted, f"{part}: {[f'{line}: {values.get(line, str())}' for line in unlisted]}"
+        stale = sorted(entry for entry in known if not any(matches(line, entry) for line in lines))
+        assert not stale, f"{part}: listed, and no difference any more: {stale}"
+
+
+def matches(line: str, entry: str) -> bool:
+    return line.startswith(entry[:-1]) if entry.endswith("*") else line == entry
+
+
+def test_the_table_of_what_was_compared_is_printed(
+    node: Callable[[str, str, bool], None], answer: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("hardware", "recording", "both", "only simulator", "only recording", "values that differ")]
+    for hardware, capture in CASES:
+        found = compared(hardware, capture, node, answer)
+        told = "layout alone" if LISTED[hardware][capture].get("layout_only") else str(len(found.values))
+        rows.append(
+            (hardware, capture, str(found.both), str(len(found.only_simulator)), str(len(found.only_capture)), told)
+        )
+    with capsys.disabled():
+        print()
+        for row in rows:
+            print(f"{row[0]:12} {row[1]:66} {row[2]:>5} {row[3]:>15} {row[4]:>15} {row[5]:>19}")
+    assert len({row[0] for row in rows[1:]}) == len(LISTED)
