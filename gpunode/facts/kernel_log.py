@@ -9,6 +9,7 @@ from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.seen import Seen, Unseen
 
 _BOOT = re.compile(r"Linux version \d")
+_SIMULATED = re.compile(r"Linux version \S{1,100} \(gpunode-lab\)")
 _TIME = re.compile(
     r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:[+-]\d\d:?\d\d|Z)?)\s+(?:\S{1,255} kernel: )?(.*)"
 )
@@ -49,6 +50,7 @@ def parse(text: str, source: str) -> KernelLog:
     return KernelLog(
         source=source,
         complete=any(_BOOT.search(line) for line in lines),
+        simulated=any(_SIMULATED.search(line) for line in lines),
         events=(*map(_of_driver, parsed["events"]), *(event for event in of_kernel if event)),
     )
 

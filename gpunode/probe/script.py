@@ -310,6 +310,8 @@ SIGNS = (
     "/usr/local/cuda*/bin/cuda-uninstaller",
     "/usr/local/cuda*/bin/uninstall_cuda_*.pl",
 )
+# A lab node with simulated hardware on a kernel without loadable modules, where nothing can stand at /proc/modules.
+LAB_MODULES = "/run/gpunode-lab/proc-modules"
 INSTALLER_LOG = "/var/log/nvidia-installer.log"
 INSTALLER_LINES = re.compile(
     r"^(nvidia-installer log file|creation time:|installer version:|-> Installation of|ERROR:)"
@@ -567,6 +569,13 @@ class Probe:
         if wanted is None or wanted.search(text):
             self.note_file(path, text, None)
         return text
+
+    def read_as(self, path: str, stand_in: str) -> None:
+        """Record, as the text of ``path``, that of the file that stands in for it."""
+        try:
+            self.note_file(path, text_of(self.content(stand_in)), None)
+        except OSError as err:
+            self.note_file(path, None, self.reason(err))
 
     def content(self, path: str) -> bytes:
         """A file's bytes; raise OSError where it cannot be read, is a pipe, or is larger than it may be."""
@@ -849,6 +858,8 @@ def plain_files(probe: Probe) -> None:
     """Every row of FILES and FOLDERS."""
     for path in FILES:
         probe.read(path)
+    if probe.files.get("/proc/modules") is None and os.path.exists(probe.real(LAB_MODULES)):
+        probe.read_as("/proc/modules", LAB_MODULES)
     for path, keep in FILTERED_FILES:
         probe.read(path, keep=keep)
     for path in FOLDERS:

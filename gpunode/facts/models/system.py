@@ -158,4 +158,6 @@ class KernelLog(Fact):
     """``journal`` or ``dmesg``."""
     complete: bool
     """It reaches back to the boot. Where it does not, older events may have been lost."""
+    simulated: bool = False
+    """It is the log of a lab node's simulated hardware, not that of the host's kernel."""
     events: tuple[KernelEvent, ...]

@@ -105,6 +105,7 @@ def _bus(hardware: dict[str, Any]) -> None:
     """PCI functions, NUMA nodes, adapters, and where loaded modules show."""
     roots = {place.split("/", 1)[0] for place in map(pci.place, pci.functions(hardware))}
     mounts.with_additions("/sys/devices", _SYS + "/devices", without=roots)
+    mounts.with_additions("/sys/bus/pci/drivers", pci.DRIVERS)
     pci.write(hardware)
     mounts.bind(pci.SLOTS, "/sys/bus/pci/devices")
     numa.write(hardware["numa_nodes"])

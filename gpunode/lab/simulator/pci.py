@@ -17,6 +17,8 @@ DEVICES = "/run/gpunode-lab/sys/devices"
 """Where this module writes; on a node it is seen, read-only, as /sys/devices."""
 SLOTS = "/run/gpunode-lab/sys/slots"
 """Seen as /sys/bus/pci/devices."""
+DRIVERS = "/run/gpunode-lab/sys/drivers"
+"""Seen as /sys/bus/pci/drivers."""
 _MEMORY = 0x0000_2000_0000_0000
 _WINDOW = 1 << 40
 _MIB = 1 << 20
@@ -123,6 +125,7 @@ def bind(function: Function, driver: str | None) -> None:
     if link.is_symlink():
         link.unlink()
     if driver:
+        (state.path(DRIVERS) / driver).mkdir(parents=True, exist_ok=True)
         link.symlink_to("/sys/bus/pci/drivers/" + driver)
 
 
