@@ -126,7 +126,8 @@ def bind(function: Function, driver: str | None) -> None:
         link.unlink()
     if driver:
         (state.path(DRIVERS) / driver).mkdir(parents=True, exist_ok=True)
-        link.symlink_to("/sys/bus/pci/drivers/" + driver)
+        up = "../" * (len(place(function).split("/")) + 1)  # libpci joins the link's text to the folder
+        link.symlink_to(f"{up}bus/pci/drivers/{driver}")
 
 
 def remove(function: Function) -> None:
