@@ -1,4 +1,4 @@
-"""What a container needs to use the node's GPUs: device files, driver files, hooks. One answer for CDI and for runtimes.
+"""What a container needs to use the node's GPUs: device files, driver files, hooks. One answer for CDI and runtimes.
 
 Beside what the real toolkit finds, a container gets the simulator and the node's state, read-only: the programs of the
 lab's driver packages are scripts that need them, and python3 in the image.

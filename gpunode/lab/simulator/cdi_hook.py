@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
     if words[:1] in (["--version"], ["-v"]):
         sys.stdout.write(f"NVIDIA CDI Hook version {package_release() or 'unknown'}\ncommit: gpunode-lab\n")
         return 0
-    hooks = {
+    hooks: dict[str, Callable[[Path, list[str]], None]] = {
         "create-symlinks": _create_symlinks,
         "update-ldcache": _update_ldcache,
         "chmod": lambda _root, _words: None,

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from . import cdi, cdi_hook, ctk_config, ctk_runtime, state
 from .node import Node, package_release
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
             f"NVIDIA Container Toolkit CLI version {package_release() or 'unknown'}\ncommit: gpunode-lab\n"
         )
         return 0
-    commands = {
+    commands: dict[tuple[str, str], Callable[[list[str]], int]] = {
         ("cdi", "generate"): generate,
         ("cdi", "list"): listing,
         ("runtime", "configure"): ctk_runtime.configure,
@@ -42,12 +43,15 @@ def main(argv: list[str]) -> int:
         if words[:1] == ["config"]:
             return ctk_config.run(words[1:])
         command = commands.get((words[0], words[1])) if len(words) > 1 else None
-        if command is None:
-            raise UsageError(f"No help topic for '{' '.join(words)}'")
-        return command(words[2:])
+        return command(words[2:]) if command else _unknown(words)
     except (UsageError, cdi.CdiError, ctk_config.ConfigError) as err:
         note("error", str(err))
         return 1
+
+
+def _unknown(words: list[str]) -> int:
+    sys.stderr.write(f"No help topic for '{' '.join(words)}'\n")
+    return 3
 
 
 def note(level: str, text: str) -> None:

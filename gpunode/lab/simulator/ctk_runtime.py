@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import ctk, ctk_config, state, toml_text
 from .layout import numbers
@@ -20,6 +20,15 @@ DROP_INS_SINCE = "1.18.0"
 PROGRAM = "nvidia-container-runtime"
 PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 RESTART = "It is recommended that {} daemon be restarted."
+
+
+class Wish(NamedTuple):
+    """The runtime's name, its program, whether it is the default one, whether CDI is switched on."""
+
+    name: str
+    path: str
+    default: bool
+    with_cdi: bool
 
 
 def configure(words: list[str]) -> int:
@@ -44,9 +53,8 @@ def configure(words: list[str]) -> int:
     if runtime == "docker":
         changed = {file: docker(_text(file), name, path, default, with_cdi)}
     else:
-        changed = _toml(
-            runtime, file, chosen, (name, f"/usr/bin/{path}" if "/" not in path else path, default, with_cdi)
-        )
+        whole = path if "/" in path else f"/usr/bin/{path}"
+        changed = _toml(runtime, file, chosen, Wish(name, whole, default, with_cdi))
     for target, text in changed.items():
         if chosen.get("dry-run") == "true":
             sys.stdout.write(text)
@@ -85,7 +93,7 @@ def docker(text: str | None, name: str, path: str, default: bool, with_cdi: bool
     return json.dumps(document, indent=4, sort_keys=True) + "\n"
 
 
-def _toml(runtime: str, file: str, chosen: dict[str, str], wish: tuple[str, str, bool, bool]) -> dict[str, str]:
+def _toml(runtime: str, file: str, chosen: dict[str, str], wish: Wish) -> dict[str, str]:
     """File to text: a drop-in from toolkit 1.18 on, the runtime's own file before, or where it is asked for."""
     text = _text(file)
     document = ctk_config.parsed(text, file) if text else {}
@@ -94,10 +102,10 @@ def _toml(runtime: str, file: str, chosen: dict[str, str], wish: tuple[str, str,
     if drop_in is None and numbers(package_release() or "0") >= numbers(DROP_INS_SINCE):
         drop_in = DROP_INS[runtime]
     if not drop_in:
-        add(document, document, *wish)
+        add(document, document, wish)
         return {file: toml_text.dump(document)}
     own: dict[str, Any] = {}
-    add(own, document, *wish)
+    add(own, document, wish)
     changed = {drop_in: toml_text.dump(own)}
     folder = drop_in.rpartition("/")[0] + "/*.toml"
     if runtime == "containerd" and folder not in document.get("imports", []):
@@ -107,9 +115,8 @@ def _toml(runtime: str, file: str, chosen: dict[str, str], wish: tuple[str, str,
     return changed
 
 
-def _containerd(
-    target: dict[str, Any], main: dict[str, Any], name: str, path: str, default: bool, with_cdi: bool
-) -> None:
+def _containerd(target: dict[str, Any], main: dict[str, Any], wish: Wish) -> None:
+    name, path, default, with_cdi = wish
     version = int(main.get("version", 2))
     target["version"] = version
     plugin = target.setdefault("plugins", {}).setdefault(PLUGINS.get(version, PLUGINS[2]), {})
@@ -127,7 +134,8 @@ def _containerd(
     }
 
 
-def _crio(target: dict[str, Any], _main: dict[str, Any], name: str, path: str, default: bool, _cdi: bool) -> None:
+def _crio(target: dict[str, Any], _main: dict[str, Any], wish: Wish) -> None:
+    name, path, default, _ = wish
     settings = target.setdefault("crio", {}).setdefault("runtime", {})
     if default:
         settings["default_runtime"] = name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import daemon
@@ -15,6 +16,7 @@ NO_ENGINE = (
     "Error: unable to establish a connection to the specified host: localhost\n"
     "Error: Unable to connect to host engine. Host engine connection invalid/disconnected.\n"
 )
+WRAP = 45
 FAILED, FAILED_DIAGNOSIS = 1, 226
 
 
@@ -127,11 +129,17 @@ def _table(node: Node, tests: list[dict[str, Any]]) -> str:
     lines.append("|-----  Deployment  --------+------------------------------------------------|")
     for test in tests:
         lines.append(row(test["name"], test["test_summary"]["status"]))
+        lines += [row("", f"GPU{result['entity_id']}: {result['status']}") for result in test["results"]]
         for result in test["results"]:
-            lines.append(row("", f"{result['status']}: GPU{result['entity_id']}"))
             for warning in result.get("warnings", []):
-                lines.append(row("Warning", warning["warning"][:46]))
+                lines += _wrapped(f"Warning: GPU{result['entity_id']}", warning["warning"], row)
     return "\n".join([*lines, rule]) + "\n"
+
+
+def _wrapped(name: str, text: str, row: Callable[[str, str], str]) -> list[str]:
+    """A message over as many lines as it needs; the table wraps within words."""
+    pieces = [text[at : at + WRAP] for at in range(0, len(text), WRAP)]
+    return [row(name if number == 0 else "", piece) for number, piece in enumerate(pieces)]
 
 
 def health(node: Node) -> str:

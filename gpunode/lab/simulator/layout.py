@@ -402,7 +402,8 @@ def _parsed(text: str) -> list[Row]:
     for line in text.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         cells = [cell.strip() for cell in line.split("|")]
-        row = Row(*cells)
+        tag, label, versions, condition = [*cells, "", ""][:4]
+        row = Row(tag, label, versions, condition)
         del open_rows[depth + 1 :]
         open_rows[depth].append(row)
         open_rows.append(row.below)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
 from .gpu import Gpu
@@ -64,18 +65,18 @@ def _run(argv: list[str]) -> int:
     gpus = chosen(node, options.get("id"))
     if "list" in options:
         return _say(smi_table.listing(gpus))
-    setting = smi_settings.run(node, gpus, options)
+    setting = smi_settings.run(gpus, options)
     if setting is not None:
         sys.stdout.write(setting[1])
         return setting[0]
-    for name, query in (
-        ("query-gpu", lambda fields, form: smi_query.query_gpu(node, gpus, fields, form)),
-        ("query-compute-apps", lambda fields, form: smi_query.query_apps(node, gpus, fields, form)),
-        ("query-remapped-rows", lambda fields, form: smi_query.query_rows(gpus, fields, form)),
-        ("query-retired-pages", lambda fields, form: smi_query.query_pages(gpus, fields, form)),
-    ):
-        if name in options:
-            return _say(query([field.strip() for field in options[name].split(",")], _format(options)))
+    queries: dict[str, Callable[[list[str], set[str]], str]] = {
+        "query-gpu": lambda fields, form: smi_query.query_gpu(node, gpus, fields, form),
+        "query-compute-apps": lambda fields, form: smi_query.query_apps(gpus, fields, form),
+        "query-remapped-rows": lambda fields, form: smi_query.query_rows(gpus, fields, form),
+        "query-retired-pages": lambda fields, form: smi_query.query_pages(gpus, fields, form),
+    }
+    for name in set(queries).intersection(options):
+        return _say(queries[name]([field.strip() for field in options[name].split(",")], _format(options)))
     if "query" in options:
         return _query(node, gpus, options)
     if argv and not set(options) <= {"id"}:
@@ -86,11 +87,11 @@ def _run(argv: list[str]) -> int:
 def ready() -> Node:
     """The node, once module and library agree and a GPU is there. Raises SmiError as nvidia-smi fails."""
     node = Node()
-    if node.library is None:
-        raise SmiError(NO_LIBRARY, NO_LIBRARY_TEXT)
-    if node.release is None and os.geteuid() == 0:
+    if node.library is not None and node.release is None and os.geteuid() == 0:
         _load()
         node = Node()
+    if node.library is None:
+        raise SmiError(NO_LIBRARY, NO_LIBRARY_TEXT)
     if node.release is None:
         raise SmiError(NO_DRIVER, NO_DRIVER_TEXT)
     if node.has_fault("smi-hangs"):

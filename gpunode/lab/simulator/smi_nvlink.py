@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .gpu import Gpu
 
 COUNTERS = ("Replay Errors", "Recovery Errors", "CRC Errors")
@@ -50,10 +52,10 @@ def errors(gpus: list[Gpu]) -> str:
 
 def capabilities(gpus: list[Gpu]) -> str:
     """``nvlink -c``."""
-    return _listing(gpus, lambda gpu, link: [f"Link {link}, {name}: true" for name in CAPABILITIES])
+    return _listing(gpus, lambda _gpu, link: [f"Link {link}, {name}: true" for name in CAPABILITIES])
 
 
-def _listing(gpus: list[Gpu], of_link: object) -> str:
+def _listing(gpus: list[Gpu], of_link: Callable[[Gpu, int], list[str]]) -> str:
     lines = []
     for gpu in gpus:
         if gpu.lost:
@@ -68,7 +70,7 @@ def _listing(gpus: list[Gpu], of_link: object) -> str:
             lines.append(ALL_INACTIVE)
         else:
             for link in range(gpu.links):
-                lines += [f"\t {line}" for line in of_link(gpu, link)]  # type: ignore[operator]
+                lines += [f"\t {line}" for line in of_link(gpu, link)]
     return "\n".join(lines) + "\n"
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from .gpu import Gpu
-from .layout import numbers
 from .node import Node
 from .values import (
     DEPRECATED,
@@ -361,7 +360,7 @@ NOT_HERE = frozenset({
 })  # fmt: skip
 
 
-def query_apps(node: Node, gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
+def query_apps(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
     """The CSV of ``--query-compute-apps``. Raises UnknownFieldError."""
     readers: dict[str, Callable[[Gpu, dict[str, object]], str]] = {
         "timestamp": lambda _gpu, _entry: _stamp(),
@@ -422,8 +421,3 @@ def _like_gpu(gpus: list[Gpu], fields: list[str], known: set[str], options: set[
                 cells.append(_value(gpu.node, gpu, ALIASES.get(field, field), stamp))
         rows.append(cells)
     return table(fields, rows, options)
-
-
-def branch(node: Node) -> int:
-    """The driver's branch."""
-    return numbers(node.driver)[0]

@@ -8,7 +8,6 @@ from typing import Any
 
 from . import state
 from .gpu import Gpu
-from .node import Node
 from .values import maximum_clocks
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, IN_USE = 2, 3, 4, 19
@@ -28,7 +27,7 @@ class RefusedError(Exception):
         self.text = text
 
 
-def run(node: Node, gpus: list[Gpu], options: dict[str, str]) -> tuple[int, str] | None:
+def run(gpus: list[Gpu], options: dict[str, str]) -> tuple[int, str] | None:
     """Exit code and text of the setting that is asked for; None where none is."""
     wanted = [name for name in _SETTINGS if name in options]
     if not wanted:

@@ -37,7 +37,9 @@ SECTIONS = {
     "RESET_STATUS": ("gpu_reset_status", "gpu_recovery_action"),
     "GSP_FIRMWARE_VERSION": ("gsp_firmware_version",),
 }  # fmt: skip
-HEXADECIMAL = ("pci_bus", "pci_device", "pci_domain", "pci_base_class", "pci_sub_class", "pci_device_id")
+HEXADECIMAL = frozenset(
+    f"pci/pci_{part}" for part in ("bus", "device", "domain", "base_class", "sub_class", "device_id", "sub_system_id")
+)
 
 
 def document(node: Node, gpus: list[Gpu], sections: list[str] | None = None) -> str:
@@ -59,7 +61,7 @@ def document(node: Node, gpus: list[Gpu], sections: list[str] | None = None) -> 
         if sections is not None:
             layout = [row for row in layout if row.tag in wanted]
         lines.append(f"GPU {gpu.bus_id}")
-        lines += _block(gpu, layout, values(gpu), "", 1, width)
+        lines += _Writer(gpu, width, values(gpu)).block(layout, "", 1)
         if sections and "SUPPORTED_CLOCKS" in sections:
             lines += _supported_clocks(gpu, width)
         lines.append("")
@@ -75,26 +77,35 @@ def _line(label: str, value: str, depth: int, width: int) -> str:
     return f"{'    ' * depth}{label}".ljust(width) + f": {value}"
 
 
-def _block(gpu: Gpu, layout: list[Row], told: dict[str, str], path: str, depth: int, width: int) -> list[str]:
-    lines = []
-    for row in layout:
-        if row.label == "-":
-            continue
-        where = path + (row.label if row.tag == "-" else row.tag)
-        label = row.label.replace("@", " ")
-        deeper = depth + 1 if label.startswith(">") else depth
-        label = label.lstrip(">")
-        if where == "processes":
-            lines += _processes(gpu, width)
-        elif row.below:
-            lines.append(f"{'    ' * depth}{label}")
-            lines += _block(gpu, row.below, told, where + "/", depth + 1, width)
-        else:
-            value = told.get(where, "N/A")
-            if path == "pci/" and row.tag in (*HEXADECIMAL, "pci_sub_system_id") and value != "N/A":
-                value = f"0x{value}"
-            lines.append(_line(label, value, deeper, width))
-    return lines
+class _Writer:
+    """Writes one GPU's lines."""
+
+    def __init__(self, gpu: Gpu, width: int, told: dict[str, str]) -> None:
+        self.gpu = gpu
+        self.width = width
+        self.told = told
+
+    def block(self, layout: list[Row], path: str, depth: int) -> list[str]:
+        """The rows of one level, and below them theirs."""
+        lines = []
+        for row in layout:
+            if row.label == "-":
+                continue
+            where = path + (row.label if row.tag == "-" else row.tag)
+            # In the layout a > sets a line one step in, and an @ is a blank at a label's end.
+            deeper = depth + 1 if row.label.startswith(">") else depth
+            label = row.label.replace("@", " ").lstrip(">")
+            if where == "processes":
+                lines += _processes(self.gpu, self.width)
+            elif row.below:
+                lines.append(f"{'    ' * depth}{label}")
+                lines += self.block(row.below, where + "/", depth + 1)
+            else:
+                value = self.told.get(where, "N/A")
+                if where in HEXADECIMAL and value != "N/A":
+                    value = f"0x{value}"
+                lines.append(_line(label, value, deeper, self.width))
+        return lines
 
 
 def _processes(gpu: Gpu, width: int) -> list[str]:

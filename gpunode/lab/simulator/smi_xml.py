@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from xml.sax.saxutils import escape
 
 from .gpu import Gpu
@@ -83,7 +84,7 @@ def _processes(gpu: Gpu) -> list[str]:
     return lines
 
 
-_SPECIAL = {
+_SPECIAL: dict[str, Callable[[Gpu], list[str]]] = {
     "mig_devices": _mig_devices,
     "supported_clocks": _supported_clocks,
     "processes": _processes,

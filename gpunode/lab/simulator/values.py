@@ -182,7 +182,7 @@ def reasons(gpu: Gpu) -> dict[str, bool]:
     """Which throttle reasons are active, by their short names."""
     fault = gpu.fault("throttle") or {}
     which = str(fault.get("reason", "hw_thermal_slowdown")) if fault else ""
-    active = {
+    return {
         "gpu_idle": not gpu.busy and not fault,
         "applications_clocks_setting": False,
         "sw_power_cap": which == "sw_power_cap",
@@ -193,7 +193,6 @@ def reasons(gpu: Gpu) -> dict[str, bool]:
         "sw_thermal_slowdown": which == "sw_thermal_slowdown",
         "display_clocks_setting": False,
     }
-    return active
 
 
 def _reasons(gpu: Gpu) -> dict[str, str]:
@@ -283,7 +282,7 @@ def _errors(gpu: Gpu) -> dict[str, str]:
         told.update(_ecc(gpu))
     rows = remapped(gpu)
     if gpu.get("pages"):
-        told.update(_pages(gpu, rows))
+        told.update(_pages(rows))
     elif gpu.get("remap_banks") and not gpu.mig:
         told.update(_rows(gpu, rows))
     return told
@@ -310,7 +309,7 @@ def _ecc(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _pages(gpu: Gpu, rows: dict[str, int | bool]) -> dict[str, str]:
+def _pages(rows: dict[str, int | bool]) -> dict[str, str]:
     single, double = str(rows["correctable"]), str(rows["uncorrectable"])
     return {
         "retired_pages/multiple_single_bit_retirement/retired_count": single,
