@@ -4,11 +4,13 @@ from gpunode.checks import (  # noqa: F401
     containers,
     driver,
     fabric,
+    frameworks,
     gpu,
     gpu_settings,
     host,
     host_health,
     host_pci,
+    inside,
     links,
     memory_errors,
     node,
@@ -17,6 +19,7 @@ from gpunode.checks import (  # noqa: F401
     rdma,
     thermal,
     upkeep,
+    wheels,
     xids,
 )
 from gpunode.checks.identity import Gpu, Identity, Stack, identify

@@ -8,6 +8,7 @@ from machine_driver import driver_commands, driver_files
 from machine_host import host_commands, host_files
 from machine_packages import as_from_nvidia
 from machine_pci import pci_commands, pci_files
+from machine_records import records
 from machine_shapes import (
     DRIVER_NODE,
     GRACE,
@@ -47,7 +48,7 @@ __all__ = [
 def bundle(machine: Machine) -> Document:
     """The node's bundle: everything is good."""
     document = recorded()
-    document |= {"host": machine.name, "simulated": True}
+    document |= {"host": machine.name, "simulated": True, "results": records(machine)}
     commands, files = document["commands"], document["files"]
     files |= dict(host_files(machine)) | dict(pci_files(machine)) | dict(driver_files(machine))
     commands |= host_commands(machine) | driver_commands(machine) | pci_commands(machine)

@@ -101,6 +101,8 @@ MUTANTS = [
         with_two_gpus,
         NOTHING_LOADED,
         skips=(
+            "container.cuda",
+            "container.library",
             "driver.library-matches-module",
             "driver.tools-answer",
             "driver.expected",
@@ -113,6 +115,7 @@ MUTANTS = [
         "older module in memory",
         with_two_gpus,
         [text("/proc/driver/nvidia/version", "535.261.03", "535.247.01")],
+        skips=("container.library",),
     ),
     Mutant(
         "driver.library-matches-module",
@@ -123,7 +126,7 @@ MUTANTS = [
             stdout("nvidia-smi-xml", None, MISMATCH),
             Edit(("commands", "nvidia-smi-xml", "rc"), None, 18),
         ],
-        skips=ASK_NVIDIA_SMI,
+        skips=("container.library", *ASK_NVIDIA_SMI),
     ),
     Mutant(
         "driver.closure",

@@ -13,6 +13,7 @@ import mutants_driver
 import mutants_gpu
 import mutants_host
 import mutants_links
+import mutants_workload
 import pytest
 from bundles import (
     Edit,
@@ -37,7 +38,7 @@ from gpunode.checks import Expectation, Status, registry
 from gpunode.report import unreachable
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
-TABLES = (mutants_driver, mutants_gpu, mutants_links, mutants_host)
+TABLES = (mutants_driver, mutants_gpu, mutants_links, mutants_host, mutants_workload)
 MUTANTS = [mutant for table in TABLES for mutant in table.MUTANTS]
 MISSING = {check: cases for table in TABLES for check, cases in table.MISSING.items()}
 HEALTHY: dict[Base, int] = {

@@ -241,6 +241,13 @@ class TensorflowRunValues(Values):
     max_error: float
 
 
+class DaliValues(Values):
+    """``frameworks.dali``."""
+
+    version: Text
+    samples: int
+
+
 class ContainerValues(Values):
     """``container``: how the launcher started it. Left out or broken: the reason is in ``skipped`` or ``error``."""
 

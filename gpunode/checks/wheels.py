@@ -1,0 +1,210 @@
+"""Checks on the builds in an image: do PyTorch, cuDNN and NCCL know these GPUs and this CUDA."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from packaging.version import InvalidVersion, Version
+
+from gpunode.catalog import load
+from gpunode.checks.gpus import model_of
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import listed
+from gpunode.checks.workload import image_of, of, one, record_check, where
+from gpunode.facts.models.workload import CudaValues, Record, TorchValues
+from gpunode.facts.node import NodeFacts
+
+Inside = TorchValues | CudaValues
+LIBRARIES_SOURCE = "catalog (libraries.yml)"
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
+
+
+def capabilities(node: NodeFacts) -> tuple[Version, ...]:
+    """Compute capabilities of the node's GPUs, each once: as seen inside, else as the catalog has the model."""
+    seen: set[str] = set()
+    kinds: tuple[tuple[str, type[Inside]], ...] = (("versions.torch", TorchValues), ("versions.cuda", CudaValues))
+    for name, kind in kinds:
+        answer = one(node, name, kind)
+        if not seen and not isinstance(answer, Verdict):
+            seen = {gpu.compute_capability for gpu in answer[1].gpus if gpu.compute_capability}
+    if not seen:
+        matches = [model_of(device) for device in node.gpus_on_bus or ()]
+        known = [match.common.get("compute_capability") for match in matches if match]
+        seen = {str(capability) for capability in known if capability is not None}
+    return tuple(sorted(Version(text) for text in seen))
+
+
+def runs_on(architectures: Iterable[str], capability: Version) -> bool:
+    """Code of the same major runs on later minors of it, ``sm_90a`` on 9.0 alone, PTX on everything that is newer."""
+    for text in architectures:
+        match = _ARCHITECTURE.fullmatch(text)
+        if match is None:
+            continue
+        kind, digits, limited = match.groups()
+        built = Version(f"{digits[:-1]}.{digits[-1]}")
+        if limited == "a":
+            fits = built == capability
+        elif kind == "compute":
+            fits = capability >= built
+        else:
+            fits = capability.major == built.major and capability >= built
+        if fits:
+            return True
+    return False
+
+
+@registry.check(
+    "framework.wheel",
+    level="standard",
+    needs=("records", "loaded_driver"),
+    needs_gpu=True,
+    means="The image's PyTorch is a build for CUDA, and holds code for every GPU of the node.",
+    remedy="Install a build that knows these GPUs; gpunode plan HOST names one.",
+)
+def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    answer = one(node, "versions.torch", TorchValues)
+    if isinstance(answer, Verdict):
+        yield answer if answer.status is not Status.SKIP else _without_torch(node, answer)
+        return
+    record, torch = answer
+    present = capabilities(node)
+    if not present:
+        yield Verdict(Status.ERROR, "the compute capability of the GPUs is neither seen nor in the catalog")
+        return
+    remedy = _build_for(node, present)
+    if torch.cuda is None:
+        if node.simulated:
+            yield Verdict(
+                Status.SKIP, f"PyTorch {torch.version} is a build for the processor, and the GPUs are simulated"
+            )
+        else:
+            what = f"PyTorch {torch.version} is a build for the processor: it uses no GPU{where(record)}"
+            yield Verdict(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
+        return
+    if not torch.architectures:
+        yield Verdict(Status.ERROR, f"PyTorch {torch.version} does not say what it was compiled for")
+        return
+    left = [str(capability) for capability in present if not runs_on(torch.architectures, capability)]
+    told = partial(
+        Verdict,
+        expected=listed([str(capability) for capability in present]),
+        measured=listed(torch.architectures, most=12),
+        remedy=remedy,
+    )
+    if left:
+        what = f"PyTorch {torch.version} holds no code for compute capability {listed(left)}{where(record)}"
+        yield told(Status.FAIL, what)
+    else:
+        yield told(Status.PASS, f"PyTorch {torch.version} (CUDA {torch.cuda}) holds code for every GPU")
+
+
+def _without_torch(node: NodeFacts, answer: Verdict) -> Verdict:
+    """An image with TensorFlow alone is as it should be; with neither, nothing of a framework was proven."""
+    if not of(node, "versions.torch") or any(
+        record.skipped is None and record.error is None for record in of(node, "versions.tensorflow")
+    ):
+        return answer
+    return Verdict(
+        Status.WARN,
+        f"neither PyTorch nor TensorFlow is in {image_of(node)}: no framework was tried",
+        remedy="Choose an image with the framework that will be used.",
+    )
+
+
+def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
+    """Which wheel fits: the newest CUDA that driver and GPUs have. None: the catalog has none that does."""
+    catalog = load()
+    driver = node.loaded_driver.version if node.loaded_driver else None
+    fitting = []
+    for row in catalog.wheels.values():
+        names = [f"sm_{text.replace('.', '')}" for text in row.compute_capabilities]
+        names += [f"compute_{row.ptx.replace('.', '')}"] if row.ptx else []
+        if row.arch != node.architecture or not all(runs_on(names, capability) for capability in present):
+            continue
+        for series in row.cuda:
+            major = catalog.cuda_majors.get(series.split(".", maxsplit=1)[0])
+            if driver is None or (major is not None and Version(driver) >= Version(major.floor)):
+                fitting.append(series)
+    if not fitting:
+        return None
+    index = f"cu{max(fitting, key=Version).replace('.', '')}"
+    return f"pip install torch --index-url https://download.pytorch.org/whl/{index}, or an image with that build."
+
+
+@record_check(
+    "framework.cudnn-version",
+    "versions.torch",
+    TorchValues,
+    on_gpu=True,
+    after=("framework.wheel",),
+    means="The cuDNN that PyTorch carries is made for its CUDA and runs on these GPUs.",
+    remedy="Take a PyTorch build whose cuDNN fits; libraries.yml (gpunode catalog show cudnn) says which fit.",
+)
+def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
+    if values.cudnn is None:
+        return Verdict(Status.FAIL, f"PyTorch {values.version} finds no cuDNN{where(record)}")
+    version, cuda = _version(values.cudnn), _version(values.cuda)
+    if version is None or cuda is None:
+        return Verdict(Status.ERROR, f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are no versions")
+    rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
+    if not rows:
+        return Verdict(Status.SKIP, f"the catalog has no cuDNN {values.cudnn}")
+    row = rows[0]
+    told = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
+    if cuda.major not in row.builds:
+        return told(Status.FAIL, f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
+    floor = Version(row.min_compute_capability)
+    below = [str(capability) for capability in capabilities(node) if capability < floor]
+    if below:
+        what = f"cuDNN {values.cudnn} needs compute capability {floor}, here is {listed(below)}{where(record)}"
+        return told(Status.FAIL, what, expected=f"at least {floor}")
+    return told(Status.PASS, f"cuDNN {values.cudnn} is made for CUDA {cuda.major} and these GPUs")
+
+
+@record_check(
+    "framework.nccl-version",
+    "versions.torch",
+    TorchValues,
+    on_gpu=True,
+    after=("framework.wheel",),
+    means="The NCCL that PyTorch carries is made for its CUDA and runs on these GPUs.",
+    remedy="Take a PyTorch build whose NCCL fits; libraries.yml (gpunode catalog show nccl) says which fit.",
+)
+def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
+    if values.nccl is None:
+        several = values.count > 1
+        what = f"PyTorch {values.version} carries no NCCL{where(record)}"
+        return Verdict(Status.FAIL if several else Status.SKIP, what)
+    version, cuda = _version(values.nccl), _version(values.cuda)
+    if version is None or cuda is None:
+        return Verdict(Status.ERROR, f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are no versions")
+    older = [row for row in load().nccl.values() if Version(row.id) <= version]
+    if not older:
+        return Verdict(Status.SKIP, f"the catalog has no NCCL as old as {values.nccl}")
+    row = max(older, key=lambda one_row: Version(one_row.id))
+    told = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
+    if cuda.major not in row.cuda_majors:
+        return told(Status.FAIL, f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}")
+    floor = row.min_compute_capability.get(cuda.major)
+    below = [str(each) for each in capabilities(node) if floor is not None and each < Version(floor)]
+    if below:
+        what = f"NCCL {values.nccl} for CUDA {cuda.major} needs compute capability {floor}, here is {listed(below)}"
+        return told(Status.FAIL, what, expected=f"at least {floor}")
+    return told(Status.PASS, f"NCCL {values.nccl} is made for CUDA {cuda.major} and these GPUs")
+
+
+def _version(text: str | None) -> Version | None:
+    try:
+        return Version(text or "")
+    except InvalidVersion:
+        return None
+
+
+def _within(version: Version, since: str, until: str | None) -> bool:
+    """As far as the shorter of two versions goes: 9.10.2 is within ... 9.10.2.21."""
+    if version < Version(since):
+        return False
+    if until is None:
+        return True
+    last = Version(until).release
+    return version.release <= last[: max(len(version.release), 1)]

@@ -1,0 +1,134 @@
+"""Checks on what a workload recorded: which record, what it is worth, and which GPU it tells of."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.facts.models.workload import InsideGpu, Record, Values, values_of
+from gpunode.facts.node import NodeFacts
+
+AnyValues = TypeVar("AnyValues", bound=Values)
+RUNS = "container.runs says why"
+ON_CPU = "ran on the processor: that says nothing about a GPU"
+
+
+def of(node: NodeFacts, name: str) -> list[Record]:
+    """The records of a name."""
+    return [record for record in node.records or () if record.record == name]
+
+
+def nothing_ran(node: NodeFacts) -> Verdict | None:
+    """The verdict where the container itself did not come to run; None where it did."""
+    broken = [record for record in of(node, "container") if record.error is not None or record.skipped is not None]
+    if broken and len(node.records or ()) == len(broken):
+        return Verdict(Status.SKIP, f"nothing ran in a container ({RUNS})")
+    return None
+
+
+def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Verdict:
+    """The one record of a name with its values, or the verdict on there being none that can be judged."""
+    ended = nothing_ran(node)
+    if ended is not None:
+        return ended
+    found = of(node, name)
+    if not found:
+        return Verdict(Status.ERROR, f"there is no record {name}: the payload did not come that far")
+    return read(found[0], kind)
+
+
+def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Verdict:
+    """A record with its values, or the verdict on what it says instead."""
+    if record.skipped is not None:
+        return Verdict(Status.SKIP, record.skipped)
+    if record.error is not None:
+        return Verdict(Status.FAIL, f"{record.error}{where(record)}")
+    values = values_of(record, kind)
+    if isinstance(values, str):
+        return Verdict(Status.ERROR, values)
+    return record, values
+
+
+def explained(node: NodeFacts, checks: Sequence[str]) -> str | None:
+    """The first of the checks that fails on this node: what it found brings others down, and is told once."""
+    for check_id in checks:
+        if any(finding.status is Status.FAIL for finding in registry[check_id].findings(node, Expectation())):
+            return f"{check_id} says why"
+    return None
+
+
+def where(record: Record) -> str:
+    """`` (image IMAGE)``, for the end of a sentence."""
+    return f" (image {record.container.image})" if record.container else ""
+
+
+def component(node: NodeFacts, record: Record, inside: InsideGpu | None = None) -> str:
+    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is told."""
+    if inside is None:
+        return record.component
+    document = (node.smi.document if node.smi else None) or {}
+    for gpu in document.get("gpus", ()):
+        same_uuid = inside.uuid is not None and gpu.get("uuid") == inside.uuid
+        if same_uuid or (inside.pci_bus_id is not None and gpu.get("pci_bus_id") == inside.pci_bus_id):
+            return f"gpu{gpu['index']}"
+    return record.component
+
+
+def image_of(node: NodeFacts) -> str:
+    """The image that the records come from, as a message names it."""
+    return next((f"image {record.container.image}" for record in node.records or () if record.container), "the host")
+
+
+JudgeValues = Callable[[AnyValues, Record, NodeFacts], Verdict | Iterable[Verdict]]
+
+
+def record_check(  # noqa: PLR0913
+    check_id: str,
+    record: str,
+    kind: type[AnyValues],
+    *,
+    means: str,
+    remedy: str,
+    on_gpu: bool = False,
+    needs: tuple[str, ...] = (),
+    after: tuple[str, ...] = (),
+) -> Callable[[JudgeValues[AnyValues]], JudgeValues[AnyValues]]:
+    """Register a function of a record's values as a check of level ``standard``.
+
+    It is asked once for every record of the name. ``on_gpu``: a record of the processor is ``skip``. ``after``: checks
+    whose failure explains that this part broke.
+    """
+
+    def decorate(function: JudgeValues[AnyValues]) -> JudgeValues[AnyValues]:
+        def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+            ended = nothing_ran(node)
+            found = of(node, record)
+            if ended is not None:
+                yield ended
+            elif not found:
+                yield Verdict(Status.ERROR, f"there is no record {record}: the payload did not come that far")
+            else:
+                for each in found:
+                    yield from _judged(each, node)
+
+        def _judged(each: Record, node: NodeFacts) -> Iterator[Verdict]:
+            if on_gpu and each.device == "cpu" and each.error is None:
+                yield Verdict(Status.SKIP, each.skipped or ON_CPU, component=each.component)
+                return
+            answer = read(each, kind)
+            pointer = explained(node, after) if each.error is not None else None
+            if pointer is not None:
+                yield Verdict(Status.SKIP, f"{each.error} ({pointer})", component=each.component)
+                return
+            if isinstance(answer, Verdict):
+                yield replace(answer, component=each.component)
+                return
+            verdicts = function(answer[1], each, node)
+            yield from (verdicts,) if isinstance(verdicts, Verdict) else verdicts
+
+        registry.check(
+            check_id, level="standard", needs=("records", *needs), needs_gpu=True, means=means, remedy=remedy
+        )(judge)
+        return function
+
+    return decorate

@@ -1,0 +1,132 @@
+"""Arguments of ``docker run``: GPUs as this engine hands them in, and limits as training needs them."""
+
+import re
+from collections.abc import Iterator
+
+from gpunode.facts import NodeFacts
+from gpunode.tuning.model import LeftAlone, Setting
+
+GIB = 2**30
+SHM_MIN_BYTES = GIB
+"""What NCCL's guide asks for (``--shm-size=1g``)."""
+SHM_PER_GPU_GIB = 8
+STACK_BYTES = 64 * 2**20
+STACK_MIN_BYTES = 8 * 2**20
+"""NCCL: never unlimited, at least 8192 KiB."""
+NCCL_GUIDE = "catalog (sources.yml, ncclgdr)"
+KIND = "nvidia.com/gpu"
+CDI_BY_DEFAULT = 28
+CDI_BY_WISH = 25
+GPUS_OPTION = (19, 3)
+
+
+def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
+    """How GPUs come in: CDI where the engine has it, its own option or the runtime where it is older."""
+    name = "--gpus"
+    if not node.gpus_on_bus:
+        reason = f"the PCI bus was not seen: {node.gap('pci')}" if node.gpus_on_bus is None else "no NVIDIA GPU here"
+        yield LeftAlone(name=name, reason=reason)
+        return
+    version = engine_version(node)
+    if version is None:
+        yield LeftAlone(name=name, reason="no Docker was seen here")
+    elif cdi_is_on(node, version):
+        yield _by_cdi(node, version)
+    elif version[:2] >= GPUS_OPTION:
+        yield Setting(
+            name=name,
+            value="all",
+            reason=f"Docker {_shown(version)} {_why_no_cdi(version)}: the toolkit's hook hands GPUs in",
+            source="catalog (sources.yml, nct)",
+        )
+    else:
+        yield Setting(
+            name="--runtime",
+            value="nvidia",
+            reason=f"Docker {_shown(version)} has no option --gpus; set NVIDIA_VISIBLE_DEVICES=all beside it",
+            source="catalog (sources.yml, nct_old)",
+        )
+
+
+def engine_version(node: NodeFacts) -> tuple[int, ...] | None:
+    """Of the daemon that runs, else of the program on disk: ``(28, 5, 1)``."""
+    said = (node.docker.version if node.docker else None) or (node.tool_versions or {}).get("docker")
+    match = re.match(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?", said or "")
+    return tuple(int(part) for part in match.groups() if part is not None) if match else None
+
+
+def cdi_is_on(node: NodeFacts, version: tuple[int, ...]) -> bool:
+    """The engine understands ``--device nvidia.com/gpu=all``."""
+    if version[0] >= CDI_BY_DEFAULT:
+        return True
+    settings = (node.containers.docker if node.containers else None) or {}
+    features = settings.get("features")
+    return version[0] >= CDI_BY_WISH and isinstance(features, dict) and features.get("cdi") is True
+
+
+def _why_no_cdi(version: tuple[int, ...]) -> str:
+    return "has CDI switched off" if version[0] >= CDI_BY_WISH else "knows no CDI"
+
+
+def _by_cdi(node: NodeFacts, version: tuple[int, ...]) -> Setting | LeftAlone:
+    specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
+    if not any("all" in spec.devices for spec in specs):
+        reason = f"no CDI specification of {KIND} has the device all" if specs else f"no CDI specification of {KIND}"
+        return LeftAlone(
+            name="--device", reason=f"{reason}: role nvidia_container_toolkit makes one (Docker {_shown(version)})"
+        )
+    return Setting(
+        name="--device",
+        value=f"{KIND}=all",
+        reason=f"Docker {_shown(version)} hands GPUs in by CDI: they stay after systemctl daemon-reload",
+        source="catalog (sources.yml, nct)",
+    )
+
+
+def _shown(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def limits(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
+    """Shared memory, locked memory, stack."""
+    gib, reason = shm_gib(node)
+    yield Setting(name="--shm-size", value=f"{gib}g", reason=reason, source=f"at least 1 GiB: {NCCL_GUIDE}")
+    yield Setting(
+        name="--ulimit",
+        value="memlock=-1",
+        reason="RDMA and pinned memory are locked memory; Docker's default is 64 KiB to 8 MiB",
+        source=NCCL_GUIDE,
+    )
+    yield Setting(
+        name="--ulimit",
+        value=f"stack={STACK_BYTES}",
+        reason="64 MiB for every thread: enough for deep recursion, and not unlimited, which NCCL cannot have",
+        source=NCCL_GUIDE,
+    )
+    if len(node.numa or ()) > 1:
+        yield Setting(
+            name="--cap-add",
+            value="SYS_NICE",
+            reason=f"{len(node.numa or ())} NUMA nodes: NCCL asks the kernel for memory near a GPU",
+            source=NCCL_GUIDE,
+        )
+    yield LeftAlone(
+        name="--ipc host", reason="--shm-size is enough, and the container keeps apart from the host's memory"
+    )
+    yield LeftAlone(name="--privileged", reason="nothing of this needs it")
+
+
+def shm_gib(node: NodeFacts) -> tuple[int, str]:
+    """The ceiling of ``/dev/shm`` in GiB, and why; memory is used only for what is really written there."""
+    number = max(1, len(node.gpus_on_bus or ()))
+    wanted = SHM_PER_GPU_GIB * number
+    if node.memory is None:
+        return 1, "the least that NCCL needs; the node's memory was not seen"
+    half = node.memory.total_mib // 1024 // 2
+    if wanted <= half:
+        what = f"{number} GPU{'s' if number > 1 else ''}"
+        return (
+            wanted,
+            f"{SHM_PER_GPU_GIB} GiB for the DataLoader's batches and NCCL of {what}; Docker's default is 64 MiB",
+        )
+    return max(1, half), f"half of the node's memory ({node.memory.total_mib // 1024} GiB)"

@@ -1,0 +1,97 @@
+"""Environment of CUDA, OpenMP, PyTorch and TensorFlow."""
+
+from collections.abc import Iterator
+
+from packaging.version import InvalidVersion, Version
+
+from gpunode.facts import NodeFacts
+from gpunode.facts.models.workload import TorchValues, values_of
+from gpunode.tuning.model import LeftAlone, Setting
+
+
+def cuda(node: NodeFacts) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
+    """The order of GPUs."""
+    yield Setting(
+        name="CUDA_DEVICE_ORDER",
+        value="PCI_BUS_ID",
+        reason="cuda:N is then nvidia-smi's GPU N; the default order puts the fastest first",
+        source="catalog (sources.yml, cuda_env)",
+    )
+    yield LeftAlone(name="CUDA_LAUNCH_BLOCKING", reason="for debugging: left on, every kernel waits for the one before")
+    yield LeftAlone(name="CUDA_DEVICE_MAX_CONNECTIONS", reason="belongs to the program that runs, not to the node")
+
+
+def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
+    """Threads of one process of several on the node: one process a GPU."""
+    name = "OMP_NUM_THREADS"
+    cores, gpus = physical_cores(node), len(node.gpus_on_bus or ())
+    if cores is None:
+        yield LeftAlone(name=name, reason=f"the processor's cores were not seen: {node.gap('cpu') or 'not told'}")
+    elif gpus == 0:
+        yield LeftAlone(name=name, reason="no GPU: the node is not shared by one process a GPU")
+    else:
+        yield Setting(
+            name=name,
+            value=str(max(1, cores // gpus)),
+            reason=f"{cores} physical cores for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; "
+            "torchrun would set 1",
+            source="common practice; torchrun's default: catalog (sources.yml, pt_run)",
+        )
+    yield LeftAlone(name="OMP_PROC_BIND", reason="binding is the launcher's: torchrun --numa-binding=node, mpirun")
+
+
+def physical_cores(node: NodeFacts) -> int | None:
+    """Cores without their second threads; None where lscpu does not tell."""
+    seen = node.cpu
+    if seen is None or not seen.sockets or not seen.cores_per_socket:
+        return None
+    return seen.sockets * seen.cores_per_socket
+
+
+def pytorch(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
+    """The allocator, by the name that the node's PyTorch understands."""
+    version = _torch_version(node)
+    new = version is not None and version >= Version("2.9")
+    if version is None:
+        which = "the name that every PyTorch understands; which one runs here was not seen"
+    else:
+        which = f"the name that PyTorch {version} wants"
+    yield Setting(
+        name="PYTORCH_ALLOC_CONF" if new else "PYTORCH_CUDA_ALLOC_CONF",
+        value="expandable_segments:True",
+        reason=f"less memory is lost in pieces; {which}",
+        source="catalog (sources.yml, pt_alloc)",
+    )
+
+
+def _torch_version(node: NodeFacts) -> Version | None:
+    """From the records of a workload, where one was run."""
+    for record in node.records or ():
+        if record.record == "versions.torch" and record.error is None and record.skipped is None:
+            seen = values_of(record, TorchValues)
+            if isinstance(seen, TorchValues):
+                try:
+                    return Version(seen.version)
+                except InvalidVersion:
+                    return None
+    return None
+
+
+def tensorflow(node: NodeFacts) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
+    """Threads and memory as TensorFlow's guide for several GPUs has them."""
+    source = "catalog (sources.yml, tf_tune)"
+    yield Setting(
+        name="TF_GPU_THREAD_MODE",
+        value="gpu_private",
+        reason="each GPU has launching threads of its own: work on the processor does not hold kernels up",
+        source=source,
+    )
+    yield Setting(
+        name="TF_GPU_THREAD_COUNT", value="2", reason="two for each GPU, the default said aloud", source=source
+    )
+    yield Setting(
+        name="TF_FORCE_GPU_ALLOW_GROWTH",
+        value="true",
+        reason="memory is taken as it is needed: two processes can share a GPU",
+        source=source,
+    )

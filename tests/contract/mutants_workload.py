@@ -1,0 +1,313 @@
+"""Mutants of the checks on what a workload recorded inside a container."""
+
+from typing import Any
+
+from bundles import Edit, hgx, hgx_b200, pcie_4, result, t4
+from mutant import Base, Missing, Mutant
+
+from gpunode.checks import Status, registry
+
+WARN, ERROR = Status.WARN, Status.ERROR
+REAL = Edit(("simulated",), None, False)
+STANDARD = tuple(check.id for check in registry if check.level == "standard")
+OF_RECORDS = tuple(check for check in STANDARD if check != "container.runs")
+
+
+def value(base: Base, record: str, *keys: str | int, new: Any) -> list[Edit]:
+    """Another value in a record."""
+    return [result(base(), record, "values", *keys, new=new)]
+
+
+def broke(base: Base, record: str, error: str) -> list[Edit]:
+    """The part broke: no values, an error."""
+    document = base()
+    return [result(document, record, "error", new=error), result(document, record, "values", new={})]
+
+
+def left_out(base: Base, record: str, reason: str) -> list[Edit]:
+    """The part was left out."""
+    document = base()
+    return [result(document, record, "skipped", new=reason), result(document, record, "values", new={})]
+
+
+def alone(base: Base, record: str, key: str, text: str) -> list[Edit]:
+    """That record is the only one: the container did not come to run."""
+    (only,) = [one for one in base()["results"] if one["record"] == record]
+    return [Edit(("results",), None, [{**only, "values": {}, key: text}])]
+
+
+ON_GPU = (
+    "framework.amp",
+    "framework.compile",
+    "framework.cudnn",
+    "framework.cudnn-version",
+    "framework.dataloader",
+    "framework.memory",
+    "framework.nccl-version",
+    "framework.tensor",
+)
+
+
+OF_TORCH = (
+    "versions.torch",
+    *(f"frameworks.{part}" for part in ("tensor", "amp", "compile", "cudnn", "dataloader", "memory")),
+)
+
+
+def on_the_processor(base: Base) -> list[Edit]:
+    """PyTorch found no GPU: everything of it ran on the processor."""
+    document = base()
+    return [result(document, name, "device", new="cpu") for name in OF_TORCH] + [
+        result(document, "versions.torch", "values", "available", new=False),
+        result(document, "versions.torch", "values", "count", new=0),
+        result(document, "versions.torch", "values", "gpus", new=[]),
+        result(document, "frameworks.memory", "skipped", new="there is no GPU whose memory could be looked at"),
+        result(document, "frameworks.memory", "values", new={}),
+    ]
+
+
+NO_IMAGE = "the image registry.example/validator:1 is not here, and the registry does not answer"
+MUTANTS = [
+    Mutant(
+        "container.runs",
+        "no image",
+        hgx,
+        alone(hgx, "container", "error", NO_IMAGE),
+        becomes=ERROR,
+        skips=OF_RECORDS,
+    ),
+    Mutant("container.runs", "broke off", t4, value(t4, "container", "complete", new=False), becomes=ERROR),
+    Mutant("container.runs", "nobody saw its end", t4, value(t4, "container", "complete", new=None), becomes=ERROR),
+    Mutant("container.gpus", "CUDA counts one less", hgx, value(hgx, "versions.cuda", "count", new=7)),
+    Mutant("container.gpus", "PyTorch counts none", t4, on_the_processor(t4), skips=ON_GPU),
+    Mutant("container.gpus", "fewer than given", hgx, value(hgx, "container", "gpus", new=9)),
+    Mutant(
+        "container.gpus",
+        "the fabric is not ready",
+        hgx,
+        [
+            *value(hgx, "versions.cuda", "result", new=802),
+            *value(hgx, "versions.cuda", "result_name", new="CUDA_ERROR_SYSTEM_NOT_READY"),
+        ],
+    ),
+    Mutant(
+        "container.gpus",
+        "no library of the driver",
+        t4,
+        [
+            REAL,
+            *left_out(t4, "versions.nvml", "libnvidia-ml.so.1 is not in the container"),
+            *left_out(t4, "versions.cuda", "libcuda.so.1 is not in the container"),
+            *value(t4, "versions.system", "driver_libraries", new={}),
+        ],
+        skips=("container.library", "container.forward-compat"),
+    ),
+    Mutant(
+        "container.gpus",
+        "CUDA crashes",
+        t4,
+        [REAL, *broke(t4, "versions.cuda", "crashed with SIGSEGV: Fatal Python error: Segmentation fault")],
+        skips=("container.forward-compat",),
+    ),
+    Mutant(
+        "container.library",
+        "libraries of another driver",
+        t4,
+        value(t4, "versions.system", "driver_libraries", "libcuda.so.1", new="580.95.05"),
+    ),
+    Mutant(
+        "container.library",
+        "NVML refuses the module",
+        hgx,
+        [
+            *value(hgx, "versions.nvml", "result", new=18),
+            *value(hgx, "versions.nvml", "result_name", new="Driver/library version mismatch"),
+        ],
+        skips=("container.gpus",),
+    ),
+    Mutant(
+        "container.library",
+        "CUDA refuses the module",
+        t4,
+        value(t4, "versions.cuda", "result", new=803),
+        skips=("container.gpus",),
+    ),
+    Mutant(
+        "container.forward-compat",
+        "not with this GPU",
+        pcie_4,
+        [
+            *value(pcie_4, "versions.cuda", "forward_compat", new=True),
+            *value(pcie_4, "versions.cuda", "result", new=804),
+        ],
+        skips=("container.gpus",),
+    ),
+    Mutant(
+        "container.forward-compat",
+        "older than the driver",
+        hgx,
+        [
+            *value(hgx, "versions.cuda", "forward_compat", new=True),
+            *value(hgx, "versions.cuda", "version", new="570.124.06"),
+            *value(hgx, "versions.cuda", "cuda_version", new="12.8"),
+        ],
+    ),
+    Mutant(
+        "container.forward-compat",
+        "the driver has that CUDA itself",
+        hgx,
+        value(hgx, "versions.cuda", "forward_compat", new=True),
+        becomes=WARN,
+    ),
+    Mutant(
+        "container.cuda", "the image's is above the driver's", t4, value(t4, "versions.system", "cuda", new="13.0.2")
+    ),
+    Mutant(
+        "container.cuda",
+        "PyTorch's is above the driver's, and so it finds no GPU",
+        t4,
+        [*value(t4, "versions.torch", "cuda", new="13.0"), *on_the_processor(t4)],
+        skips=ON_GPU,
+    ),
+    Mutant(
+        "container.cuda",
+        "a newer minor of the same major",
+        hgx,
+        value(hgx, "versions.system", "cuda", new="13.2.1"),
+        becomes=WARN,
+    ),
+    Mutant("container.shm", "Docker's default", t4, value(t4, "versions.limits", "shm_bytes", new=64 * 2**20)),
+    Mutant(
+        "container.shm",
+        "so small that the DataLoader dies",
+        hgx,
+        [
+            *value(hgx, "versions.limits", "shm_bytes", new=64 * 2**20),
+            *broke(hgx, "frameworks.dataloader", "DataLoader worker (pid 44) is killed by signal: Bus error"),
+        ],
+        skips=("framework.dataloader",),
+    ),
+    Mutant("container.memlock", "limited, with RDMA", hgx, value(hgx, "versions.limits", "memlock_bytes", new=65536)),
+    Mutant(
+        "container.memlock",
+        "limited, without RDMA",
+        t4,
+        value(t4, "versions.limits", "memlock_bytes", new=65536),
+        becomes=WARN,
+    ),
+    Mutant("container.stack", "unlimited", t4, value(t4, "versions.limits", "stack_bytes", new=-1), becomes=WARN),
+    Mutant("container.stack", "small", t4, value(t4, "versions.limits", "stack_bytes", new=65536), becomes=WARN),
+    Mutant(
+        "framework.wheel",
+        "no code for Blackwell, and so nothing runs",
+        hgx_b200,
+        [
+            *value(hgx_b200, "versions.torch", "architectures", new=["sm_75", "sm_80", "sm_86", "sm_90"]),
+            *(
+                edit
+                for part in ("tensor", "amp", "cudnn")
+                for edit in broke(
+                    hgx_b200, f"frameworks.{part}", "RuntimeError: CUDA error: no kernel image is available"
+                )
+            ),
+        ],
+        skips=("framework.amp", "framework.cudnn"),
+    ),
+    Mutant(
+        "framework.wheel",
+        "code for Hopper's own instructions is not for Ada",
+        pcie_4,
+        value(pcie_4, "versions.torch", "architectures", new=["sm_75", "sm_90", "sm_90a", "compute_90"]),
+    ),
+    Mutant(
+        "framework.wheel",
+        "a build for the processor",
+        t4,
+        [
+            REAL,
+            *value(t4, "versions.torch", "cuda", new=None),
+            *value(t4, "versions.torch", "architectures", new=[]),
+            *on_the_processor(t4),
+        ],
+        skips=ON_GPU,
+    ),
+    Mutant(
+        "framework.wheel",
+        "PyTorch does not load",
+        t4,
+        broke(t4, "versions.torch", "OSError: libcublas.so.12: cannot open shared object file"),
+        skips=("framework.cudnn-version", "framework.nccl-version"),
+    ),
+    Mutant(
+        "framework.wheel",
+        "no framework in the image",
+        t4,
+        [edit for record in OF_TORCH for edit in left_out(t4, record, "PyTorch is not in the image")],
+        becomes=WARN,
+        skips=ON_GPU,
+    ),
+    Mutant(
+        "framework.cudnn-version",
+        "not for Volta and older",
+        hgx,
+        [*value(hgx, "versions.torch", "cudnn", new="8.9.7"), *value(hgx, "versions.torch", "cuda", new="13.0")],
+    ),
+    Mutant("framework.cudnn-version", "none", t4, value(t4, "versions.torch", "cudnn", new=None)),
+    Mutant("framework.nccl-version", "made before CUDA 13", hgx, value(hgx, "versions.torch", "nccl", new="2.27.3")),
+    Mutant("framework.nccl-version", "none for eight GPUs", hgx, value(hgx, "versions.torch", "nccl", new=None)),
+    Mutant("framework.tensor", "wrong by one", hgx, value(hgx, "frameworks.tensor", "max_error", new=1.0)),
+    Mutant("framework.tensor", "not on the GPU", hgx, value(hgx, "frameworks.tensor", "allocated_bytes", new=0)),
+    Mutant("framework.tensor", "hangs", t4, broke(t4, "frameworks.tensor", "did not come back within 180 s")),
+    Mutant("framework.amp", "the loss is no number", t4, value(t4, "frameworks.amp", "losses", 2, new=None)),
+    Mutant("framework.amp", "the loss grows", t4, value(t4, "frameworks.amp", "losses", 3, new=9.0)),
+    Mutant("framework.compile", "no compiler", t4, broke(t4, "frameworks.compile", "Failed to find C compiler")),
+    Mutant("framework.compile", "another result", t4, value(t4, "frameworks.compile", "max_error", new=0.5)),
+    Mutant("framework.cudnn", "another result", t4, value(t4, "frameworks.cudnn", "max_error", new=0.5)),
+    Mutant("framework.cudnn", "switched off", t4, value(t4, "frameworks.cudnn", "enabled", new=False)),
+    Mutant("framework.dataloader", "not pinned", t4, value(t4, "frameworks.dataloader", "pinned", new=False)),
+    Mutant(
+        "framework.dataloader",
+        "dies although there is room",
+        t4,
+        broke(t4, "frameworks.dataloader", "RuntimeError: DataLoader worker (pid 44) exited unexpectedly"),
+    ),
+    Mutant("framework.memory", "a part is gone", t4, value(t4, "frameworks.memory", "total_mib", new=7000)),
+    Mutant("framework.memory", "nothing is counted", t4, value(t4, "frameworks.memory", "peak_mib", new=0)),
+    Mutant("framework.tensorflow", "no GPU", hgx, [REAL, *value(hgx, "frameworks.tensorflow", "count", new=0)]),
+    Mutant("framework.tensorflow", "all memory", hgx, value(hgx, "frameworks.tensorflow", "memory_growth", new=False)),
+    Mutant("framework.tensorflow", "float32", hgx, value(hgx, "frameworks.tensorflow", "compute_dtype", new="float32")),
+    Mutant("framework.tensorflow", "wrong", hgx, value(hgx, "frameworks.tensorflow", "max_error", new=2.0)),
+    Mutant("framework.dali", "an empty batch", hgx, value(hgx, "frameworks.dali", "samples", new=0)),
+    Mutant("framework.dali", "breaks", hgx, broke(hgx, "frameworks.dali", "RuntimeError: nvJPEG error")),
+]
+
+RECORD = {
+    "container.runs": "container",
+    "container.gpus": "versions.nvml",
+    "container.library": "versions.system",
+    "container.forward-compat": "versions.cuda",
+    "container.cuda": "versions.system",
+    "container.shm": "versions.limits",
+    "container.memlock": "versions.limits",
+    "container.stack": "versions.limits",
+    "framework.wheel": "versions.torch",
+    "framework.cudnn-version": "versions.torch",
+    "framework.nccl-version": "versions.torch",
+    **{
+        f"framework.{part}": f"frameworks.{part}"
+        for part in ("tensor", "amp", "compile", "cudnn", "dataloader", "memory", "tensorflow", "dali")
+    },
+}
+MISSING: Missing = {
+    check: [
+        # No workload was run; one record is of no kind; the part's own record is not there; its values are rubbish.
+        (hgx, [Edit(("results",), None, [])]),
+        (hgx, [Edit(("results", 0), None, {"record": "rubbish"})]),
+        (hgx, [Edit(("results",), None, [one for one in hgx()["results"] if one["record"] != RECORD[check]])]),
+        (hgx, [result(hgx(), RECORD[check], "values", new={"gpus": "many"})]),
+    ]
+    for check in STANDARD
+}
+for check in ("container.shm", "container.memlock", "container.stack"):
+    key = check.partition(".")[2] + "_bytes"
+    MISSING[check].append((t4, value(t4, "versions.limits", key, new=None)))

@@ -1,0 +1,180 @@
+"""Verdicts on workloads that no mutant of a healthy node shows: busy GPUs, simulated ones, nothing run, odd values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from gpunode.checks import Expectation, Finding, Status, judge
+from gpunode.checks.wheels import runs_on
+from gpunode.facts import NodeFacts
+from gpunode.facts.models.workload import Record
+from gpunode.facts.node import LoadedDriver, PciDevice
+
+T4 = PciDevice.model_validate(
+    {
+        "slot": "0000:3b:00.0",
+        "class_id": "0302",
+        "vendor_id": "10de",
+        "device_id": "1eb8",
+        "subsystem_id": "10de:12a2",
+        "driver": "nvidia",
+    }
+)
+DRIVER = LoadedDriver(version="580.95.05", flavour="open")
+CONTAINER = {"image": "lab/torch", "engine": "docker 26.1.5", "gpus": "cdi"}
+
+
+def record(name: str, values: Mapping[str, Any] | None = None, **more: Any) -> Record:
+    given = {"device": "cuda", "seconds": 1.0, "container": CONTAINER, "values": dict(values or {})}
+    return Record.model_validate({"record": name, **given, **more})
+
+
+def found(*records: Record, simulated: bool = False, **facts: Any) -> dict[str, list[Finding]]:
+    known = {"pci": (T4,), "loaded_driver": DRIVER, "architecture": "x86_64", **facts}
+    node = NodeFacts(
+        host="n", collected_at="now", simulated=simulated, records=records or None,
+        gaps={} if records else {"records": "no workload was run"}, **known,
+    )  # fmt: skip
+    answer: dict[str, list[Finding]] = {}
+    for finding in judge(node, Expectation(), level="standard"):
+        if finding.check.startswith(("container.", "framework.")):
+            answer.setdefault(finding.check, []).append(finding)
+    return answer
+
+
+STANDARD = {
+    "container.gpus",
+    "container.library",
+    "container.cuda",
+    "container.shm",
+    "framework.wheel",
+    "framework.amp",
+}
+
+
+def test_without_a_workload_nothing_passes() -> None:
+    answer = found()
+    assert {finding.status for check in STANDARD | {"container.runs"} for finding in answer[check]} == {Status.ERROR}
+
+
+def test_a_node_without_a_gpu_needs_no_workload() -> None:
+    (finding,) = found(pci=())["container.runs"]
+    assert (finding.status, finding.message) == (Status.SKIP, "no NVIDIA GPU on the PCI bus")
+
+
+def test_a_busy_gpu_is_left_out_with_process_and_user() -> None:
+    values = {"complete": True, "gpus": 7, "busy": ["gpu3: python3 (pid 4242, alice)"]}
+    busy, run = found(record("container", values, seconds=61.0))["container.runs"]
+    assert (busy.status, busy.component) == (Status.SKIP, "gpu3")
+    assert busy.message == "left out, busy with python3 (pid 4242, alice)"
+    assert (run.status, run.message) == (Status.PASS, "ran with 7 GPUs in 61 s (image lab/torch)")
+
+
+def test_all_busy_is_skip_with_the_reason_and_nothing_else_is_judged() -> None:
+    answer = found(record("container", skipped="every GPU is busy: gpu0: python3 (pid 4242, alice)"))
+    (finding,) = answer["container.runs"]
+    assert (finding.status, finding.message) == (Status.SKIP, "every GPU is busy: gpu0: python3 (pid 4242, alice)")
+    assert {one.status for check in STANDARD for one in answer[check]} == {Status.SKIP}
+    assert {one.message for check in STANDARD for one in answer[check]} == {
+        "nothing ran in a container (container.runs says why)"
+    }
+
+
+def test_no_engine_is_told_once() -> None:
+    answer = found(record("container", error="no Docker on this node", container=None))
+    assert [(one.status, one.message) for one in answer["container.runs"]] == [(Status.ERROR, "no Docker on this node")]
+    assert {one.status for check in STANDARD for one in answer[check]} == {Status.SKIP}
+
+
+def test_on_the_host_there_is_no_container_to_judge() -> None:
+    (finding,) = found(record("versions.limits", {"shm_bytes": 2**33}, container=None))["container.runs"]
+    assert finding.status is Status.SKIP
+
+
+def test_a_container_whose_end_nobody_recorded_is_an_error() -> None:
+    (finding,) = found(record("versions.limits", {"shm_bytes": 2**33}))["container.runs"]
+    assert finding.status is Status.ERROR
+
+
+STUB = "/usr/lib/libnvidia-ml.so.580.95.05 has no function nvmlInit_v2: is it the real library?"
+
+
+@pytest.mark.parametrize(("simulated", "status"), [(True, Status.SKIP), (False, Status.FAIL)])
+def test_a_library_that_is_none_is_a_fault_on_real_nodes_alone(simulated: bool, status: Status) -> None:
+    records = (record("versions.nvml", error=STUB), record("versions.cuda", error=STUB))
+    answer = found(*records, simulated=simulated)
+    assert [one.status for one in answer["container.gpus"]] == [status]
+    assert [one.status for one in answer["container.forward-compat"]] == [Status.SKIP]
+
+
+TORCH_CPU = {"version": "2.13.0+cpu", "available": False, "count": 0}
+
+
+def test_a_result_of_the_processor_never_counts_as_one_of_a_gpu() -> None:
+    records = (
+        record("versions.torch", TORCH_CPU, device="cpu"),
+        record("frameworks.tensor", {"max_error": 0.0}, device="cpu"),
+        record("frameworks.amp", {"dtype": "bfloat16", "losses": [2.0, 1.0]}, device="cpu"),
+        record("frameworks.compile", {"max_error": 0.0, "compile_seconds": 9.0}, device="cpu"),
+    )
+    for simulated in (True, False):
+        answer = found(*records, simulated=simulated)
+        for check in ("framework.tensor", "framework.amp", "framework.compile"):
+            assert [one.status for one in answer[check]] == [Status.SKIP]
+        assert [one.status for one in answer["framework.wheel"]] == [Status.SKIP if simulated else Status.FAIL]
+
+
+def test_the_wheel_that_fits_is_named() -> None:
+    (finding,) = found(record("versions.torch", TORCH_CPU, device="cpu"))["framework.wheel"]
+    assert finding.remedy is not None
+    assert "https://download.pytorch.org/whl/cu13" in finding.remedy
+    older = LoadedDriver(version="535.261.03", flavour="proprietary")
+    (finding,) = found(record("versions.torch", TORCH_CPU, device="cpu"), loaded_driver=older)["framework.wheel"]
+    assert finding.remedy is not None
+    assert "https://download.pytorch.org/whl/cu126," in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "runs"),
+    [
+        (["sm_80"], "8.0", True),
+        (["sm_80"], "8.9", True),
+        (["sm_86"], "8.0", False),
+        (["sm_80"], "9.0", False),
+        (["sm_90a"], "9.0", True),
+        (["sm_90a"], "9.1", False),
+        (["compute_90"], "12.0", True),
+        (["compute_120"], "9.0", False),
+        (["sm_100f"], "10.3", True),
+        (["sm_100a"], "10.3", False),
+        (["gfx942", ""], "9.0", False),
+        ([], "9.0", False),
+    ],
+)
+def test_which_code_runs_where(architectures: list[str], capability: str, runs: bool) -> None:
+    assert runs_on(architectures, Version(capability)) is runs
+
+
+@pytest.mark.parametrize("value", [None, -5, "much", [], {}, float("inf"), "\x00"])
+def test_no_value_breaks_a_check(value: Any) -> None:
+    keys = {
+        "container": ("complete", "gpus", "busy"),
+        "versions.system": ("driver_libraries", "cuda", "python"),
+        "versions.limits": ("shm_bytes", "memlock_bytes", "stack_bytes"),
+        "versions.nvml": ("result", "count", "library", "gpus"),
+        "versions.cuda": ("result", "count", "forward_compat", "cuda_version", "gpus"),
+        "versions.torch": ("version", "cuda", "cudnn", "nccl", "architectures", "count", "available"),
+        "frameworks.tensor": ("max_error", "allocated_bytes", "pci_bus_id"),
+        "frameworks.amp": ("dtype", "losses"),
+        "frameworks.memory": ("total_mib", "free_mib", "peak_mib", "reserved_mib", "fragmentation_percent"),
+        "frameworks.tensorflow": ("count", "compute_dtype", "max_error"),
+        "frameworks.dali": ("version", "samples"),
+    }
+    for name, names in keys.items():
+        for key in names:
+            answer = found(*(record(one, {key: value} if one == name else {}) for one in keys))
+            told = [one for findings in answer.values() for one in findings]
+            assert not [one for one in told if "itself broke" in one.message], (name, key)
+            assert Status.PASS not in {one.status for one in told if one.check != "container.runs"}
