@@ -4,6 +4,7 @@ from gpunode.stack.drift import LOCK_NAME, Drift, lock_document, read_lock
 from gpunode.stack.model import Conflict, GpuGroup, Installed, NodePicture, Request, Stack
 from gpunode.stack.picture import picture_from_facts, undetermined
 from gpunode.stack.plan import Plan, PlanGroup, PlanHost, plan
+from gpunode.stack.profile import driver_names
 from gpunode.stack.resolve import resolve
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "PlanHost",
     "Request",
     "Stack",
+    "driver_names",
     "lock_document",
     "picture_from_facts",
     "plan",

@@ -9,6 +9,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 try:
+    from gpunode.catalog import load
     from gpunode.checks import Expectation, judge, registry
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts, facts_from_bundle
@@ -19,7 +20,6 @@ except ImportError as err:
 else:
     MISSING = None
 
-SYSTEMS = {"debian": ("12", "13")}
 ARCHITECTURES = ("x86_64", "aarch64")
 # Facts without which nothing can be said of the node.
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
@@ -86,22 +86,42 @@ def finding_line(finding: Mapping[str, Any]) -> str:
 def preflight_problems(
     facts: Mapping[str, Any], apt: Mapping[str, Any] | None, settings: Mapping[str, Any]
 ) -> list[str]:
-    """Why the node must not be provisioned as it is, one line each with what to do; empty where it may be.
+    """Why the node must not be provisioned as it is, one line each: its name, the reason, what to do.
 
     ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed (None without dpkg). ``settings``:
-    ``min_free_mib`` by mount point, ``allow_secure_boot``, ``allow_busy``, and ``removing`` where the driver goes away.
+    ``min_free_mib`` by mount point; ``allow_secure_boot``, ``allow_busy``; ``removing`` where the driver goes away;
+    ``switch`` where what stands in the way may go; ``precompiled`` where the distribution signs the modules;
+    ``mok_hash`` where a password for enrolling a key was given.
     """
     node = _node(facts)
-    loose = [name for name in ("allow_busy", "allow_secure_boot", "removing") if not isinstance(settings[name], bool)]
+    switches = ("allow_busy", "allow_secure_boot", "removing", "switch", "precompiled", "mok_hash")
+    loose = [name for name in switches if not isinstance(settings[name], bool)]
     if loose:
         raise AnsibleFilterError(f"{', '.join(loose)} must be true or false, not text: use | bool")
-    lines = [*_unseen(node), *_unsupported(node), *_package_manager(apt or {}), *_mixed_origins(node)]
+    lines = [*_unseen(node), *_unsupported(node), *_package_manager(apt or {})]
+    if not settings["switch"] and not settings["removing"]:
+        lines += [*_mixed_origins(node), *_left_by_others(apt or {})]
     if not settings["allow_busy"]:
         lines += _busy(node)
     if not settings["removing"]:
-        lines += [*_other_line(node), *_too_full(node, settings["min_free_mib"]), *_no_headers(node, apt or {})]
-        if not settings["allow_secure_boot"]:
-            lines += _secure_boot(node)
+        lines += [*_other_line(node), *_too_full(node, settings["min_free_mib"])]
+        if not settings["precompiled"]:
+            lines += _no_headers(node, apt or {})
+            if not settings["allow_secure_boot"]:
+                lines += _secure_boot(node, apt or {}, settings["mok_hash"])
+    return lines
+
+
+def preflight_notes(facts: Mapping[str, Any], stack: Mapping[str, Any]) -> list[str]:
+    """What is worth knowing of a node that is not refused, one line each."""
+    node = _node(facts)
+    lines = [str(warning["text"]) for warning in stack["warnings"]]
+    reason = node.gap("secure_boot")
+    if reason is not None and stack["module"]["build"] == "dkms":
+        lines.append(
+            f"secure boot could not be seen ({reason}): where it is on, a module built by DKMS loads only after its "
+            "key was enrolled"
+        )
     return lines
 
 
@@ -109,33 +129,56 @@ def _unseen(node: NodeFacts) -> Iterator[str]:
     for field in NEEDED:
         reason = node.gap(field)
         if reason is not None:
-            yield f"{field} could not be seen: {reason}"
+            yield f"unseen: {field} could not be seen: {reason}"
 
 
 def _unsupported(node: NodeFacts) -> Iterator[str]:
-    system = node.os
-    if system is not None and (system.version_id or "") not in SYSTEMS.get(system.id, ()):
-        name = system.pretty_name or f"{system.id} {system.version_id}"
-        yield f"{name} is not supported; supported are Debian {' and '.join(SYSTEMS['debian'])}"
+    """The roles install through apt; what the catalog knows of other systems is for plan alone."""
+    if node.os is not None:
+        row = load().os_of(node.os.id, node.os.version_id)
+        name = node.os.pretty_name or f"{node.os.id} {node.os.version_id}"
+        known = ", ".join(one.name for one in load().systems.values() if one.supported and one.manager == "apt")
+        if row is not None and row.supported and row.manager != "apt":
+            yield f"unsupported: {name}: the roles install through apt alone so far, not {row.manager}: for {known}"
+        elif row is None or not row.supported:
+            yield f"unsupported: {name} is not supported; supported are {known}"
     if node.architecture is not None and node.architecture not in ARCHITECTURES:
-        yield f"architecture {node.architecture} is not supported; supported are {' and '.join(ARCHITECTURES)}"
+        yield (
+            f"unsupported: architecture {node.architecture} is not supported; "
+            f"supported are {' and '.join(ARCHITECTURES)}"
+        )
 
 
 def _package_manager(apt: Mapping[str, Any]) -> Iterator[str]:
     if apt.get("lock_holder"):
-        yield f"{apt['lock_holder']} still holds the package lock: let it end, then run this again"
+        yield f"package-lock: {apt['lock_holder']} still holds the package lock: let it end, then run this again"
     # What dpkg left half-done of the driver itself, the role nvidia_driver finishes.
-    unfinished = [name for name in apt.get("unfinished", ()) if not re.search(r"nvidia|libcuda", name)]
+    unfinished = [name for name in apt.get("unfinished", ()) if not re.search(r"nvidia|libcuda|cuda-drivers", name)]
     if unfinished:
-        yield f"dpkg has not finished {', '.join(sorted(unfinished))}: run dpkg --configure -a on the node"
+        yield (f"half-configured: dpkg has not finished {', '.join(sorted(unfinished))}: run dpkg --configure -a")
+
+
+def _left_by_others(apt: Mapping[str, Any]) -> Iterator[str]:
+    """What other installers left, and the switch takes away."""
     if apt.get("runfile"):
-        yield "a driver from NVIDIA's .run installer is there: take it away with /usr/bin/nvidia-uninstall first"
+        yield (
+            "runfile: a driver from NVIDIA's .run installer is there: take it away with /usr/bin/nvidia-uninstall, or "
+            "set nvidia_driver_switch: true to have it replaced"
+        )
+    if "nvidia-docker2" in apt.get("installed", ()):
+        yield (
+            "nvidia-docker2: nvidia-docker2 is installed, which the container toolkit superseded: set "
+            "nvidia_driver_switch: true to have it replaced, or take it away (apt-get remove nvidia-docker2)"
+        )
 
 
 def _mixed_origins(node: NodeFacts) -> Iterator[str]:
     for finding in judge(node, Expectation(), only=["driver.origin"]):
         if finding.status == "fail":
-            yield f"the driver's packages are mixed: {finding.message}"
+            yield (
+                f"mixed-sources: the driver's packages are mixed: {finding.message}: name the one that is to be with "
+                "nvidia_driver_source, and set nvidia_driver_switch: true to have the others replaced"
+            )
 
 
 def _other_line(node: NodeFacts) -> Iterator[str]:
@@ -147,7 +190,7 @@ def _other_line(node: NodeFacts) -> Iterator[str]:
     ]
     if found:
         yield (
-            f"a driver of another line is installed ({', '.join(sorted(found)[:5])}): it is left as it is; "
+            f"other-line: a driver of another line is installed ({', '.join(sorted(found)[:5])}): it is left as it is; "
             "to have the current one instead, purge it first"
         )
 
@@ -157,20 +200,22 @@ def _busy(node: NodeFacts) -> Iterator[str]:
     if users:
         named = [f"{user.name or '?'} (pid {user.pid}, {user.user or '?'})" for user in users[:5]]
         more = f" and {len(users) - 5} more" if len(users) > 5 else ""
-        yield f"GPUs are in use by {', '.join(named)}{more}: end them, or set gpunode_allow_busy: true"
+        yield f"busy: GPUs are in use by {', '.join(named)}{more}: end them, or set gpunode_allow_busy: true"
 
 
 def _too_full(node: NodeFacts, wanted: Mapping[str, Any]) -> Iterator[str]:
     for mount, free in (node.disk_free_mib or {}).items():
         if free < int(wanted.get(mount, 0)):
-            yield f"{mount} has {free} MiB free, {wanted[mount]} MiB are needed (preflight_min_free_mib)"
+            yield f"disk-full: {mount} has {free} MiB free, {wanted[mount]} MiB are needed (preflight_min_free_mib)"
 
 
-def _secure_boot(node: NodeFacts) -> Iterator[str]:
-    if node.secure_boot:
+def _secure_boot(node: NodeFacts, apt: Mapping[str, Any], mok_hash: bool) -> Iterator[str]:
+    key = apt.get("key") or {}
+    if node.secure_boot and not key.get("enrolled") and not mok_hash:
         yield (
-            "secure boot is on: modules built by DKMS load only after their key was enrolled "
-            "(mokutil --import /var/lib/dkms/mok.pub); set preflight_allow_secure_boot: true to go on"
+            "secure-boot: secure boot is on and the key of modules built by DKMS is not enrolled: give "
+            "nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
+            "take modules that Ubuntu signs (nvidia_driver_source: ubuntu), or set preflight_allow_secure_boot: true"
         )
 
 
@@ -180,7 +225,7 @@ def _no_headers(node: NodeFacts, apt: Mapping[str, Any]) -> Iterator[str]:
         wanted = f"linux-headers-{kernel.release}"
         matters = kernel.package and (kernel.running or kernel.newest) and not kernel.headers
         if matters and apt.get("lists") and wanted not in apt["headers"]:
-            yield f"{wanted} is in none of the node's apt sources: run apt-get update, or install a current kernel"
+            yield f"no-headers: {wanted} is in no apt source of the node: run apt-get update, or take a current kernel"
 
 
 class FilterModule:
@@ -194,4 +239,5 @@ class FilterModule:
             "findings": findings,
             "finding_line": finding_line,
             "preflight_problems": preflight_problems,
+            "preflight_notes": preflight_notes,
         }

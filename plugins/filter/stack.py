@@ -67,6 +67,79 @@ def stack(
     return group.model_dump(mode="json", by_alias=True, exclude={"hosts"})
 
 
+# The options of gpunode plan that a conflict speaks of, as variables of the roles.
+VARIABLES = {
+    "--source": "nvidia_driver_source:",
+    "--driver": "nvidia_driver_version:",
+    "--kernel-module": "nvidia_driver_flavour:",
+    "--cuda": "cuda_version:",
+    "--toolkit": "cuda_toolkit:",
+}
+
+
+def node_plan(
+    facts: Mapping[str, Any],
+    wishes: Mapping[str, Any],
+    lock: Mapping[str, Any] | None = None,
+    today: str | None = None,
+) -> dict[str, Any]:
+    """The answer of ``stack`` for the variables of the roles, and ``problems``: why it must not be carried out.
+
+    ``wishes``: ``source`` and ``flavour`` (``auto``: no wish), ``version`` (``keep``: what is installed; on a node
+    without a driver what the resolver prefers), ``cuda``, ``toolkit`` (empty: no wish), ``switch``: what stands in the
+    way may go.
+    """
+    _need_gpunode()
+    asked = {key: str(value) for key, value in plain(wishes).items() if value not in (None, "", "auto")}
+    node = NodeFacts.model_validate(plain(facts))
+    picture = picture_from_facts(node, load())
+    installed = picture.installed if picture.installed and picture.installed.closure else None
+    source, flavour, version = asked.get("source"), asked.get("flavour"), asked.get("version", "keep")
+    request: dict[str, Any] = {"source": source, "kernel_module": flavour}
+    request |= {"cuda": asked.get("cuda"), "toolkit": asked.get("toolkit")}
+    problems: list[str] = []
+    others = [origin for origin in installed.origins if origin != source] if installed else []
+    strange = [origin for origin in others if origin != "a .run file"] if source else []
+    if version != "keep":
+        request["driver"] = version
+    elif installed and not lock and not strange:
+        if installed.version is None:
+            problems.append(
+                "mixed-versions: the driver's packages are of several versions "
+                f"({', '.join(sorted({row.version for row in installed.closure}))}): say which one is to be, "
+                "with nvidia_driver_version"
+            )
+        elif flavour in (None, installed.flavour) or installed.flavour is None:
+            request["driver"] = "keep"
+        else:
+            request["driver"] = (
+                installed.version if installed.origins == ("nvidia",) else installed.version.split(".")[0]
+            )
+    # Preflight names these two itself.
+    node = node.model_copy(
+        update={"foreign_installs": tuple(one for one in node.foreign_installs or () if one.kind != "driver-runfile")}
+    )
+    mixed = installed is not None and len([origin for origin in installed.origins if origin != "a .run file"]) > 1
+    wanted = {key: value for key, value in request.items() if value is not None}
+    answer = stack(node.model_dump(mode="json"), wanted, lock, today)
+    if answer["undetermined"]:
+        problems.append(f"undetermined: {answer['undetermined']}")
+    if answer["conflict"] and not problems and (asked.get("switch") == "True" or not mixed):
+        problems.append(f"no-stack: {_words(answer['conflict'])}")
+    return {**answer, "problems": problems}
+
+
+def _words(conflict: Mapping[str, Any]) -> str:
+    """A conflict and the nearest stacks in one line, in the words of the roles' variables."""
+    terms = " + ".join(f"{term['name']} {term['value']}" for term in conflict["terms"])
+    text = f"{terms} cannot hold together: {'; '.join(clash['text'] for clash in conflict['clashes'])}"
+    offers = [f"{' and '.join(offer['change'])} ({offer['summary']})" for offer in conflict["offers"]]
+    near = f"; nearest that can: {'; '.join(offers)}" if offers else ""
+    for option, variable in VARIABLES.items():
+        near = near.replace(option, variable)
+    return " ".join((text + near).split())
+
+
 def lock(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """A stack as the variables of a lock file, as ``gpunode plan --write`` writes them: ``{gpunode_stack: …}``."""
     _need_gpunode()
@@ -81,4 +154,4 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Name to function."""
-        return {"stack": stack, "lock": lock}
+        return {"stack": stack, "node_plan": node_plan, "lock": lock}

@@ -2,14 +2,23 @@
 
 Runs as ``python3 -c`` with the standard library alone. Standard input is the question::
 
-    {"files": {path below /etc/apt/sources.list.d or preferences.d: content, empty for a file that is not to be},
-     "versions": [names], "transaction": [arguments of apt-get install]}
+    {"files": {path of a file below /etc/apt: content, empty for a file that is not to be},
+     "keys": {path of a key: its armoured text},
+     "preferences": path of the file that binds the driver's packages, "pins": [{packages, pin, priority}],
+     "bound": {name: pattern of versions, @RELEASE@ for the driver's release}, "required": [of these, to be had],
+     "free": [names], "optional": [names, taken where they are there],
+     "constraint": the release, or a shell pattern of releases,
+     "drop": [installed packages of the driver], "remove": [names that go in any case], "repair": bool}
 
-The answer has, for ``versions``, ``versions`` (lines of apt-cache madison) and ``headers`` (names of header packages),
-for ``transaction``, ``install`` ([{name, version, source}]) and ``remove`` ([names]). Where apt refuses or its lists
-cannot be fetched it is ``{"error": one line}``.
+The answer: ``target`` (the release), ``install`` ([{name, version, source}]), ``remove`` ([names]), ``arguments`` (of
+``apt-get install``, which then does exactly this). First apt is asked what a node without any driver would get; what
+is installed of a driver and is not among it goes in the same transaction.
+
+Where some package is not to be had at the release: ``{"lacking": {name: [releases that there are]}, "common":
+[releases that all have]}``. Where apt refuses or its lists cannot be fetched: ``{"error": one line}``.
 """
 
+import fnmatch
 import json
 import os
 import re
@@ -22,6 +31,7 @@ from pathlib import Path
 APT = Path("/etc/apt")
 UPDATE_LIMIT_S = 180
 ANSWER_LIMIT_S = 60
+OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 # Everything that apt writes goes to the private folder; hooks of the node's own configuration must not run for it.
@@ -77,25 +87,81 @@ def output_of(argv, limit_s=ANSWER_LIMIT_S):
     return output.decode("utf-8", "replace")
 
 
-def lay_over(folder, files):
-    """Fill the private folder: links to the node's own files, and ``files`` in place of those of the same path."""
+def lay_over(folder, question):
+    """Fill the private folder: links to the node's own files, and those of the question in place of the same path."""
+    keys, files = question.get("keys", {}), question["files"]
     for name in ("sources.list.d", "preferences.d"):
         (folder / name).mkdir()
         for path in sorted((APT / name).glob("*")):
             if str(path) not in files:
                 (folder / name / path.name).symlink_to(path)
+    for number, (path, content) in enumerate(keys.items()):
+        (folder / f"key-{number}.asc").write_text(content, encoding="ascii")
+        files = {name: text.replace(path, f"{folder}/key-{number}.asc") for name, text in files.items()}
     for path, content in files.items():
-        if content:
+        if content and Path(path).parent.name in ("sources.list.d", "preferences.d"):
             (folder / Path(path).relative_to(APT)).write_text(content, encoding="utf-8")
     for name in ("lists/partial", "cache/archives/partial", "log"):
         (folder / name).mkdir(parents=True)
-    (folder / "apt.conf").write_text(CONFIGURATION.format(folder=folder), encoding="utf-8")
+    (folder / "apt.conf").write_text(CONFIGURATION.format(folder=folder) + own_settings(files), encoding="utf-8")
 
 
-def transaction(apt_get, apt_cache, arguments):
+def own_settings(files):
+    """Settings of apt among the files of the question: a proxy."""
+    return "\n".join(text for path, text in files.items() if Path(path).parent.name == "apt.conf.d")
+
+
+def upstream(version):
+    """A version without epoch and distribution revision."""
+    bare = version.partition(":")[2] or version
+    return bare.rpartition("-")[0] or bare
+
+
+def offers(apt_cache, names):
+    """Versions by package, newest first; empty for a package that is in no list."""
+    found = {name: [] for name in names}
+    for line in output_of([*apt_cache, "madison", *names]).splitlines() if names else []:
+        name, version = (part.strip() for part in line.split("|")[:2])
+        if name in found and version not in found[name]:
+            found[name].append(version)
+    return found
+
+
+def fitting(versions, pattern, release):
+    """The first of some versions that is this release and fits the pattern; None where none does."""
+    wanted = pattern.replace("@RELEASE@", release)
+    return next((one for one in versions if upstream(one) == release and fnmatch.fnmatchcase(one, wanted)), None)
+
+
+def settle(question, there):
+    """(the release that all required packages have, the answer where there is none)."""
+    bound, required = question["bound"], question["required"]
+    common = [
+        release
+        for release in dict.fromkeys(upstream(version) for version in there[required[0]])
+        if all(fitting(there[name], bound[name], release) for name in required)
+    ]
+    for release in common:
+        if fnmatch.fnmatchcase(release, question["constraint"]):
+            return release, None
+    lacking = {
+        name: list(dict.fromkeys(upstream(version) for version in there[name]))
+        for name in required
+        if not any(fnmatch.fnmatchcase(upstream(version), question["constraint"]) for version in there[name])
+    }
+    return None, {"lacking": lacking, "common": common, "constraint": question["constraint"]}
+
+
+def without(packages, text):
+    """dpkg's status without some packages, whatever their architecture."""
+    gone = set(packages)
+    stanzas = text.split("\n\n")
+    return "\n\n".join(one for one in stanzas if not gone.intersection(re.findall(r"(?m)^Package: (\S+)", one)))
+
+
+def simulate(apt_get, apt_cache, arguments, more=()):
     """What ``apt-get install`` would install and remove; ``source`` is what a package is built from."""
-    options = ["--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages"]
-    said = output_of([*apt_get, "--simulate", "--assume-yes", *options, "install", *arguments])
+    said = output_of([*apt_get, *more, "--simulate", "--assume-yes", *OPTIONS, "install", *arguments])
     versions = dict(re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", said))
     built_from = {}
     if versions:
@@ -113,21 +179,53 @@ def transaction(apt_get, apt_cache, arguments):
     }
 
 
+def transaction(question, folder, apt_get, apt_cache):
+    """The whole answer from lists that are there: a release, and one transaction that brings the node to it."""
+    known = set(output_of([*apt_cache, "pkgnames"]).split())
+    bound = {name: pattern for name, pattern in question["bound"].items() if name in known}
+    optional = [name for name in question["optional"] if name in known]
+    there = offers(apt_cache, sorted({*question["bound"], *optional}))
+    gone = [name for name in question["required"] + question["free"] if name not in known]
+    if gone:
+        return {"lacking": {name: [] for name in gone}, "common": [], "constraint": question["constraint"]}
+    release, refusal = settle(question, there)
+    if refusal:
+        return refusal
+    stanzas = [
+        f"Package: {' '.join(one['packages'])}\nPin: {one['pin']}\nPin-Priority: {one['priority']}\n"
+        for one in question["pins"]
+    ]
+    own = folder / Path(question["preferences"]).relative_to(APT)
+    own.write_text("\n".join(stanzas).replace("@RELEASE@", release), encoding="utf-8")
+    exact = {name: fitting(there[name], pattern, release) for name, pattern in bound.items()}
+    wanted = [f"{name}={version}" for name, version in sorted(exact.items()) if version]
+    for name in optional:
+        drivers_own = not name.startswith("linux-")
+        version = fitting(there[name], "*", release) if drivers_own else None
+        wanted += [f"{name}={version}"] if version else [] if drivers_own else [name]
+    wanted += question["free"]
+    status = folder / "status"
+    node_status = Path("/var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
+    status.write_text(without({*question["drop"], *question["remove"]}, node_status), encoding="utf-8")
+    clean = simulate(apt_get, apt_cache, wanted, ["-o", f"Dir::State::status={status}"])
+    coming = {row["name"]: row["version"] for row in clean["install"]}
+    same = [f"{name}={version}" for name, version in coming.items() if upstream(version) == release]
+    others = [name for name in wanted if name in coming and f"{name}={coming[name]}" not in same]
+    leaving = sorted({*question["drop"], *question["remove"]} - coming.keys())
+    arguments = [*sorted(same), *sorted(others), *(f"{name}-" for name in leaving)]
+    more = ["--fix-broken"] if question["repair"] else []
+    return {"target": release, "arguments": arguments, **simulate(apt_get, apt_cache, arguments, more)}
+
+
 def answer(question):
     """The answer to one question, from lists that are fetched for it and thrown away."""
     with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
         folder = Path(name)
         folder.chmod(0o755)  # apt fetches as a user of its own
-        lay_over(folder, question["files"])
+        lay_over(folder, question)
         apt_get, apt_cache = ([tool, "-c", f"{name}/apt.conf"] for tool in ("apt-get", "apt-cache"))
         output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
-        said = {}
-        if "versions" in question:
-            said["versions"] = output_of([*apt_cache, "madison", *question["versions"]]).splitlines()
-            said["headers"] = output_of([*apt_cache, "pkgnames", "linux-headers-"]).split()
-        if "transaction" in question:
-            said.update(transaction(apt_get, apt_cache, question["transaction"]))
-        return said
+        return transaction(question, folder, apt_get, apt_cache)
 
 
 def leave(number, _frame):

@@ -4,12 +4,17 @@ Runs as ``python3 -`` with the standard library alone: python3-apt may not be th
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
+# apt writes its caches anew whenever it is asked, also where nothing is to change.
+NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
+OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
+MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
 def output_of(argv):
@@ -95,24 +100,60 @@ def sources():
 
 
 def packages():
-    """(installed: name to version, unfinished: names of packages that dpkg left half-done)."""
-    form = "${db:Status-Status}\\t${Package}\\t${Version}\\n"
-    installed, unfinished = {}, []
+    """Installed ones (name to version), names of those that dpkg left half-done, and of those that are held."""
+    form = "${db:Status-Status}\\t${db:Status-Want}\\t${Package}\\t${Version}\\n"
+    installed, unfinished, held = {}, [], []
     for line in output_of(["dpkg-query", "-W", "-f", form]).splitlines():
-        status, name, version = line.split("\t")
-        if status == "installed":
+        status, want, name, version = line.split("\t")
+        if want == "hold":
+            held.append(name)
+        if status in ("installed", "triggers-awaited", "triggers-pending"):
             installed[name] = version
         elif status not in ("config-files", "not-installed"):
             unfinished.append(name)
-    return installed, unfinished
+    return {"installed": installed, "unfinished": unfinished, "held": held}
+
+
+def own_holds():
+    """Names that the role nvidia_driver holds: those that it keeps from unattended upgrades."""
+    try:
+        text = OWN_LIST.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [re.sub(r"\[(.)\]", r"\1", name) for name in re.findall(r'"\^(.+)\$";', text)]
+
+
+def key():
+    """The key that signs modules built by DKMS: its path, whether the firmware knows it (None: not to be told)."""
+    path = next((path for path in MACHINE_OWNER_KEYS if Path(path).exists()), None)
+    if path is None:
+        return None
+    try:
+        said = subprocess.run(
+            ["mokutil", "--test-key", path], check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        ).stdout.decode("utf-8", "replace")
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    enrolled = True if "already enrolled" in said else False if "is not enrolled" in said else None
+    return {"path": path, "enrolled": enrolled, "waits": "enrollment request" in said}
 
 
 def lock_holder():
-    """``NAME (pid N)`` of the process that holds a package lock, None where nobody does."""
-    inodes = {Path(path).stat().st_ino for path in LOCKS if Path(path).exists()}
+    """``NAME (pid N)`` of the process that holds a package lock, None where nobody does.
+
+    The kernel names device and inode; on some file systems (btrfs, overlay) it knows the device by another number than
+    stat does, and the inode alone then has to do.
+    """
+    files = [Path(path).stat() for path in LOCKS if Path(path).exists()]
+    exact = {(os.major(one.st_dev), os.minor(one.st_dev), one.st_ino) for one in files}
+    mounted = set(re.findall(r"(?m)^\d+ \d+ (\d+:\d+) ", Path("/proc/self/mountinfo").read_text(encoding="utf-8")))
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-        held = re.search(r" (\d+) [0-9a-f]+:[0-9a-f]+:(\d+) ", line)
-        if held and int(held[2]) in inodes:
+        held = re.search(r" (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", line)
+        if not held:
+            continue
+        major, minor, inode = int(held[2], 16), int(held[3], 16), int(held[4])
+        alike = inode in {one.st_ino for one in files} and f"{major}:{minor}" not in mounted
+        if (major, minor, inode) in exact or alike:
             return f"{process_name(held[1])} (pid {held[1]})"
     return None
 
@@ -130,13 +171,14 @@ def main():
     if not Path("/var/lib/dpkg/status").exists():
         json.dump(None, sys.stdout)
         return
-    installed, unfinished = packages()
     state = {
         "sources": sources(),
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
-        "headers": output_of(["apt-cache", "pkgnames", "linux-headers-"]).split(),
-        "installed": installed,
-        "unfinished": unfinished,
+        "headers": output_of(["apt-cache", *NO_CACHE, "pkgnames", "linux-headers-"]).split(),
+        **packages(),
+        "own_holds": own_holds(),
+        "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
+        "key": key(),
         "architecture": output_of(["dpkg", "--print-architecture"]).strip(),
         "lock_holder": lock_holder(),
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),

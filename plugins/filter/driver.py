@@ -1,0 +1,439 @@
+"""What the role nvidia_driver has to do on a node: which packages, in which version, with what kept and what gone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+try:
+    from gpunode.catalog import load
+    from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
+    from gpunode.facts import NodeFacts
+    from gpunode.stack import Stack, driver_names, picture_from_facts
+    from gpunode.variables import plain
+except ImportError as err:
+    MISSING: str | None = str(err)
+else:
+    MISSING = None
+
+# Components that move with the driver in one transaction; those that have versions of their own belong to other roles.
+TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
+# Stands for the release in texts that are made before it is settled on.
+RELEASE = "@RELEASE@"
+PIN_PRIORITY = 1001
+DAEMON = "nvidia-persistenced"
+PINNING = re.compile(r"nvidia-driver-pinning-")
+META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
+DRIVERS_OWN = re.compile(r"nvidia|libcuda|libnv|cuda-drivers")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node, its stack and the role's settings; ``answer`` is what apt said of the transaction, where it was asked."""
+
+    node: NodeFacts
+    apt: Mapping[str, Any]
+    stack: Stack
+    settings: Mapping[str, Any]
+    answer: Mapping[str, Any]
+
+    @cached_property
+    def installed(self) -> dict[str, Any]:
+        """Every installed package of a driver closure, whoever published it, by name."""
+        found = picture_from_facts(self.node, load()).installed
+        return {package.name: package for package in found.closure} if found else {}
+
+    @cached_property
+    def own(self) -> dict[str, str]:
+        """Installed packages of the closure from the stack's source: name to release."""
+        source = self.stack.source
+        return {name: upstream_version(row.version) for name, row in self.installed.items() if row.origin == source}
+
+    @property
+    def strangers(self) -> list[str]:
+        """Installed packages of a closure from another source."""
+        return sorted(self.installed.keys() - self.own.keys())
+
+    @property
+    def precompiled(self) -> bool:
+        return self.stack.module.build == "precompiled"
+
+    @cached_property
+    def bound(self) -> dict[str, str]:
+        """Packages to have at the driver's release: name to the pattern of versions, with RELEASE in it."""
+        data = self.settings["by_source"]
+        rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
+        if self.settings["profile"] == "full":
+            names = driver_names(self.stack, load(), "full")
+            rows = [row for row in rows if row.component != "driver"] if names else rows
+            found = dict.fromkeys(names, f"{RELEASE}-*")
+        else:
+            found = {}
+        word = self.stack.driver.constraint
+        found |= {row.name: (row.version or f"{word}-*").replace(word, RELEASE) for row in rows}
+        more = [*data.get(self.settings["profile"], ()), *data.get(self.stack.module.flavour, ())]
+        return found | dict.fromkeys([*more, *self.settings["extra_packages"]], f"{RELEASE}-*")
+
+    @cached_property
+    def free(self) -> list[str]:
+        """Packages to have in whichever version goes with them."""
+        rows = [row.name for row in self.stack.packages if row.component in TOGETHER and not row.with_driver]
+        kernel = [name for name in self.stack.module.kernel_packages if name not in rows]
+        pins = self.stack.pin.packages if self.stack.pin and self.stack.pin.mechanism == "pinning-package" else ()
+        wanted = [*rows, *kernel, *pins, *(() if self.precompiled else self.headers)]
+        return sorted({name for name in wanted if self.settings["persistence"] or name != DAEMON})
+
+    @property
+    def optional(self) -> list[str]:
+        """Packages to have where the source has them at the driver's release."""
+        names = self.settings["by_source"].get("optional", ())
+        return [name for name in names if self.settings["persistence"] or name != DAEMON]
+
+    @cached_property
+    def kernels(self) -> list[Any]:
+        return [kernel for kernel in self.node.kernels or () if kernel.package]
+
+    @cached_property
+    def headers(self) -> list[str]:
+        """Headers of every installed kernel, and those that the kernels to come bring."""
+        metas = [
+            name.replace("linux-image-", "linux-headers-")
+            for name in self.apt["installed"]
+            if re.fullmatch(r"linux-image-(?!unsigned-)(?:[a-z]|686)[a-z0-9.-]*", name) and not name.endswith("-dbg")
+        ]
+        asked = list(self.settings["header_packages"])
+        if not metas and not self.kernels and not asked:
+            metas = [f"linux-headers-{self.apt['architecture']}"]
+        return sorted({f"linux-headers-{kernel.release}" for kernel in self.kernels} | {*metas, *asked})
+
+    @property
+    def target(self) -> str | None:
+        """The release; None where only the archive can say and was not asked yet."""
+        if self.answer.get("target"):
+            return str(self.answer["target"])
+        if self.stack.driver.decided_by != "repository":
+            return self.stack.driver.version
+        return None
+
+    @property
+    def switches(self) -> bool:
+        """Source, branch or flavour are to be others than what is there."""
+        flavour = picture_flavour(self.node)
+        branches = {release.split(".")[0] for release in self.own.values()}
+        other_branch = bool(branches - {str(self.stack.driver.branch)})
+        other_flavour = flavour is not None and flavour != self.stack.module.flavour
+        return bool(self.strangers) or other_branch or (other_flavour and bool(self.own))
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that are not there, half there, or at another release; empty on a node that is as it should be."""
+        have = self.apt["installed"]
+        obtainable = self.apt["headers"] if self.apt["lists"] else self.headers
+        wanted = [*self.bound, *(name for name in self.free if not _is_header(name) or name in obtainable)]
+        lacking = [name for name in wanted if name not in have]
+        moved = [name for name, release in self.own.items() if release != self.target]
+        half = [name for name in self.apt["unfinished"] if DRIVERS_OWN.search(name)]
+        return sorted({*lacking, *moved, *half})
+
+    @property
+    def going(self) -> list[str]:
+        """Installed packages that must go, known without asking apt: other sources, the other flavour, other pins."""
+        pins = self.stack.pin.packages if self.stack.pin else ()
+        pinning = [name for name in self.apt["installed"] if PINNING.match(name) and name not in pins]
+        wanted = {*self.bound, *self.free, *self.optional}
+        modules = [
+            name
+            for name in self.own
+            if brings_kernel_module(name) and name not in wanted and not name.startswith("linux-modules-nvidia-")
+        ]
+        return sorted({*self.strangers, *pinning, *(modules if self.switches else ())})
+
+    @property
+    def coming(self) -> list[str]:
+        """Packages of the closure that apt would install."""
+        rows = self.answer.get("install", ())
+        return [row["name"] for row in rows if closure_line(row["name"], row["source"], self.stack.source)]
+
+    @property
+    def closure(self) -> list[str]:
+        """Names to hold: what is there, what is to come, and kernel and modules where they belong together."""
+        gone = {*self.going, *self.answer.get("remove", ())}
+        kernel = self.stack.module.kernel_packages if self.precompiled else ()
+        return sorted({*self.own, *self.bound, *self.coming, *kernel} - gone)
+
+
+def _need_gpunode() -> None:
+    if MISSING is not None:
+        raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({MISSING})")
+
+
+def _is_header(name: str) -> bool:
+    return name.startswith("linux-headers-")
+
+
+def picture_flavour(node: NodeFacts) -> str | None:
+    """Flavour of the installed module; None where there is none or it could not be told."""
+    installed = picture_from_facts(node, load()).installed
+    return installed.flavour if installed else None
+
+
+def _case(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any] | None,
+) -> Case:
+    _need_gpunode()
+    try:
+        node, matched = NodeFacts.model_validate(plain(facts)), Stack.model_validate(plain(stack))
+    except ValueError as err:
+        raise AnsibleFilterError(f"no driver can be planned from this: {err}") from None
+    if not isinstance(settings["persistence"], bool):
+        raise AnsibleFilterError("persistence must be true or false, not text: use | bool")
+    return Case(node, plain(apt), matched, plain(settings), plain(answer or {}))
+
+
+def driver_plan(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What there is to do for the driver on a node.
+
+    ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed, ``stack`` the stack of ``gpunode_plan``,
+    ``answer`` what ``apt_preview.py`` said. ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
+    ``persistence``, and ``by_source``, what the stack does not say of the source.
+    """
+    case = _case(facts, apt, stack, settings, answer)
+    closure = case.closure
+    held = {package.name for package in case.node.packages or () if package.held} | set(apt.get("held", ()))
+    have = {*case.own, *(name for name in case.stack.module.kernel_packages if name in case.apt["installed"])}
+    return {
+        "target": case.target,
+        "missing": case.missing,
+        "going": case.going,
+        "closure": closure,
+        "held": sorted(held),
+        "daemon": any(name == DAEMON or name.startswith("nvidia-compute-utils") for name in case.apt["installed"]),
+        "loose": sorted(name for name in closure if name in have and name not in held),
+        "versions": dict(sorted(case.own.items())),
+        "wrong_versions": [f"{name} {release}" for name, release in sorted(case.own.items()) if release != case.target],
+        "pins": _pins(case, case.target or case.stack.driver.constraint),
+        **_modules(case),
+    }
+
+
+def _pins(case: Case, release: str) -> list[dict[str, Any]]:
+    """Stanzas of an apt preferences file that bind the closure to a release, the more exact one for Debian's source."""
+    data = case.settings["by_source"]
+    names = [f"src:{name}" for name in data.get("pin_sources", ())] or list(data["pin_packages"])
+    return [{"packages": names, "pin": f"version {release}-*", "priority": PIN_PRIORITY}]
+
+
+def _modules(case: Case) -> dict[str, Any]:
+    """Kernels, their modules, and the module in memory."""
+    target = case.target
+    built = {file.kernel for file in case.node.module_files or () if file.version == target}
+    built_by = sorted({row.name for row in case.node.dkms or () if row.version == target and "nvidia" in row.name})
+    important = [kernel.release for kernel in case.kernels if kernel.newest or kernel.running]
+    bare = [kernel.release for kernel in case.kernels if kernel.release in important and not kernel.headers]
+    with_headers = [kernel.release for kernel in case.kernels if kernel.headers]
+    wanting = with_headers if not case.precompiled else important
+    by_flavour = case.settings["by_source"].get("dkms", {}).get(case.stack.module.flavour)
+    running = next((kernel.release for kernel in case.node.kernels or () if kernel.running), None)
+    loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
+    gpus = bool(case.node.gpus_on_bus)
+    nouveau = "nouveau" in (case.node.modules or ())
+    return {
+        "precompiled": case.precompiled,
+        "dkms": built_by[0] if built_by else by_flavour or "nvidia",
+        "kernels_without_module": [release for release in wanting if release not in built],
+        "kernels_without_headers": [] if case.precompiled else sorted(set(bare)),
+        "images": [f"/boot/initrd.img-{kernel.release}" for kernel in case.kernels if kernel.image],
+        "loaded": loaded,
+        "gpus": gpus,
+        "running": gpus and bool(loaded),
+        "loadable": gpus and not loaded and not nouveau and running in built,
+        "exchangeable": gpus and bool(loaded) and loaded != target and running in built and not _used(case.node),
+        "reboot_reasons": list(_reboot_reasons(gpus, nouveau, loaded, target)),
+    }
+
+
+def _reboot_reasons(gpus: bool, nouveau: bool, loaded: str, target: str | None) -> Iterator[str]:
+    if gpus and nouveau:
+        yield "nouveau is loaded and keeps NVIDIA's module off the GPU"
+    if loaded and target and loaded != target:
+        yield f"module {loaded} is loaded, {target} is installed"
+
+
+def _used(node: NodeFacts) -> bool:
+    return any(process.computes for process in node.gpu_processes or ())
+
+
+def driver_question(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What ``apt_preview.py`` is asked for a node; the role adds ``files``, ``keys`` and ``preferences``."""
+    case = _case(facts, apt, stack, settings, None)
+    keep = {} if case.switches else dict.fromkeys(sorted(case.own.keys() - set(case.going)), f"{RELEASE}-*")
+    return {
+        "bound": {**keep, **case.bound},
+        "required": sorted(case.bound),
+        "free": [name for name in case.free if not _is_header(name)],
+        "optional": [*case.optional, *(name for name in case.free if _is_header(name))],
+        "constraint": case.target or case.stack.driver.constraint,
+        "drop": sorted(case.installed),
+        "remove": case.going,
+        "repair": bool(case.apt["unfinished"]),
+        "pins": _pins(case, RELEASE),
+    }
+
+
+def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()) -> dict[str, Any]:
+    """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``."""
+    _need_gpunode()
+    node = NodeFacts.model_validate(plain(facts))
+    closure = {
+        package.name
+        for package in node.packages or ()
+        if not package.state.endswith("config-files") and _is_drivers(package)
+    }
+    have = [*apt["installed"], *apt["unfinished"]]
+    mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
+    return {
+        "packages": sorted({*closure, *(name for name in have if PINNING.match(name) or name == DAEMON)}),
+        "headers": sorted(name for name in have if name in mine or META_HEADERS.fullmatch(name)),
+        "loaded": node.loaded_driver.version if node.loaded_driver else "",
+    }
+
+
+def _is_drivers(package: Any) -> bool:
+    origin = origin_of(package.name, package.version, package.maintainer)
+    return closure_line(package.name, package.source, origin) is not None
+
+
+def driver_refusals(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any],
+) -> list[str]:
+    """Why the driver must not be changed, one line each: its name, the reason, and what to do.
+
+    ``answer`` is what ``apt_preview.py`` said; empty where nothing was asked. ``settings`` has ``switch`` besides:
+    what stands in the way may go.
+    """
+    case = _case(facts, apt, stack, settings, answer)
+    switch = bool(case.settings["switch"])
+    lines = []
+    if answer.get("error"):
+        lines.append(_of_apt(str(answer["error"])))
+    if "lacking" in answer:
+        lines.append(_lacking(case))
+    if case.strangers and not case.own and not switch:
+        origins = sorted({str(row.origin or "an unknown publisher") for row in case.installed.values()})
+        lines.append(
+            f"other-source: a driver from {' and '.join(origins)} is installed and {case.stack.source} is wished: set "
+            "nvidia_driver_switch: true to have it replaced in one transaction, or leave nvidia_driver_source: auto"
+        )
+    foreign = sorted(
+        package.name
+        for package in case.node.packages or ()
+        if package.held
+        and package.name in case.installed
+        and package.name not in apt.get("own_holds", ())
+        and (package.name in case.strangers or upstream_version(package.version) != (case.target or "?"))
+    )
+    if foreign and case.missing and not switch:
+        lines.append(
+            f"held-packages: {_some(foreign)} {'is' if len(foreign) == 1 else 'are'} held at another version than "
+            f"{case.target or case.stack.driver.constraint}, and not by gpunode: apt-mark unhold, or set "
+            "nvidia_driver_switch: true"
+        )
+    known = {*case.installed, *case.going, *(name for name in answer.get("remove", ()) if DRIVERS_OWN.search(name))}
+    others = sorted(set(answer.get("remove", ())) - known)
+    if others:
+        lines.append(
+            f"would-remove: apt would take away {_some(others)} for it, which is not the driver's: take it away first"
+        )
+    return lines
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _lacking(case: Case) -> str:
+    """A part of the closure is not to be had at the release of the rest."""
+    answer, word = case.answer, case.answer["constraint"]
+    gone = [name for name, there in answer["lacking"].items() if not there]
+    lagging = {name: there for name, there in answer["lacking"].items() if there}
+    whose = f"the repositories of source {case.stack.source}"
+    if gone:
+        return f"package-gone: {_some(sorted(gone))} is in none of {whose}: see to the mirror, or enable its components"
+    common = answer.get("common") or []
+    near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
+    if not lagging:
+        return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"
+    parts = [f"{name} is there in {', '.join(there[:3])}" for name, there in sorted(lagging.items())[:3]]
+    return f"closure-lags: {word} is not to be had of the whole closure from {whose}: {'; '.join(parts)}{near}"
+
+
+# What apt says of a repository, and what is to be done. The first that fits is told.
+OF_APT = (
+    (
+        r"SHA1 is not considered secure|[Pp]olicy rejected|signing key.*not bound",
+        "repository-key-sha1",
+        "Debian 13's verifier (sqv) takes no signature that rests on SHA1: give a newer key with nvidia_repository_key",
+    ),
+    (
+        r"EXPKEYSIG|KEYEXPIRED|[Ee]xpired",
+        "repository-key-expired",
+        "the key that signs the repository has expired: give the current one with nvidia_repository_key",
+    ),
+    (
+        r"NO_PUBKEY|is not signed|BADSIG|no valid OpenPGP|Missing key|couldn't be verified|[Cc]learsigned",
+        "repository-unsigned",
+        "signatures are verified, always: sign the repository, or give its key with nvidia_repository_key",
+    ),
+    (
+        r"Could not (resolve|connect)|[Cc]onnection (refused|failed)|Unable to connect|Failed to fetch|timed? out",
+        "repository-unreachable",
+        "see to the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url)",
+    ),
+    (r"did not end within", "repository-slow", "run this again, or name a nearer mirror with nvidia_repository_url"),
+    (r"[Nn]o space left|enough free space", "disk-full", "make room, then run this again"),
+)
+
+
+def _of_apt(said: str) -> str:
+    for pattern, name, remedy in OF_APT:
+        if re.search(pattern, said):
+            return f"{name}: {remedy}; apt said: {said}"
+    return f"apt-refuses: {said}"
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Name to function."""
+        return {
+            "driver_plan": driver_plan,
+            "driver_question": driver_question,
+            "driver_removal": driver_removal,
+            "driver_refusals": driver_refusals,
+        }
