@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import PurePosixPath
 
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
@@ -98,15 +99,35 @@ def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
         yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")
     for spec in specs:
         yield replace(_spec(spec, node), component=spec.path)
-    if len(specs) > 1:
-        paths = listed([spec.path for spec in specs])
-        yield Verdict(
-            Status.WARN,
-            f"{len(specs)} specifications of {KIND}: {paths}",
-            expected=1,
-            measured=len(specs),
-            remedy="Remove all but one: engines refuse devices that two files define.",
-        )
+
+
+@registry.check(
+    "container.cdi-single",
+    needs=("cdi_specs",),
+    needs_gpu=True,
+    means="One CDI specification defines the GPUs. Of two in different folders one hides the other; two in one folder "
+    "take the devices from every container.",
+    remedy="Keep the one that nvidia-cdi-refresh.service writes, /var/run/cdi/nvidia.yaml, and remove the others; role "
+    "nvidia_container_toolkit does so.",
+)
+def cdi_single(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
+    if not specs:
+        yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")
+        return
+    told = partial(Verdict, expected=1, measured=len(specs), unit="specifications")
+    if len(specs) == 1:
+        yield told(Status.PASS, f"{specs[0].path} alone")
+        return
+    paths = listed([spec.path for spec in specs])
+    for index, spec in enumerate(specs):
+        for other in specs[index + 1 :]:
+            both = sorted(set(spec.devices) & set(other.devices))
+            if both and PurePosixPath(spec.path).parent == PurePosixPath(other.path).parent:
+                what = f"{paths}: two in one folder define {listed(both, most=3)}, and engines refuse it"
+                yield told(Status.FAIL, what)
+                return
+    yield told(Status.WARN, f"{paths}: engines take the last folder's and do not look at the rest")
 
 
 def _spec(spec: CdiSpec, node: NodeFacts) -> Verdict:

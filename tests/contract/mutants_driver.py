@@ -50,6 +50,12 @@ ASK_NVIDIA_SMI = (
 )
 
 
+def second_spec(path: str) -> list[Edit]:
+    """Another CDI specification, of this driver, with a device that the first one has."""
+    spec = f"file\t{path}\t99\ndriver\t535.261.03\nkind\tnvidia.com/gpu\nname\t0\nfile\t"
+    return [stdout("cdi-specs", "file\t", spec)]
+
+
 def newer_kernel(*, headers: bool, image: bool = True) -> list[Edit]:
     """Another kernel is installed, and nothing was built for it."""
     owner = f"linux-image-{NEWER}: /boot/vmlinuz-{NEWER}\n"
@@ -333,19 +339,8 @@ MUTANTS = [
         t4,
         [stdout("cdi-specs", "name\tall", "missing\t/usr/lib/x86_64-linux-gnu/libcuda.so.535.261.03\nname\tall")],
     ),
-    Mutant(
-        "container.cdi",
-        "two files define the same devices",
-        t4,
-        [
-            stdout(
-                "cdi-specs",
-                "file\t",
-                "file\t/etc/cdi/nvidia.yaml\t99\ndriver\t535.261.03\nkind\tnvidia.com/gpu\nname\t0\nfile\t",
-            )
-        ],
-        becomes=WARN,
-    ),
+    Mutant("container.cdi-single", "another folder has one too", t4, second_spec("/etc/cdi/nvidia.yaml"), becomes=WARN),
+    Mutant("container.cdi-single", "one folder has two", t4, second_spec("/var/run/cdi/gpus.yaml")),
     Mutant(
         "node.units-failed",
         "a failed unit",
@@ -385,6 +380,7 @@ MISSING: Missing = {
     "container.toolkit": [(t4, [not_run("dpkg-packages")])],
     "container.runtime": [(t4, timed_out("docker-info")), (hgx, garbled("docker-info"))],
     "container.cdi": [(t4, [not_run("cdi-specs")]), (hgx, [Edit(("commands", "cdi-specs", "rc"), None, 1)])],
+    "container.cdi-single": [(t4, [not_run("cdi-specs")]), (hgx, [Edit(("commands", "cdi-specs", "rc"), None, 1)])],
     "node.units-failed": [
         (driver_node, timed_out("systemctl-failed")),
         (driver_node, [text("/run/systemd/system/", None, None)]),
