@@ -60,7 +60,7 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
         ),
         Tool(
             "gpunode validate",
-            [BIN / "gpunode", "validate", *hosts, "--parallel", PARALLEL, "--format", "json"],
+            [BIN / "gpunode", "validate", "--level", "quick", *hosts, "--parallel", PARALLEL, "--format", "json"],
             in_stdout=False,
         ),
         Tool(

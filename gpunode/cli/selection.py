@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
 from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
 from gpunode.names import fold
 
 if TYPE_CHECKING:
-    from gpunode.fleet import Collected, Target
+    from gpunode.fleet import Collected, Target, Then
 
 
 @dataclass(frozen=True)
@@ -54,42 +55,75 @@ class Selection:
             return fleet.targets_from_hosts(self.hosts)
         return [fleet.local_target()]
 
-    def collect(self, save: Path | None) -> "Iterator[Collected]":
+    def collect(self, save: Path | None, then: "Callable[[Say], Then] | None" = None) -> "Iterator[Collected]":
         """What came from each node, as it comes; with ``save``, bundles are written into that folder on the way.
 
-        Progress goes to stderr where that is a terminal.
+        ``then`` makes what follows the probe on each node. Progress goes to stderr where that is a terminal.
         """
         from gpunode import fleet  # noqa: PLC0415
 
         targets = self.targets()
         password = ask_password() if self.ask_become_pass else None
-        answers = fleet.collect(targets, parallel=self.parallel, timeout_s=self.timeout_s, become_password=password)
-        with shown_progress([target.name for target in targets]) as update:
+        with shown_progress([target.name for target in targets]) as shown:
+            answers = fleet.collect(
+                targets,
+                parallel=self.parallel,
+                timeout_s=self.timeout_s,
+                become_password=password,
+                then=then(shown.say) if then else None,
+            )
             for answer in answers:
-                update(answer.host)
+                shown(answer.host)
                 if save is not None and answer.bundle is not None:
                     write_bundle(save, answer.host, answer.bundle)
                 yield answer
 
 
-@contextmanager
-def shown_progress(names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """A line on stderr: how many nodes have answered, and at the end which have not; called with each that has.
+Say = Callable[[str, str], None]
+"""Called with a node's name and what is going on there."""
 
-    Nothing in a pipe or with NO_COLOR.
-    """
+
+class Shown:
+    """How far it is. Nothing is shown in a pipe or with NO_COLOR: this base shows nothing."""
+
+    def __call__(self, name: str) -> None:
+        """A node has answered."""
+
+    def say(self, name: str, text: str) -> None:
+        """What is going on at a node."""
+
+
+class _OnTerminal(Shown):
+    def __init__(self, status: Status, names: Sequence[str]) -> None:
+        self._status = status
+        self._waiting = set(names)
+        self._nodes = len(names)
+        self._doing: dict[str, str] = {}
+
+    def __call__(self, name: str) -> None:
+        self._waiting.discard(name)
+        self._doing.pop(name, None)
+        self._update()
+
+    def say(self, name: str, text: str) -> None:
+        self._doing[name] = text
+        self._update()
+
+    def _update(self) -> None:
+        line = progress(self._waiting, self._nodes)
+        latest = [f"{name}: {text}" for name, text in list(self._doing.items())[-1:]]
+        self._status.update(escape("; ".join([line, *latest])))
+
+
+@contextmanager
+def shown_progress(names: Sequence[str]) -> Iterator[Shown]:
+    """A line on stderr: how many nodes have answered, at the end which have not, and what was last said of one."""
     console = Console(stderr=True)
     if not console.is_terminal or "NO_COLOR" in os.environ:
-        yield lambda name: None  # noqa: ARG005
+        yield Shown()
         return
-    waiting = set(names)
-
-    def update(name: str) -> None:
-        waiting.discard(name)
-        status.update(escape(progress(waiting, len(names))))
-
-    with console.status(progress(waiting, len(names))) as status:
-        yield update
+    with console.status(progress(set(names), len(names))) as status:
+        yield _OnTerminal(status, names)
 
 
 def progress(waiting: Collection[str], nodes: int) -> str:

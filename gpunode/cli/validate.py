@@ -1,7 +1,7 @@
 """``gpunode validate``: judge nodes."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +13,13 @@ from gpunode import __version__
 from gpunode.checks import LEVELS, Expectation, Level, identify, judge, registry
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
+from gpunode.cli import workloads
 from gpunode.cli.expectation import read_expectation
 from gpunode.cli.nearest import unknown
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.replay import read_bundles
-from gpunode.cli.selection import Selection
+from gpunode.cli.selection import Say, Selection
+from gpunode.cli.workloads import Options, Workload
 from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
@@ -31,13 +33,18 @@ if TYPE_CHECKING:
 @click.command("validate", cls=CommandWithOutputs)
 @selection_.options
 @click.option("--replay", is_flag=True, help="The arguments are saved bundles, or folders of them: no node is asked.")
-@click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How deep to look.")
+@click.option(
+    "--level",
+    type=click.Choice(LEVELS),
+    help="How deep to look.  [default: standard; with --replay, what was collected]",
+)
 @click.option(
     "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site says of its nodes, in YAML."
 )
 @click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
 @click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the bundles, as DIR/HOST.json.")
+@workloads.options
 @outputs_.options
 @click.option("--strict", is_flag=True, help="Exit 1 on a warning too.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what passed and what was skipped as well.")
@@ -47,8 +54,9 @@ def command(  # noqa: PLR0913
     /,
     *,
     selection: Selection,
+    workload: Options,
     replay: bool,
-    level: Level,
+    level: Level | None,
     expect: Path | None,
     selected: tuple[str, ...],
     skipped: tuple[str, ...],
@@ -59,32 +67,40 @@ def command(  # noqa: PLR0913
 ) -> int:
     """Judge nodes: HOSTs, those of an inventory (-i), saved bundles (--replay), or this machine.
 
-    Nothing is changed on a node. Exit codes: 0 all good, 1 a check failed, 2 wrong usage, 3 could not be determined
-    (unreachable, no GPU, missing data).
+    No setting of a node is changed. Level quick looks; level standard also runs a workload in a container, on GPUs
+    that nobody uses, and removes it again; the image that it needs stays there. Exit codes: 0 all good, 1 a check
+    failed, 2 wrong usage, 3 could not be determined (unreachable, no GPU, missing data).
 
     \b
     Examples:
       gpunode validate -i inventory/hosts.yml --limit gpu --save bundles/
+      gpunode validate --level quick gpu-01
       gpunode validate --replay bundles/ --format console --format json --output report.json
     """
     wanted = wanted_checks(selected, skipped)
-    level_must_exist(level)
+    if level is not None:
+        level_must_exist(level)
     expectation = read_expectation(expect) if expect else Expectation()
     places = outputs_.outputs(ctx)
+    if workload.given and (replay or level == "quick"):
+        reason = "--replay asks no node" if replay else "--level quick runs no workload"
+        raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
     if replay:
         if selection.inventories or selection.limit is not None or selection.ask_become_pass:
             raise UsageError("--replay asks no node: -i, --limit and -K cannot be combined with it")
         if save is not None:
             raise UsageError("--save cannot be combined with --replay: the bundles are saved already")
-    judging = Judging(expectation, level, wanted)
     folder = folder_for_bundles(save) if save else None
     started = now()
     if replay:
+        judging = Judging(expectation, level, wanted)
         nodes = [judging.bundle(bundle.host, bundle, None) for bundle in read_bundles(selection.hosts)]
     else:
-        nodes = [judging.answer(answer) for answer in selection.collect(save=folder)]
+        judging = Judging(expectation, level or "standard", wanted)
+        then = None if level == "quick" else following(workload)
+        nodes = [judging.answer(answer) for answer in selection.collect(save=folder, then=then)]
         nodes.sort(key=lambda node: node.host)
-    document = report(nodes, level=level, version=__version__, started_at=started, finished_at=now())
+    document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
         write(document, place, verbose=verbose)
     return exit_code(document, strict=strict)
@@ -107,8 +123,20 @@ def _ids(values: Iterable[str]) -> list[str]:
 
 def level_must_exist(level: Level) -> None:
     """Raise UsageError for a level that has no check of its own: it would promise what is not done."""
-    if not any(check.level == level for check in registry):
-        raise UsageError(f"--level {level}: there is no check of this level yet; --level quick has them all")
+    levels = {check.level for check in registry}
+    if level not in levels:
+        deepest = max(levels, key=LEVELS.index)
+        raise UsageError(f"--level {level}: there is no check of this level yet; --level {deepest} has them all")
+
+
+def following(workload: Options) -> Callable[[Say], Workload]:
+    """What is run on each node after its probe. Raises UsageError."""
+    wish, limit_s = workloads.read_wish(workload), workload.limit_s
+
+    def then(say: Say) -> Workload:
+        return Workload(wish, limit_s, say)
+
+    return then
 
 
 def now() -> str:
@@ -116,18 +144,26 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Judging:
     """By what nodes are judged."""
 
     expectation: Expectation
-    level: Level
+    level: Level | None
+    """None: each as deep as it was looked at."""
     wanted: set[str]
+    deepest: Level = "quick"
+    """Of all that were judged."""
+
+    def __post_init__(self) -> None:
+        self.deepest = self.level or "quick"
 
     def bundle(self, host: str, bundle: Bundle, seconds: float | None) -> NodeReport:
         """The report on one bundle."""
         node = facts_from_bundle(bundle)
-        return judged(host, identify(node), judge(node, self.expectation, self.level, self.wanted), seconds)
+        level = self.level or ("standard" if bundle.results else "quick")
+        self.deepest = max(self.deepest, level, key=LEVELS.index)
+        return judged(host, identify(node), judge(node, self.expectation, level, self.wanted), seconds)
 
     def answer(self, answer: "Collected") -> NodeReport:
         """The report on one node that was asked."""

@@ -10,21 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import click
+from packaging.version import Version
 
+from gpunode.catalog import GpuMatch, load
+from gpunode.checks import identify
+from gpunode.checks.gpus import model_of
+from gpunode.cli.selection import Say
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
 from gpunode.probe.bundle import Bundle
+from gpunode.tuning import payload_settings
 from gpunode.workload import ImageFile, LaunchFailure, Stream, Wish, failed, launch, read_image_file
 
 DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
 _END_S = 3.0
 """What the launcher leaves of the node's time, to say itself what was not done in time."""
-
-Say = Callable[[str, str], None]
-"""Called with a node's name and what is going on there."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,11 @@ class Options:
     no_container: bool
     force: bool
     workload_timeout_s: float | None
+
+    @property
+    def limit_s(self) -> float:
+        """How long a node's workload may take."""
+        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S
 
     @property
     def given(self) -> list[str]:
@@ -92,14 +100,46 @@ def read_wish(options: Options) -> Wish:
         file=file,
         in_container=not options.no_container,
         force=options.force,
-        settings={},
+        settings=payload_settings(),
     )
 
 
 def _image(named: str | None, file: ImageFile | None, node: NodeFacts) -> str:
-    if named or file:
-        return named or (file.name if file and file.name else str(file and file.id))
-    raise LaunchFailure("image", f"no image is known for {node.host}: name one with --image")
+    if named is not None:
+        return named
+    return (file.name or file.id) if file is not None else catalog_image(node)
+
+
+def catalog_image(node: NodeFacts) -> str:
+    """The newest image of the catalog that the node's driver and GPUs run; LaunchFailure where there is none.
+
+    One whose CUDA the driver has comes before one that relies on compatibility within CUDA's major version.
+    """
+    told = identify(node).stack.cuda
+    if told is None:
+        raise LaunchFailure(
+            "image", "the CUDA of the driver was not seen, so no image can be chosen: --image IMAGE"
+        )
+    cuda = Version(told)
+    models = [model_of(device) for device in node.gpus_on_bus or ()]
+    known = [Version(str(match.common["compute_capability"])) for match in models if match and _capability(match)]
+    fitting = [
+        row
+        for row in load().workload_images.values()
+        if node.architecture in row.arch and all(Version(row.min_compute_capability) <= one for one in known)
+    ]
+    own = [row for row in fitting if Version(row.cuda).release[:2] <= cuda.release[:2]]
+    near = [row for row in fitting if Version(row.cuda).major == cuda.major]
+    for row in (*own, *near):
+        return row.image
+    lowest = f" and compute capability {min(known)}" if known else ""
+    raise LaunchFailure(
+        "image", f"no image of the catalog is for CUDA {told}{lowest} on {node.architecture}: name one with --image"
+    )
+
+
+def _capability(match: GpuMatch) -> bool:
+    return match.common.get("compute_capability") is not None
 
 
 @dataclass(frozen=True)
@@ -158,7 +198,7 @@ class NodeWay:
             DOCKER, ("system", "dial-stdio"), root=root, missing=LaunchFailure("no-engine", missing), what="docker"
         )
 
-    def python(self, program: str, arguments: tuple[str, ...], limit_s: float) -> Stream:
+    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
         """See Way."""
         named = self._node.target.python
         missing = f"{named or 'python3'} is not on the node: install it, or set ansible_python_interpreter"

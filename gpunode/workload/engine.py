@@ -21,7 +21,7 @@ from gpunode.workload.way import LaunchFailure, Stream, Way
 LOWEST_API = (1, 40)
 """Docker 19.03: the first that can be asked for GPUs."""
 API_TIMEOUT_S = 60
-_URL = "http://node.invalid"
+_URL = "http://node.invalid:80"
 """Only a name: the adapter mounted for it leads to the node."""
 _UNREACHABLE = (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError, EOFError)
 

@@ -24,7 +24,7 @@ _END_S = 10.0
 _LEAST_S = 5.0
 
 # Python reads its own text and the payload by their lengths, and leaves stdin open behind them.
-_START = """\
+START = """\
 import sys
 if sys.version_info < (3, 8):
     sys.exit("python3 is %d.%d, 3.8 or later is needed" % sys.version_info[:2])
@@ -116,7 +116,7 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
     start = program.code
     if not run.use.all:
         start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
-    stream = way.python(start, program.arguments, deadline - time.monotonic())
+    stream = way.python(start, program.arguments)
     try:
         container.converse(stream.sock, program.stdin, run.output.stdout, deadline)
     except OSError as err:
@@ -142,7 +142,7 @@ def _program(wish: Wish, limit_s: float) -> Program:
     payload = payload_zip()
     words = ("--tests", TESTS, "--settings", json.dumps(dict(wish.settings)), "--limit", f"{limit_s - 2:.0f}")
     lengths = (str(len(watchdog)), str(len(payload)))
-    return Program(_START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
+    return Program(START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
 
 
 def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:

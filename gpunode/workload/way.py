@@ -43,5 +43,5 @@ class Way(Protocol):
     def engine(self, *, root: bool) -> Stream:
         """A new connection to the engine's API."""
 
-    def python(self, program: str, arguments: tuple[str, ...], limit_s: float) -> Stream:
+    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
         """The node's Python running ``program`` (as ``python3 -c``), as who logged in."""

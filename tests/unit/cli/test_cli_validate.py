@@ -157,14 +157,19 @@ def test_select_and_skip(gpunode: Any) -> None:
         document = json.loads(gpunode(*REPLAY, "--format", "json", *options).out)
         return {finding["check"] for finding in document["nodes"][0]["findings"]}
 
-    everything = checks()
+    everything = checks("--level", "standard")
     assert everything == {check.id for check in registry}
+    # Nobody ran a workload there, so nobody is told that it is missing.
+    assert checks() == checks("--level", "quick") == {check.id for check in registry if check.level == "quick"}
     assert checks("--select", "driver.held, driver.origin", "--select", "gpu.count") == {
         "driver.held",
         "driver.origin",
         "gpu.count",
     }
-    assert checks("--skip", "gpu.present,gpu.count") == everything - {"gpu.present", "gpu.count"}
+    assert checks("--skip", "gpu.present,gpu.count") == {check.id for check in registry if check.level == "quick"} - {
+        "gpu.present",
+        "gpu.count",
+    }
 
 
 def test_verbose_shows_passes(gpunode: Any) -> None:
@@ -180,8 +185,14 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
     [
         (["validate", "--select", "gpu.cuont"], ["gpu.cuont", "did you mean gpu.count"]),
         (["validate", "--skip", "zzz"], ["--skip", "zzz", "node.reachable"]),
-        (["validate", "--level", "deep"], ["--level deep", "--level quick"]),
+        (["validate", "--level", "deep"], ["--level deep", "--level standard"]),
         (["validate", "--level", "quik"], ["quik"]),
+        (["validate", "--level", "quick", "--image", "x", "--force"], ["--level quick runs no", "--image, --force"]),
+        (["validate", "--replay", str(BUNDLE), "--no-container"], ["--replay asks no node", "--no-container"]),
+        (["validate", "--no-container", "--image", "x"], ["--no-container uses no image"]),
+        (["validate", "--image-file", "/no/such.tar"], ["--image-file /no/such.tar", "No such file"]),
+        (["validate", "--image-file", str(BUNDLE)], ["not an archive of one image"]),
+        (["validate", "--workload-timeout", "1"], ["--workload-timeout"]),
         (["validate", "--replay"], ["--replay needs a bundle"]),
         (["validate", "--replay", "/no/such.json"], ["/no/such.json: no such file"]),
         (["validate", "--replay", str(BUNDLE), "gpu-node-1"], ["gpu-node-1: no such file"]),
@@ -355,8 +366,21 @@ def test_a_host_out_of_reach_is_an_error_beside_the_others(
 
 def test_nothing_named_is_this_machine(gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
     asked = some_fleet(monkeypatch, [fleet.Collected("localhost", bundle, None, 0.5)])
-    gpunode("validate", "--parallel", "3", "--timeout", "7")
-    assert asked == {"targets": ["localhost"], "parallel": 3, "timeout_s": 7.0, "become_password": None}
+    gpunode("validate", "--parallel", "3", "--timeout", "7", "--level", "quick")
+    assert asked == {"targets": ["localhost"], "parallel": 3, "timeout_s": 7.0, "become_password": None, "then": None}
+
+
+def test_a_workload_follows_the_probe_unless_the_level_is_quick(
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle
+) -> None:
+    asked = some_fleet(monkeypatch, [fleet.Collected("localhost", bundle, None, 0.5)])
+    ended = gpunode("validate", "--image", "site/image:1", "--force", "--workload-timeout", "77", "--format", "json")
+    assert json.loads(ended.out)["level"] == "standard"
+    then = asked["then"]
+    assert (then.limit_s, then.wish.force, then.wish.in_container) == (77.0, True, True)
+    assert then.wish.image(None) == "site/image:1"
+    gpunode("validate", "--no-container")
+    assert not asked["then"].wish.in_container
 
 
 def test_saved_bundles_give_the_same_verdict_again(

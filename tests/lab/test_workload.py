@@ -1,0 +1,329 @@
+"""The workload in a lab node's own Docker engine, over SSH: it runs, it says what is wrong, and nothing of it stays."""
+
+import json
+import os
+import pty
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpunode.lab import Lab, LabNode
+from gpunode.lab.engine import connect
+from gpunode.lab.workload_image import KINDS, REPOSITORY, write_workload_image
+from gpunode.workload.container import LABEL, LIMIT_LABEL
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+PLAIN = "plain"  # neither sudo nor the group docker
+MEMBER = "member"  # the group docker, no sudo
+GONE_S = 15
+"""How long the node may take to notice a connection that ended."""
+INSTALL = "apt-get update -q && apt-get install -qy --no-install-recommends docker.io"
+
+
+@dataclass
+class Place:
+    """One node with an engine of its own, and images as files."""
+
+    lab: Lab
+    node: LabNode
+    folder: Path
+
+    def root(self, script: str, limit_s: float = 120) -> str:
+        """What a script run as root answers; it must succeed."""
+        done = self.node.run(["sh", "-c", script], timeout_s=limit_s, env={"DEBIAN_FRONTEND": "noninteractive"})
+        assert done.returncode == 0, f"{script}: {done.stderr}{done.stdout}"
+        return done.stdout.strip()
+
+    @property
+    def containers(self) -> list[str]:
+        """All containers of ours on the node, running or not."""
+        return self.root(f"docker ps -aq --filter label={LABEL}").split()
+
+    def image(self, kind: str) -> Path:
+        """An image of the lab as a file."""
+        path = self.folder / f"{kind}.tar"
+        if not path.exists():
+            write_workload_image(connect(), kind, path, print)
+        return path
+
+    def inventory(self, user: str) -> Path:
+        """The lab's inventory with another user."""
+        inventory = yaml.safe_load(self.lab.inventory_path.read_text())
+        inventory["gpu_nodes"]["vars"]["ansible_user"] = user
+        path = self.folder / f"{user}.yml"
+        path.write_text(yaml.safe_dump(inventory))
+        return path
+
+    def command(self, *options: str, user: str = "admin") -> list[str]:
+        """``gpunode validate`` of this node, as far as the workload goes."""
+        only = ("--select", "container.runs", "--format", "json", "--save", str(self.folder))
+        return [sys.executable, "-m", "gpunode", "validate", "-i", str(self.inventory(user)), *only, *options]
+
+    def validate(self, *options: str, user: str = "admin", limit_s: float = 300) -> tuple[int, dict[str, Any]]:
+        """Exit code, and the finding of ``container.runs``."""
+        done = subprocess.run(
+            self.command(*options, user=user),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            start_new_session=True,
+        )
+        assert done.stdout, done.stderr
+        (finding,) = json.loads(done.stdout)["nodes"][0]["findings"]
+        return done.returncode, finding
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """The records of the bundle that was saved last, by name."""
+        bundle = json.loads((self.folder / f"{self.node.name}.json").read_text())
+        return {record["record"]: record for record in bundle["results"]}
+
+    def refused(self, *options: str, words: Sequence[str], user: str = "admin") -> None:
+        """The workload does not run, one line says why, and nothing is left on the node."""
+        rc, finding = self.validate(*options, user=user)
+        assert (rc, finding["status"]) == (3, "error")
+        assert not [word for word in words if word not in finding["message"]], finding["message"]
+        assert len(finding["message"].splitlines()) == 1
+
+    @contextmanager
+    def under_way(self) -> Iterator["subprocess.Popen[str]"]:
+        """``gpunode validate`` with a payload that takes its whole time, its container running."""
+        process = subprocess.Popen(
+            self.command("--image-file", str(self.image("hangs")), "--workload-timeout", "60"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            until(lambda: bool(self.root(f"docker ps -q --filter label={LABEL}")), 60)
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=30)
+
+
+def until(true: Callable[[], bool], limit_s: float) -> float:
+    """Wait for it; how long that took."""
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < limit_s, f"not within {limit_s} s"
+        time.sleep(0.5)
+    return time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    (node,) = lab.up(1, "debian-12")
+    place = Place(lab, node, tmp_path_factory.mktemp("workload"))
+    place.root(INSTALL, limit_s=300)
+    for user in (PLAIN, MEMBER):
+        place.root(f"useradd --create-home --shell /bin/sh {user} && cp -r /home/admin/.ssh /home/{user}/")
+        place.root(f"chown -R {user} /home/{user}/.ssh")
+    place.root(f"usermod -aG docker {MEMBER}")
+    # What a run that was cut between making and starting its container would leave, and somebody else's container.
+    place.validate("--image-file", str(place.image("python")))
+    python = place.root(f"docker images -q {REPOSITORY}")
+    place.root(f"docker create --name left --label {LABEL}=payload --label {LIMIT_LABEL}=1 {python} python3")
+    place.root(f"docker create --name foreign {python} python3")
+    yield place
+    assert place.root("docker ps -a --format '{{.Names}}'").split() in (["foreign"], ["foreign", "left"])
+
+
+# --- it runs
+
+
+def test_the_payload_runs_in_the_nested_engine(place: Place) -> None:
+    rc, finding = place.validate("--image-file", str(place.image("torch")), limit_s=600)
+    assert (rc, finding["status"]) == (0, "pass"), finding
+    records = place.records()
+    assert records["versions.torch"]["values"]["version"].startswith("2.13.0")
+    assert records["frameworks.tensor"]["error"] is None
+    assert {record["device"] for record in records.values()} == {"cpu"}
+    assert all(record["simulated"] for record in records.values())
+    own = records["container"]
+    assert own["container"]["engine"].startswith("docker 20.10.")
+    assert (own["values"]["complete"], own["values"]["brought"], own["container"]["gpus"]) == (True, True, "none")
+    assert place.containers in ([], [place.root("docker ps -aq --filter name=left")])
+
+
+def test_the_image_is_not_brought_twice(place: Place) -> None:
+    place.validate("--image-file", str(place.image("python")))
+    assert place.records()["container"]["values"]["brought"] is False
+
+
+def test_without_container_the_nodes_python_runs_it_and_nothing_stays(place: Place) -> None:
+    before = place.root("ls -A /tmp /home/admin /root")
+    rc, finding = place.validate("--no-container")
+    assert (rc, finding["status"]) == (0, "pass"), finding
+    assert place.records()["container"]["container"] is None
+    assert place.records()["versions.system"]["values"]["python"].startswith("3.11.")
+    assert place.root("ls -A /tmp /home/admin /root") == before
+
+
+def test_what_an_earlier_run_left_is_swept_and_nothing_else(place: Place) -> None:
+    left = place.root("docker ps -aq --filter name=left")
+    if left:  # it has to be a minute old before it counts as left
+        made = place.root("docker inspect -f '{{.Created}}' left")[:19]
+        until(lambda: int(place.root(f"echo $(( $(date +%s) - $(date -d {made}Z +%s) ))")) > 62, 90)
+    place.validate("--image-file", str(place.image("python")))
+    assert place.root("docker ps -a --format '{{.Names}}'") == "foreign"
+
+
+# --- who may
+
+
+def test_a_user_whose_sudo_asks_for_a_password_validates_with_k(place: Place) -> None:
+    assert "docker" not in place.root("id -Gn operator").split()
+    password = (place.lab.state.folder / "operator-password").read_text().strip()
+    command = place.command("-K", "--image-file", str(place.image("python")), user="operator")
+    said = with_terminal(command, "BECOME password: ", password)
+    assert '"status": "pass"' in said, said
+    assert password not in said
+    assert place.records()["container"]["values"]["kind"] == "done"
+
+
+def test_a_member_of_the_group_docker_needs_no_sudo(place: Place) -> None:
+    rc, finding = place.validate("--image-file", str(place.image("python")), user=MEMBER)
+    assert (rc, finding["status"]) == (0, "pass"), finding
+
+
+def test_a_user_without_either_gets_one_clear_line(place: Place) -> None:
+    place.refused(
+        *("--image-file", str(place.image("python"))),
+        user=PLAIN,
+        words=["user plain may not use the node's Docker engine", "sudo asks for a password", "-K", "group docker"],
+    )
+
+
+# --- it ends whatever happens
+
+
+def test_kill_9_of_the_controller_leaves_no_container(place: Place) -> None:
+    with place.under_way() as process:
+        os.killpg(process.pid, signal.SIGKILL)
+        until(lambda: not place.containers, GONE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_controller_leaves_no_container(place: Place, number: int) -> None:
+    with place.under_way() as process:
+        process.send_signal(number)
+        process.wait(timeout=10)
+        until(lambda: not place.containers, GONE_S)
+
+
+def test_a_connection_that_ends_leaves_no_container(place: Place) -> None:
+    with place.under_way() as process:
+        place.root("pkill -KILL -f '^sshd: admin'")
+        until(lambda: not place.containers, GONE_S)
+        out, _ = process.communicate(timeout=90)
+        (finding,) = json.loads(out)["nodes"][0]["findings"]
+        assert finding["status"] == "error"
+        assert "broke off" in finding["message"] or "Docker engine" in finding["message"], finding["message"]
+
+
+def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: Place) -> None:
+    """Nobody is told of the end: the limit inside the container is what is left."""
+    with place.under_way() as process:
+        place.root("iptables -I INPUT -p tcp --dport 22 -j DROP && iptables -I OUTPUT -p tcp --sport 22 -j DROP")
+        try:
+            assert until(lambda: not place.containers, 75) > 5
+            out, _ = process.communicate(timeout=90)
+        finally:
+            place.root("iptables -D INPUT -p tcp --dport 22 -j DROP && iptables -D OUTPUT -p tcp --sport 22 -j DROP")
+        (finding,) = json.loads(out)["nodes"][0]["findings"]
+        assert finding["status"] == "error"
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("bare", ["has no python3", "--image"]),
+        ("floods", ["more than 4 MiB on stdout"]),
+    ],
+)
+def test_an_image_that_cannot_do_it_is_named(place: Place, kind: str, words: list[str]) -> None:
+    assert kind in KINDS
+    place.refused("--image-file", str(place.image(kind)), words=words)
+    assert place.containers in ([], [place.root("docker ps -aq --filter name=left")])
+
+
+def test_an_image_without_torch_says_so_in_its_records(place: Place) -> None:
+    place.validate("--image-file", str(place.image("python")))
+    assert place.records()["versions.torch"]["skipped"] == "PyTorch is not in the image"
+
+
+def test_an_image_of_a_registry_out_of_reach(place: Place) -> None:
+    place.refused(
+        *("--image", "registry.invalid/there/is:none"),
+        words=["registry.invalid/there/is:none is not on the node", "registry cannot be reached", "--image-file"],
+    )
+
+
+def test_a_full_disk_is_named(place: Place) -> None:
+    place.root("mkdir -p /small && mount -t tmpfs -o size=60m tmpfs /small")
+    place.root('echo \'{"data-root": "/small"}\' > /etc/docker/daemon.json && systemctl restart docker')
+    try:
+        place.refused("--image-file", str(place.image("python")), words=["no space left on the node's disk"])
+    finally:
+        place.root("rm /etc/docker/daemon.json && systemctl restart docker && umount -l /small")
+
+
+def test_an_engine_that_does_not_run(place: Place) -> None:
+    place.root("systemctl stop docker.socket docker.service")
+    try:
+        place.refused("--image-file", str(place.image("python")), words=["engine does not run", "role docker"])
+    finally:
+        place.root("systemctl start docker.socket docker.service")
+
+
+def test_a_node_without_an_engine(place: Place) -> None:
+    place.root("mv /usr/bin/docker /usr/bin/docker.away")
+    try:
+        place.refused("--image-file", str(place.image("python")), words=["no Docker engine", "role docker"])
+    finally:
+        place.root("mv /usr/bin/docker.away /usr/bin/docker")
+
+
+def with_terminal(argv: Sequence[str], prompt: str, answer: str, limit_s: float = 120) -> str:
+    """Run a program with a terminal of its own, answer its prompt once, and return all that it showed."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvp(argv[0], list(argv))  # noqa: S606
+    shown, deadline, asked = "", time.monotonic() + limit_s, False
+    try:
+        while True:
+            assert time.monotonic() < deadline, f"{shlex.join(argv)} did not end: {shown}"
+            if not select.select([terminal], [], [], 1)[0]:
+                continue
+            try:
+                data = os.read(terminal, 65536)
+            except OSError:  # how a terminal says that nobody is left
+                data = b""
+            if not data:
+                return shown
+            shown += data.decode(errors="replace")
+            if prompt in shown and not asked:
+                asked = True
+                os.write(terminal, answer.encode() + b"\n")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)

@@ -1,0 +1,74 @@
+"""What the payload says, and what it means when it says less, more, or something else."""
+
+import json
+
+import pytest
+
+from gpunode.workload.output import MAX_BYTES, Output
+from gpunode.workload.way import LaunchFailure
+
+RECORD = {"record": "versions.torch", "values": {"version": "2.13.0"}}
+
+
+def said(*lines: object, err: str = "") -> Output:
+    output = Output()
+    for line in lines:
+        output.stdout((line if isinstance(line, str) else json.dumps(line)).encode() + b"\n")
+    output.stderr(err.encode())
+    return output
+
+
+def watchdog(ended: str = "exit", code: int | None = 0) -> dict[str, object]:
+    return {"record": "watchdog", "ended": ended, "exit_code": code}
+
+
+def test_records_come_one_a_line_however_they_are_cut() -> None:
+    text = "\n".join(json.dumps(line) for line in (RECORD, {"record": "end"}, watchdog())) + "\n"
+    output = Output()
+    for character in text.encode():
+        output.stdout(bytes([character]))
+    assert output.records == [RECORD]
+    assert (output.complete, output.ended, output.exit_code) == (True, "exit", 0)
+    output.judge(10)
+
+
+def test_noise_of_an_image_is_no_record() -> None:
+    output = said("Welcome to the image", "[1, 2]", '{"no": "record"}', RECORD, {"record": "end"}, watchdog())
+    assert output.records == [RECORD]
+    output.judge(10)
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "words"),
+    [
+        (said(watchdog("exit", 1), err="Traceback\nMemoryError: no\n"), "payload", "exit code 1 (MemoryError: no)"),
+        (said(RECORD, watchdog("signal", 11)), "payload", "killed by signal 11"),
+        (said(RECORD, watchdog("time-limit", None)), "time-limit", "did not end within 10 s"),
+        (said(RECORD, watchdog("stopped", None)), "broke-off", "stopped on the node (stopped)"),
+        (said(RECORD), "broke-off", "out of memory, or the connection was lost"),
+        (said(RECORD, watchdog("exit", 0)), "payload", "exit code 0"),
+        (said(err="python3 is 3.6, 3.8 or later is needed\n"), "no-python", "name another image"),
+    ],
+)
+def test_an_end_too_early_is_named(output: Output, kind: str, words: str) -> None:
+    with pytest.raises(LaunchFailure) as caught:
+        output.judge(10)
+    assert caught.value.kind == kind
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_flood_is_stopped_where_no_payload_says_as_much() -> None:
+    output = Output()
+    output.stdout(b"x" * MAX_BYTES)
+    with pytest.raises(LaunchFailure, match="more than 4 MiB on stdout"):
+        output.stdout(b"x")
+    output.stderr(b"y" * 64 * 2**20)
+    with pytest.raises(LaunchFailure, match="more than 64 MiB on stderr"):
+        output.stderr(b"y")
+
+
+def test_control_codes_in_what_is_quoted_do_not_reach_a_terminal() -> None:
+    with pytest.raises(LaunchFailure) as caught:
+        said(err="\x1b[31mred\x1b[0m\n").judge(1)
+    assert "\x1b" not in str(caught.value)
