@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -16,6 +17,7 @@ from gpunode.lab.hardware import names as hardware_names
 from gpunode.lab.image import remove_images
 from gpunode.lab.recipe import SYSTEMS
 from gpunode.lab.state import State
+from gpunode.lab.vendor import FAULTS as VENDOR_FAULTS
 
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 
@@ -96,10 +98,66 @@ def status(name: str) -> int:
         (node.name, node.os, node.hardware or "-", str(node.container.status), f"{node.address}:{node.port}")
         for node in nodes
     ]
+    _table(rows)
+    for node in nodes:
+        for each in node.faults() if node.hardware and node.running else ():
+            click.echo(f"{node.name} has a fault: {each}")
+    return Exit.GOOD if all(node.running for node in nodes) else Exit.FAILED
+
+
+@command.command()
+@_name
+@click.argument("node")
+@click.argument("words", nargs=-1, metavar="[COMPONENT] [FAULT] [KEY=VALUE]...")
+@click.option("--heal", is_flag=True, help="End the fault; all of them where none is named.")
+@click.option("--list", "listed", is_flag=True, help="Show what is set and what can be set.")
+def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool) -> int:
+    """Let simulated hardware fail, or the vendor repository (NODE vendor), and heal it again.
+
+    Example: gpunode lab fault hgx-h100-8-1 gpu3 pcie-narrow width=4
+    """
+    if heal and listed:
+        raise UsageError("--heal and --list do not go together")
+    if not words and not heal:
+        listed = True
+    lab = Lab(name)
+    if node == "vendor":
+        return _vendor_fault(lab, words, heal=heal, listed=listed)
+    place = lab.node(node)
+    if listed:
+        for each in place.faults():
+            click.echo(f"set: {each}")
+        _table([("OF", "FAULT", "WHAT", "DETAILS"), *place.fault_kinds()])
+    elif heal:
+        _healed(node, place.heal_words(words))
+    else:
+        _say(f"{node}: {place.fault_words(words)}")
+    return Exit.GOOD
+
+
+def _vendor_fault(lab: Lab, words: tuple[str, ...], *, heal: bool, listed: bool) -> int:
+    vendor = lab.vendor()
+    if listed:
+        for each in vendor.faults():
+            click.echo(f"set: {each}")
+        _table([("FAULT", "WHAT"), *VENDOR_FAULTS.items()])
+    elif heal:
+        _healed("vendor", [f"healed {each}" for each in vendor.heal(words[0] if words else None)])
+    else:
+        vendor.fault(words[0], *words[1:])
+        _say(f"vendor: set {' '.join(words)}")
+    return Exit.GOOD
+
+
+def _healed(node: str, lines: list[str]) -> None:
+    for line in lines or ["nothing to heal"]:
+        _say(f"{node}: {line}")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    return Exit.GOOD if all(node.running for node in nodes) else Exit.FAILED
 
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

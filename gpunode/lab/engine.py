@@ -80,7 +80,7 @@ def cgroup_mount(system: str, root: Path = CGROUP) -> dict[str, dict[str, str]]:
     it gets the v2 tree that is mounted beside the v1 controllers. Raises UndeterminedError where there is none.
     """
     source = root
-    if not (root / "cgroup.controllers").exists() and system != "debian-12":
+    if not (root / "cgroup.controllers").exists() and system == "debian-13":
         source = root / "unified"
         if not (source / "cgroup.controllers").exists():
             raise UndeterminedError(f"{system} needs cgroup v2, which this machine does not mount: use --os debian-12")

@@ -14,6 +14,7 @@ from docker.errors import NotFound
 from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab.archive import Entry
 from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu
 from gpunode.lab.hardware import describe
 from gpunode.lab.hardware.on_node import BOOT_REPORT
@@ -24,6 +25,8 @@ from gpunode.lab.mirror import find_mirror
 from gpunode.lab.node import LAB_LABEL, NODE_LABEL, PORT_LABEL, LabNode
 from gpunode.lab.recipe import Recipe, architecture, system_named
 from gpunode.lab.state import State
+from gpunode.lab.vendor import Vendor
+from gpunode.lab.vendor import find as find_vendor
 from gpunode.lab.vendor import start as start_vendor
 
 MOST_NODES = 64
@@ -69,6 +72,10 @@ class Lab:
                 return node
         have = f"it has {', '.join(node.name for node in nodes)}" if nodes else "it has none: gpunode lab up"
         raise UsageError(f"lab {self.name} has no node {name}: {have}")
+
+    def vendor(self) -> Vendor:
+        """The lab's vendor repository; UsageError where it has none."""
+        return find_vendor(self.client, self.name)
 
     def up(
         self,
@@ -138,14 +145,25 @@ class Lab:
             with locked(f"image {recipe.system.id}", LOCK_LIMIT_S, self._say):
                 image = ensure_image(self.client, recipe, self._say)
             self._ensure_network()
-        if kinds or any(node.hardware for node in existing):
+        extra: list[Entry] = []
+        if kinds or recipe.system.lookalike or any(map(_needs_vendor, existing)):
             vendor = start_vendor(self.client, self.name, self._network, self._say, mirror)
             self.state.write_vendor_keys(vendor.keys)
+            extra = vendor.entries(recipe.system.id)
         self._say(f"lab {self.name}: kept {len(existing)}, new {', '.join(names) or 'none'}")
         ports = Ports(self._ports_in_use())
         plan = [NewNode(name, ports.take(), kind) for name, kind in names.items()]
         maker = Maker(
-            self.client, self.name, self._network, self.state, recipe.system, image, recipe.init[-1], ports, stop
+            self.client,
+            self.name,
+            self._network,
+            self.state,
+            recipe.system,
+            image,
+            recipe.init[-1],
+            ports,
+            tuple(extra),
+            stop,
         )
         with ThreadPoolExecutor(_WORKERS) as pool:
             try:
@@ -221,6 +239,10 @@ class Lab:
             for volume in self.client.volumes.list(filters={"label": f"{LAB_LABEL}={self.name}"}):
                 volume.remove()  # of nodes that went without it: what a container leaves, it leaves with its name
         return [str(network.name) for network in found]
+
+
+def _needs_vendor(node: LabNode) -> bool:
+    return node.hardware is not None or system_named(node.os).lookalike
 
 
 def _new_names(stem: str, count: int, existing: Sequence[str]) -> list[str]:

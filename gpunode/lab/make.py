@@ -84,6 +84,8 @@ class Maker:
     init: str
     """Shell script that the container runs first, and that becomes systemd."""
     ports: Ports
+    extra: tuple[Entry, ...] = ()
+    """Further files of every node, in place before its first boot."""
     stop: threading.Event = field(default_factory=threading.Event)
 
     def make(self, new: NewNode) -> LabNode:
@@ -159,6 +161,7 @@ class Maker:
         for user in (ADMIN, OPERATOR):
             yield Entry(f"home/{user}/.ssh", None, 0o700, UIDS[user], GID)
             yield Entry(f"home/{user}/.ssh/authorized_keys", key, 0o600, UIDS[user], GID)
+        yield from self.extra
         if new.hardware:
             yield from entries(describe(new.hardware, f"{self.lab}/{new.name}"))
 

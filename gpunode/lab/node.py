@@ -8,7 +8,7 @@ from typing import cast
 
 from docker.models.containers import Container
 
-from gpunode.errors import UndeterminedError
+from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab.engine import docker_errors
 from gpunode.lab.state import State
 
@@ -20,6 +20,8 @@ PORT_LABEL = "gpunode.lab.port"
 HOST_KEY_LABEL = "gpunode.lab.host-key"
 HARDWARE_LABEL = "gpunode.lab.hardware"
 BOOT_LIMIT_S = 120
+FAULT_LIMIT_S = 60
+FAULT_TOOL = "/usr/lib/gpunode-lab/bin/fault"
 STOP_LIMIT_S = 30
 
 
@@ -95,6 +97,46 @@ class LabNode:
             done = self.container.exec_run(limited, demux=True, environment=env or {})
         out, err = cast(tuple[bytes | None, bytes | None], done.output)
         return subprocess.CompletedProcess(list(argv), int(done.exit_code or 0), _text(out), _text(err))
+
+    def fault(self, name: str, component: str | None = None, **details: str | int) -> str:
+        """Set a fault of the simulated hardware; what was set, in one line. UsageError says what there is."""
+        words = [*([component] if component else []), name, *(f"{key}={value}" for key, value in details.items())]
+        return self.fault_words(words)
+
+    def fault_words(self, words: Sequence[str]) -> str:
+        """As ``fault``, in the words of ``gpunode lab fault``: component, fault, ``key=value``."""
+        return self._fault(*words)
+
+    def heal_words(self, words: Sequence[str]) -> list[str]:
+        """As ``heal``, in the words of ``gpunode lab fault``: component, fault; either may be left out."""
+        return self._fault(*words, "--heal").splitlines()
+
+    def heal(self, name: str | None = None, component: str | None = None) -> list[str]:
+        """Heal the faults that match, all without a name; one line for each that was set."""
+        return self.heal_words([word for word in (component, name) if word])
+
+    def faults(self) -> list[str]:
+        """The faults that are set, a line each: component, fault, details."""
+        rows = (line.split("\t") for line in self._fault("--list").splitlines())
+        return [row[1] for row in rows if row[0] == "set"]
+
+    def fault_kinds(self) -> list[tuple[str, str, str, str]]:
+        """The faults that can be set: who has it (node, gpu, link), its name, what it is, its details."""
+        rows = (line.split("\t") for line in self._fault("--list").splitlines())
+        return [(row[1], row[2], row[3], row[4]) for row in rows if row[0] == "can"]
+
+    def _fault(self, *words: str) -> str:
+        if self.hardware is None:
+            raise UsageError(f"{self.name} has no simulated hardware: gpunode lab up --hardware NAME")
+        if not self.running:
+            raise UndeterminedError(f"{self.name} does not run: gpunode lab up starts it")
+        done = self.run([FAULT_TOOL, *words], timeout_s=FAULT_LIMIT_S)
+        if done.returncode == Exit.USAGE:
+            raise UsageError(done.stderr.strip())
+        if done.returncode != 0:
+            told = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+            raise UndeterminedError(f"{self.name}: the fault could not be set or healed: {told}")
+        return done.stdout.strip()
 
     def restart(self) -> None:
         """Reboot: systemd stops everything and boots anew; returns when the node answers again."""

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from . import devices, kernel, kmsg, modprobe, modules, mounts, nics, numa, pci, state
+from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, numa, pci, state
 
 REPORT = "/var/log/gpunode-lab-boot.log"
 BIN = "/usr/lib/gpunode-lab/bin"
@@ -47,12 +47,23 @@ def boot() -> None:
     with state.change() as (_, running):
         running["modules"] = []
         running["booted"] = True
-    for name in hardware["kernel_modules"]:
-        modules.note_needed(name)
     modules.publish()
-    for name in modules.AT_BOOT:
-        if modules.steps(["-b", name])[0]:
+    if hardware["nics"]:
+        modules.note_needed("mlx5_core")
+    for name in [*modules.AT_BOOT, *_wished_modules()]:
+        if modules.is_simulated(name) and (modules.steps(["-b", name])[0] or not name.startswith("nvidia")):
             modprobe.main(["-b", "-q", name])
+
+
+def _wished_modules() -> list[str]:
+    """What modules-load.d(5) names: systemd-modules-load.service does not run where modules cannot be loaded."""
+    files: dict[str, Path] = {}
+    for folder in ("/usr/lib/modules-load.d", "/run/modules-load.d", "/etc/modules-load.d"):
+        files.update({file.name: file for file in Path(folder).glob("*.conf")})
+    lines = [
+        line.strip() for _, file in sorted(files.items()) for line in file.read_text(encoding="utf-8").splitlines()
+    ]
+    return [line for line in lines if line and not line.startswith(("#", ";"))]
 
 
 def divert() -> None:
@@ -93,9 +104,8 @@ def _settle(hardware: dict[str, Any]) -> None:
     """What a reboot does to what GPUs keep: rows whose remapping waited for a reset are remapped."""
     with state.change() as (kept, _):
         for gpu in kept.get("gpus", {}).values():
-            rows = gpu.get("remapped")
-            if rows:
-                rows["pending"] = False
+            if "remapped" in gpu:
+                gpu["remapped"]["pending"] = False
         for gpu in hardware["gpus"]:
             if gpu["architecture"] != "ampere":
                 kept.get("gpus", {}).get(str(gpu["index"]), {}).pop("mig", None)
@@ -115,10 +125,7 @@ def _bus(hardware: dict[str, Any]) -> None:
     nics.write(hardware)
     with contextlib.suppress(OSError):  # kernels that take no overlay over sysfs: /proc tells of modules there
         mounts.overlay("/sys/module", _SYS + "/module")
-    lost = [fault["component"] for fault in state.faults() if fault["fault"] == "gpu-lost"]
-    for gpu in hardware["gpus"]:
-        if f"gpu{gpu['index']}" in lost:
-            pci.remove(gpu)
+    faults.at_boot()
 
 
 def _proc() -> None:

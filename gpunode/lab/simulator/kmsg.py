@@ -21,18 +21,27 @@ def begin(release: str, hardware: str) -> None:
     write(f"gpunode-lab: simulated hardware: {hardware}", INFO)
 
 
-def write(text: str, level: int = WARNING, at: float | None = None) -> None:
-    """Append one line. ``at`` is seconds since the host's boot, as the kernel counts them; default: now."""
-    seconds = time.clock_gettime(time.CLOCK_MONOTONIC) if at is None else at
+def write(text: str, level: int = WARNING) -> str:
+    """Append one line, with the time as the host's kernel counts it; the line."""
+    seconds = time.clock_gettime(time.CLOCK_MONOTONIC)
     line = f"<{level}>[{seconds:12.6f}] {text}\n"
     descriptor = os.open(str(state.path(LOG)), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.write(descriptor, line.encode("utf-8"))
     finally:
         os.close(descriptor)
+    return line
 
 
-def xid(pci_bus_id: str, number: int, text: str, process: str = "pid=0, name=unknown") -> None:
-    """An Xid as the driver reports it."""
+def forget(lines: list[str]) -> None:
+    """Take lines out again, as if they had never been said."""
+    log = state.path(LOG)
+    if lines and log.exists():
+        kept = [line for line in log.read_text(encoding="utf-8").splitlines(keepends=True) if line not in lines]
+        state.write_text(log, "".join(kept))
+
+
+def xid(pci_bus_id: str, number: int, text: str, process: str = "pid='<unknown>', name=<unknown>") -> str:
+    """An Xid as the driver reports it; the line."""
     slot = pci_bus_id.rsplit(".", 1)[0]
-    write(f"NVRM: Xid (PCI:{slot}): {number}, {process}, {text}", ERROR)
+    return write(f"NVRM: Xid (PCI:{slot}): {number}, {process}, {text}", ERROR)

@@ -27,6 +27,7 @@ _DEPENDS = {
     "nvidia_drm": ("nvidia_modeset", "nvidia"),
 }
 _SIZES = {"nvidia": 14381056, "nvidia_uvm": 2076672, "nvidia_modeset": 1826816, "nvidia_drm": 135168}
+_ADAPTERS = ("mlx5_core", "mlx5_ib", "ib_core", "ib_umad", "ib_uverbs")
 _PARAMETERS = {
     "ResmanDebugLevel": "4294967295",
     "ModifyDeviceFiles": "1",
@@ -59,8 +60,9 @@ def underscored(name: str) -> str:
 
 
 def is_simulated(name: str) -> bool:
-    """Whether loading that module is simulated: NVIDIA's, and what the hardware's services need."""
-    needed = {underscored(each) for each in _hardware().get("kernel_modules", [])}
+    """Whether loading that module is simulated: NVIDIA's, and those of the hardware's network adapters."""
+    hardware = _hardware()
+    needed = {*hardware["kernel_modules"], *(_ADAPTERS if hardware["nics"] else ())}
     return underscored(name).startswith("nvidia") or underscored(name) in needed
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import state
-from .config_space import config_space, numbers, speed
+from .config_space import SIZE, config_space, numbers, speed
 
 Function = dict[str, Any]
 
@@ -107,6 +107,28 @@ def set_link(function: Function, gen: int, width: int, number: int) -> None:
         state.write_text(here / name, value + "\n")
     new = here / ".config"
     new.write_bytes(config_space(function, gen, width, _regions(function, number)))
+    new.chmod(0o644)
+    new.replace(here / "config")
+
+
+def set_link_and_port(hardware: dict[str, Any], gpu: Function, gen: int, width: int) -> None:
+    """Let a GPU's link run so, at both of its ends."""
+    everything = functions(hardware)
+    slots = [function["pci_bus_id"] for function in everything]
+    for slot in (gpu["bridges_above"][-1], gpu["pci_bus_id"]):
+        number = slots.index(slot)
+        function = everything[number]
+        if (folder(function) / "config").exists():
+            set_link(function, min(gen, function["pcie_gen"]), min(width, function["pcie_width"]), number)
+
+
+def fall_off(function: Function) -> None:
+    """Let a function answer no more: every read of its configuration space gives ones."""
+    here = folder(function)
+    state.write_text(here / "current_link_speed", "Unknown\n")
+    state.write_text(here / "current_link_width", "63\n")
+    new = here / ".config"
+    new.write_bytes(b"\xff" * SIZE)
     new.chmod(0o644)
     new.replace(here / "config")
 

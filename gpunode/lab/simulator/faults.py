@@ -1,0 +1,295 @@
+"""Faults of a simulated node: set, healed and listed; by the means by which they come about, where that is possible.
+
+On the node, as root: ``fault --list``, ``fault [COMPONENT] FAULT [KEY=VALUE]…``, ``fault [COMPONENT] [FAULT] --heal``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from . import busy, kmsg, pci, replaced, state
+from .errors import FaultError
+
+WRONG = 2
+Fault = dict[str, Any]
+
+_PERSISTENT = frozenset(
+    "library-mismatch gpu-lost nvlink-down pcie-narrow throttle fabric-manager-version fabric-not-completed".split()  # noqa: SIM905
+)
+"""The others end with the reboot."""
+_XIDS = {
+    13: "Graphics Exception: ESR 0x505730=0xc0e0009, 0x505734=0x20, 0x505728=0x4c1eb72, 0x50572c=0x174",
+    31: "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2b_b2a00000. "
+    "Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
+    43: "Ch 00000008",
+    45: "Ch 00000008",
+    48: "DBE (double bit error) ECC Error: DED at physical address: 0x2b1f3c0",
+    63: "Row Remapper: New row (0x00000000af19e2f0) marked for remapping, reset gpu to activate.",
+    64: "Row Remapper: Failed to remap row",
+    74: "NVLink: fatal error detected on link 2(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    79: "GPU has fallen off the bus.",
+    94: "Contained: CE User Channel (0x9). RST: No, D-RST: No",
+    95: "Uncontained: FBHUB. RST: Yes, D-RST: No",
+    119: "Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL)",
+}
+_UNKNOWN_XID = "Unknown error"
+_AMPERE_ON = ("ampere", "hopper", "blackwell")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One fault: what has it (``node``, ``gpu``, ``link``), what it is, its details with their defaults, its means."""
+
+    where: str
+    means: str
+    details: dict[str, int | str]
+    begin: Callable[[Fault], None]
+    end: Callable[[Fault], None] = lambda _: None
+
+
+# --- means
+
+
+def gpu_of(fault: Fault) -> dict[str, Any]:
+    """The GPU's entry in the hardware description."""
+    index = int(re.match(r"gpu(\d+)", fault["component"])[1])  # type: ignore[index]
+    gpu: dict[str, Any] = state.hardware()["gpus"][index]
+    return gpu
+
+
+def number_of(gpu: dict[str, Any]) -> int:
+    """The place of a GPU among all functions, from which its addresses come."""
+    slots = [function["pci_bus_id"] for function in pci.functions(state.hardware())]
+    return slots.index(gpu["pci_bus_id"])
+
+
+def _say_xid(fault: Fault, number: int, text: str | None = None) -> None:
+    line = kmsg.xid(gpu_of(fault)["pci_bus_id"], number, text or _XIDS.get(number, _UNKNOWN_XID))
+    fault.setdefault("log", []).append(line)
+
+
+def _log(fault: Fault, text: str) -> None:
+    fault.setdefault("log", []).append(kmsg.write(text, kmsg.ERROR))
+
+
+def _lose(fault: Fault) -> None:
+    gpu = gpu_of(fault)
+    pci.fall_off(gpu)
+    _log(fault, f"NVRM: GPU at PCI:{gpu['pci_bus_id'].rsplit('.', 1)[0]}: {gpu['uuid']}")
+    _say_xid(fault, 79)
+    _log(fault, f"NVRM: GPU {gpu['pci_bus_id']}: GPU has fallen off the bus.")
+
+
+def _find_again(fault: Fault) -> None:
+    hardware, gpu = state.hardware(), gpu_of(fault)
+    pci.write_function(gpu, number_of(gpu), hardware["numa_nodes"])
+    if str(gpu["index"]) in state.running().get("gpus", {}):
+        pci.bind(gpu, "nvidia")
+
+
+def _uncorrected(fault: Fault) -> None:
+    gpu = gpu_of(fault)
+    _say_xid(fault, 48)
+    if gpu["architecture"] in _AMPERE_ON:
+        _say_xid(fault, 94)
+
+
+def _remap(fault: Fault) -> None:
+    _say_xid(fault, 63)
+
+
+def _narrow(fault: Fault) -> None:
+    gpu = gpu_of(fault)
+    gen, width = int(fault["gen"] or gpu["pcie_gen"]), int(fault["width"])
+    if not 1 <= gen <= gpu["pcie_gen"] or width not in (1, 2, 4, 8, 16) or width > gpu["pcie_width"]:
+        best = f"gen {gpu['pcie_gen']} x{gpu['pcie_width']}"
+        raise FaultError(f"pcie-narrow: gen={gen} width={width}: the link's best is {best}")
+    fault["gen"] = gen
+    pci.set_link_and_port(state.hardware(), gpu, gen, width)
+
+
+def _widen(fault: Fault) -> None:
+    gpu = gpu_of(fault)
+    pci.set_link_and_port(state.hardware(), gpu, gpu["pcie_gen"], gpu["pcie_width"])
+
+
+def _xid(fault: Fault) -> None:
+    _say_xid(fault, int(fault["number"]), str(fault["text"]) or None)
+
+
+def _link_down(fault: Fault) -> None:
+    link = fault["component"].partition("/link")[2]
+    _say_xid(fault, 74, f"NVLink: fatal error detected on link {link or 0}(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")
+
+
+def _entry_only(fault: Fault) -> None:
+    """The simulated tools read it from the list."""
+
+
+KINDS: dict[str, Kind] = {
+    "library-mismatch": Kind(
+        "node",
+        "a second NVML library of another release is installed, and the linker takes it",
+        {},
+        replaced.add_library,
+        replaced.remove_library,
+    ),
+    "gpu-lost": Kind("gpu", "falls off the bus (Xid 79); after a reboot it is not there", {}, _lose, _find_again),
+    "ecc-uncorrected": Kind("gpu", "uncorrectable memory errors (Xid 48, 94)", {"count": 1}, _uncorrected),
+    "remap-pending": Kind("gpu", "a row waits for a reset to be remapped (Xid 63)", {}, _remap),
+    "xid": Kind("gpu", "the driver reports this Xid", {"number": 31, "text": ""}, _xid),
+    "nvlink-down": Kind("link", "a link is down (Xid 74)", {}, _link_down),
+    "pcie-narrow": Kind("gpu", "the PCIe link runs at less than it can", {"width": 8, "gen": 0}, _narrow, _widen),
+    "throttle": Kind("gpu", "its clocks are held down", {"reason": "hw_thermal_slowdown"}, _entry_only),
+    "smi-hangs": Kind("node", "nvidia-smi does not come back", {}, _entry_only),
+    "fabric-manager-version": Kind(
+        "node",
+        "the fabric manager's program is of another release",
+        {"version": ""},
+        replaced.swap_fabric_manager,
+        replaced.restore_fabric_manager,
+    ),
+    "fabric-not-completed": Kind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only),
+    "gpu-busy": Kind("gpu", "a process holds the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
+}
+
+
+# --- the list
+
+
+def at_boot() -> None:
+    """What a reboot does to faults: passing ones are gone, and leave what InfoROM keeps; the others are there again."""
+    with state.change_faults() as faults:
+        before = list(faults)
+        faults[:] = [{**fault, "log": []} for fault in before if fault["fault"] in _PERSISTENT]
+    with state.change() as (kept, _):
+        for fault in before:
+            own = kept.setdefault("gpus", {}).setdefault((fault["component"] or "")[3:].partition("/")[0] or "0", {})
+            if fault["fault"] == "ecc-uncorrected":
+                errors = own.setdefault("ecc_errors", {})
+                errors["uncorrected"] = errors.get("uncorrected", 0) + fault["count"]
+            elif fault["fault"] == "remap-pending":
+                rows = own.setdefault("remapped", {})
+                rows["uncorrectable"] = rows.get("uncorrectable", 0) + 1
+    for fault in faults:
+        if fault["fault"] == "gpu-lost":
+            pci.remove(gpu_of(fault))
+        elif fault["fault"] == "pcie-narrow":
+            _narrow(fault)
+
+
+def begin(name: str, component: str | None, details: dict[str, str]) -> Fault:
+    """Set a fault; raises FaultError where that cannot be."""
+    kind = known(name)
+    place = _component(name, kind, component)
+    if unknown := sorted(set(details) - set(kind.details)):
+        has = f"it has {', '.join(kind.details)}" if kind.details else "it has none"
+        raise FaultError(f"{name}: no detail {unknown[0]}: {has}")
+    fault: Fault = {"fault": name, "component": place}
+    for key, default in kind.details.items():
+        given = details.get(key)
+        if given is not None and isinstance(default, int) and not re.fullmatch(r"\d{1,9}", given):
+            raise FaultError(f"{name}: {key}={given}: a number is wanted")
+        fault[key] = default if given is None else int(given) if isinstance(default, int) else given
+    if any(_same(fault, other) for other in state.faults()):
+        raise FaultError(f"{shown(fault)} is set already: heal it first")
+    kind.begin(fault)
+    with state.change_faults() as faults:
+        faults.append(fault)
+    return fault
+
+
+def heal(name: str | None, component: str | None) -> list[Fault]:
+    """Heal the faults that match, all without a name; those that were set."""
+    if name is not None:
+        component = _component(name, known(name), component) if component else None
+    with state.change_faults() as faults:
+        healed = [
+            fault for fault in faults if name in (None, fault["fault"]) and component in (None, fault["component"])
+        ]
+        faults[:] = [fault for fault in faults if fault not in healed]
+    for fault in healed:
+        KINDS[fault["fault"]].end(fault)
+        kmsg.forget(fault.get("log", []))
+    return healed
+
+
+def known(name: str) -> Kind:
+    """The fault of that name; FaultError names those there are."""
+    if name not in KINDS:
+        raise FaultError(f"{name}: no such fault; there are {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def shown(fault: Fault) -> str:
+    """A fault in one line: component, name, details."""
+    details = [f"{key}={fault[key]}" for key in KINDS[fault["fault"]].details if fault.get(key) not in ("", None)]
+    return " ".join([fault["component"] or "node", fault["fault"], *details])
+
+
+def _same(one: Fault, other: Fault) -> bool:
+    keys = ("fault", "component", "number") if one["fault"] == "xid" else ("fault", "component")
+    return all(one.get(key) == other.get(key) for key in keys)
+
+
+def _component(name: str, kind: Kind, component: str | None) -> str | None:
+    hardware = state.hardware()
+    count = len(hardware["gpus"])
+    if kind.where == "node":
+        if component not in (None, "node"):
+            raise FaultError(f"{component}: {name} is a fault of the node: leave the component out")
+        return None
+    form = r"gpu(\d+)(/link(\d+))?" if kind.where == "link" else r"gpu(\d+)()()"
+    match = re.fullmatch(form, component or "gpu0")
+    if not match or int(match[1]) >= count:
+        raise FaultError(f"{component}: {name} is a fault of a GPU; this node has gpu0 to gpu{count - 1}")
+    links = hardware["gpus"][int(match[1])]["nvlinks"]
+    if kind.where == "link" and not links:
+        raise FaultError(f"{name}: the GPUs of {hardware['name']} have no NVLink")
+    if match[3] and int(match[3]) >= links:
+        raise FaultError(f"{component}: gpu{match[1]} has link0 to link{links - 1}")
+    return component or "gpu0"
+
+
+# --- the tool
+
+
+def main(argv: list[str]) -> int:
+    """Run as ``fault``; its exit status: 2 for what cannot be, with the reason on stderr."""
+    words = [word for word in argv if not word.startswith("--")]
+    try:
+        if "--list" in argv:
+            _print_list()
+        elif "--heal" in argv:
+            component = (
+                words.pop(0) if words and words[0].startswith(("gpu", "node")) and words[0] not in KINDS else None
+            )
+            for fault in heal(words[0] if words else None, component):
+                sys.stdout.write(f"healed {shown(fault)}\n")
+        else:
+            sys.stdout.write(f"set {shown(begin(*_wish(words)))}\n")
+    except FaultError as err:
+        sys.stderr.write(f"{err}\n")
+        return WRONG
+    return 0
+
+
+def _wish(words: list[str]) -> tuple[str, str | None, dict[str, str]]:
+    """Fault, component and details as they were typed."""
+    plain = [word for word in words if "=" not in word]
+    if not 1 <= len(plain) <= len(("component", "fault")):
+        raise FaultError(f"{' '.join(words) or 'nothing'}: [COMPONENT] FAULT [KEY=VALUE]... is wanted")
+    details = dict(word.split("=", 1) for word in words if "=" in word)
+    return plain[-1], plain[0] if len(plain) > 1 else None, details
+
+
+def _print_list() -> None:
+    for fault in state.faults():
+        sys.stdout.write(f"set\t{shown(fault)}\n")
+    for name, kind in KINDS.items():
+        details = " ".join(f"{key}={value}" for key, value in kind.details.items())
+        sys.stdout.write(f"can\t{kind.where}\t{name}\t{kind.means}\t{details}\n")
