@@ -15,6 +15,7 @@ try:
 
     from gpunode.catalog import load
     from gpunode.errors import GpunodeError
+    from gpunode.facts import NodeFacts
     from gpunode.variables import plain
 except ImportError as err:
     MISSING: str | None = str(err)
@@ -36,7 +37,7 @@ MOVING = (
     "moby-runc",
 )
 # dockerd takes these on SIGHUP; everything else waits for a restart. `features` is not among them: the CDI driver is
-# set up when the daemon starts.
+# set up when the daemon starts. A key that is gone it does not notice.
 RELOADED = {
     "authorization-plugins",
     "debug",
@@ -217,7 +218,7 @@ def merged_daemon(
         "text": None if gone or (text is None and not after) else _written(after) if keys else text,
         "changed": bool(keys) or (gone and text is not None),
         "keys": keys,
-        "restart": [key for key in keys if key.partition(".")[0] not in RELOADED],
+        "restart": [key for key in keys if (top := key.partition(".")[0]) not in RELOADED or top not in after],
         "memory": kept,
         "problem": None,
     }
@@ -237,6 +238,29 @@ def unknown_daemon_keys(wished: Mapping[str, Any] | None, options: str) -> list[
     return sorted(
         key for key in plain(wished or {}) if not {key, singular.get(key, key), key.removesuffix("s")} & known
     )
+
+
+def restart_obstacles(state: Mapping[str, Any], facts: Mapping[str, Any], text: str | None) -> list[str]:
+    """Why a restart of Docker would hurt, in words; empty where it may be restarted.
+
+    ``state`` is what ``docker info`` said (``running``, ``live_restore``; empty without a daemon), ``facts`` a
+    NodeFacts document, ``text`` the daemon.json that the new daemon will read: without live-restore in it, that one
+    ends what the old one left running.
+    """
+    _need_gpunode()
+    found = []
+    try:
+        stays = _document(text).get("live-restore") is True
+    except ValueError:
+        stays = False
+    running = int(state.get("running") or 0)
+    if running and not (state.get("live_restore") and stays):
+        found.append(f"{running} container{'s run' if running > 1 else ' runs'} and would end: live-restore is off")
+    users = [process for process in NodeFacts.model_validate(plain(facts)).gpu_processes or () if process.computes]
+    if users:
+        named = ", ".join(f"{user.name or '?'} (pid {user.pid}, {user.user or '?'})" for user in users[:5])
+        found.append(f"GPUs are in use by {named}{f' and {len(users) - 5} more' if len(users) > 5 else ''}")
+    return found
 
 
 def tcp_sockets(text: str | None, command: str | None) -> list[str]:
@@ -372,6 +396,7 @@ class FilterModule:
             "docker_wishes": docker_wishes,
             "merged_daemon": merged_daemon,
             "unknown_daemon_keys": unknown_daemon_keys,
+            "restart_obstacles": restart_obstacles,
             "tcp_sockets": tcp_sockets,
             "stale_cdi": stale_cdi,
             "archive_file": archive_file,

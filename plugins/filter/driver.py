@@ -352,9 +352,9 @@ def driver_refusals(
         package.name
         for package in case.node.packages or ()
         if package.held
-        and package.name in case.installed
         and package.name not in apt.get("own_holds", ())
-        and (package.name in case.strangers or upstream_version(package.version) != (case.target or "?"))
+        and package.name in case.own
+        and upstream_version(package.version) != (case.target or "?")
     )
     if foreign and case.missing and not switch:
         lines.append(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from ansible.errors import AnsibleFilterError
 from plugin_loader import load
 
 containers = load("containers")
+node = load("node")
 merged = containers.merged_daemon
 
+BUNDLE = Path(__file__).parents[3] / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
 OURS = {"live-restore": True, "log-opts": {"max-size": "100m"}}
 FOREIGN = '{"dns": ["10.0.0.1"], "log-opts": {"tag": "x"}, "labels": ["rack=7"]}'
 SETTINGS: dict[str, Any] = {
@@ -167,6 +170,8 @@ def test_execution_options_have_owners_of_their_own() -> None:
 def test_runtimes_and_live_restore_need_no_restart_and_cdi_does() -> None:
     answer = merged(None, {"live-restore": True, "runtimes": {"nvidia": {"path": "x"}}, "features": {"cdi": True}})
     assert answer["restart"] == ["features.cdi"]
+    gone = merged(answer["text"], {"runtimes": {"nvidia": {"path": "y"}}}, answer["memory"])
+    assert gone["restart"] == ["features.cdi", "live-restore"]
 
 
 @pytest.mark.parametrize(
@@ -225,6 +230,22 @@ def test_keys_that_dockerd_does_not_know_are_named() -> None:
     assert containers.unknown_daemon_keys({**known, "live-restor": 1, "userns": 2}, LISTING) == [
         "live-restor",
         "userns",
+    ]
+
+
+def test_running_containers_and_gpu_processes_stand_against_a_restart() -> None:
+    facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    stays = '{"live-restore": true}'
+    assert containers.restart_obstacles({}, facts, None) == []
+    assert containers.restart_obstacles({"running": 3, "live_restore": True}, facts, stays) == []
+    for live, text in ((False, stays), (True, None), (True, '{"live-restore": false}')):
+        assert containers.restart_obstacles({"running": 1, "live_restore": live}, facts, text) == [
+            "1 container runs and would end: live-restore is off"
+        ]
+    process = {"pid": 7, "name": "python3", "type": "C", "user": "anna"}
+    busy = {**facts, "gpu_processes": [process, {**process, "name": "X", "type": "G"}]}
+    assert containers.restart_obstacles({"running": 2, "live_restore": True}, busy, stays) == [
+        "GPUs are in use by python3 (pid 7, anna)"
     ]
 
 

@@ -13,7 +13,8 @@ spelling = load("variables")
 
 ROOT = Path(__file__).parents[3]
 BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
-SETTINGS = {"min_free_mib": {"/": 1}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
+SWITCHES = ("allow_secure_boot", "allow_busy", "removing", "switch", "precompiled", "mok_hash")
+SETTINGS: dict[str, Any] = {"min_free_mib": {"/": 1}, **dict.fromkeys(SWITCHES, False)}
 APT: dict[str, Any] = {"lock_holder": None, "unfinished": [], "runfile": False, "lists": True, "headers": []}
 
 
@@ -60,8 +61,12 @@ def test_facts_that_are_none_are_refused() -> None:
     ("change", "words"),
     [
         (
-            {"os": {"id": "ubuntu", "version_id": "24.04", "codename": "noble", "pretty_name": "Ubuntu 24.04"}},
-            "Ubuntu 24.04",
+            {"os": {"id": "rocky", "version_id": "9.6", "codename": None, "pretty_name": "Rocky Linux 9.6"}},
+            "unsupported: Rocky Linux 9.6: the roles install through apt alone so far, not dnf",
+        ),
+        (
+            {"os": {"id": "ubuntu", "version_id": "20.04", "codename": "focal", "pretty_name": "Ubuntu 20.04"}},
+            "unsupported: Ubuntu 20.04 is not supported",
         ),
         ({"os": {"id": "debian", "version_id": None, "codename": "sid", "pretty_name": None}}, "debian None"),
         ({"architecture": "riscv64"}, "architecture riscv64 is not supported"),
@@ -72,7 +77,7 @@ def test_facts_that_are_none_are_refused() -> None:
             "packages could not be seen: dpkg-query: killed",
         ),
     ],
-    ids=["system", "release without number", "architecture", "space", "secure boot", "gap"],
+    ids=["dnf", "system", "release without number", "architecture", "space", "secure boot", "gap"],
 )
 def test_each_reason_is_one_line(facts: dict[str, Any], change: dict[str, Any], words: str) -> None:
     facts.update(change)
@@ -84,7 +89,8 @@ def test_each_reason_is_one_line(facts: dict[str, Any], change: dict[str, Any], 
     [
         ({"lock_holder": "apt-get (pid 7)"}, "apt-get (pid 7) still holds the package lock"),
         ({"unfinished": ["libc6", "nvidia-smi"]}, "dpkg has not finished libc6:"),
-        ({"runfile": True}, "nvidia-uninstall"),
+        ({"runfile": True}, "runfile: a driver from NVIDIA's .run installer is there"),
+        ({"installed": {"nvidia-docker2": "2.14.0-1"}}, "nvidia-docker2: nvidia-docker2 is installed"),
     ],
 )
 def test_the_package_manager_has_to_be_ready(facts: dict[str, Any], apt: dict[str, Any], words: str) -> None:
@@ -96,7 +102,9 @@ def test_a_process_that_computes_refuses_the_node_unless_allowed(facts: dict[str
         {"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"},
         {"pid": 42, "name": "Xorg", "type": "G", "user": "root", "gpu": "gpu0"},
     ]
-    assert problems(facts) == ["GPUs are in use by train (pid 41, ada): end them, or set gpunode_allow_busy: true"]
+    assert problems(facts) == [
+        "busy: GPUs are in use by train (pid 41, ada): end them, or set gpunode_allow_busy: true"
+    ]
     assert problems(facts, allow_busy=True) == []
 
 
@@ -120,7 +128,8 @@ def test_mixed_origins_are_told_by_the_check(facts: dict[str, Any]) -> None:
     facts["packages"].append(foreign)
     lines = problems(facts)
     assert len(lines) == 1
-    assert lines[0].startswith("the driver's packages are mixed: ")
+    assert lines[0].startswith("mixed-sources: the driver's packages are mixed: ")
+    assert problems(facts, switch=True) == []
 
 
 def test_several_reasons_are_told_at_once(facts: dict[str, Any]) -> None:
@@ -154,7 +163,7 @@ def test_without_the_package_the_filters_say_how_to_get_it(
 
 
 def test_every_filter_is_documented() -> None:
-    for name in ("node", "variables", "apt"):
+    for name in ("node", "variables", "apt", "stack", "driver", "repository"):
         for filter_name in load(name).FilterModule().filters():
             assert (ROOT / "plugins" / "filter" / f"{filter_name}.yml").exists()
 
@@ -169,7 +178,40 @@ def test_a_driver_of_another_line_is_left_alone(facts: dict[str, Any]) -> None:
     assert any("nvidia-tesla-470-kernel-dkms" in line for line in problems(old))
 
 
-@pytest.mark.parametrize("name", ["allow_busy", "allow_secure_boot", "removing"])
+@pytest.mark.parametrize("name", SWITCHES)
 def test_a_switch_that_is_text_is_not_taken_for_true(facts: dict[str, Any], name: str) -> None:
     with pytest.raises(AnsibleFilterError, match=name):
         node.preflight_problems(facts, APT, {**SETTINGS, name: "false"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "apt"),
+    [
+        ({"precompiled": True}, {}),
+        ({"allow_secure_boot": True}, {}),
+        ({"mok_hash": True}, {}),
+        ({}, {"key": {"path": "/var/lib/dkms/mok.pub", "enrolled": True}}),
+    ],
+    ids=["signed by Ubuntu", "allowed", "to be staged", "enrolled"],
+)
+def test_secure_boot_is_no_obstacle_where_the_module_will_load(
+    facts: dict[str, Any], settings: dict[str, bool], apt: dict[str, Any]
+) -> None:
+    facts["secure_boot"] = True
+    refused = problems(facts, {"key": {"path": "/var/lib/dkms/mok.pub", "enrolled": False}})
+    assert [line.partition(":")[0] for line in refused] == ["secure-boot"]
+    assert problems(facts, apt, **settings) == []
+
+
+def test_what_others_left_goes_with_the_switch(facts: dict[str, Any]) -> None:
+    left = {"runfile": True, "installed": {"nvidia-docker2": "2.14.0-1"}}
+    assert {line.partition(":")[0] for line in problems(facts, left)} == {"runfile", "nvidia-docker2"}
+    assert problems(facts, left, switch=True) == []
+
+
+def test_a_firmware_that_could_not_be_seen_is_told_and_not_refused(facts: dict[str, Any]) -> None:
+    stack = {"warnings": [{"rule": "R13", "text": "branch 535 is past its end"}], "module": {"build": "dkms"}}
+    notes = node.preflight_notes(facts, stack)
+    assert notes[0] == "branch 535 is past its end"
+    assert notes[1].startswith("secure boot could not be seen")
+    assert len(node.preflight_notes(facts, {**stack, "module": {"build": "precompiled"}})) == 1

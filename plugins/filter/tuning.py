@@ -1,0 +1,46 @@
+"""The Ansible face of tuning: what a workload on the node should be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+try:
+    from gpunode.facts import NodeFacts
+    from gpunode.tuning import WORKLOADS, env_file, tune
+    from gpunode.variables import plain
+except ImportError as err:
+    MISSING: str | None = str(err)
+else:
+    MISSING = None
+
+
+def container_env(facts: Mapping[str, Any], workload: str = "pytorch", multi_node: bool = False) -> str:
+    """The text of ``/etc/gpunode/container.env`` for a NodeFacts document, as ``docker run --env-file`` reads it.
+
+    Raises AnsibleFilterError for a document that is none and a workload that does not exist.
+    """
+    if MISSING is not None:
+        raise AnsibleFilterError(
+            f"the Python package gpunode is needed beside Ansible on the controller ({MISSING}): "
+            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
+        )
+    if workload not in WORKLOADS:
+        raise AnsibleFilterError(f"no such workload: {workload}; there are {', '.join(WORKLOADS)}")
+    if not isinstance(multi_node, bool):
+        raise AnsibleFilterError("multi_node must be true or false, not text: use | bool")
+    try:
+        node = NodeFacts.model_validate(plain(facts))
+    except ValueError as err:
+        raise AnsibleFilterError(f"not a NodeFacts document: {err}") from None
+    return env_file(tune(node, workload, multi_node=multi_node))
+
+
+class FilterModule:
+    """Filters of the collection ``gpunode.node``."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Ansible's entry point."""
+        return {"container_env": container_env}

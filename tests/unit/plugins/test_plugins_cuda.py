@@ -1,0 +1,126 @@
+"""The filter of the role cuda: which packages, pins and holds toolkits come to."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from plugin_loader import load
+
+cuda = load("cuda")
+node = load("node")
+resolver = load("stack")
+
+BUNDLE = Path(__file__).parents[3] / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
+DAY = "2026-11-20"
+
+
+def bare(device: str) -> dict[str, Any]:
+    """A Debian 12 node without a driver, with one GPU."""
+    document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    gpu = {"slot": "0000:01:00.0", "vendor_id": "10de", "device_id": device, "class_id": "030200"}
+    nothing = {"packages": [], "module_files": [], "dkms": [], "loaded_driver": None}
+    return {**document, **nothing, "pci": [{**gpu, "subsystem_id": None, "driver": None}]}
+
+
+def resolved(facts: dict[str, Any], **wishes: str) -> dict[str, Any]:
+    stack = resolver.stack(facts, wishes, today=DAY)["stack"]
+    assert stack is not None
+    return dict(stack)
+
+
+@pytest.fixture
+def h100() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Facts and stack of a node with an H100 and driver 580."""
+    facts = bare("2330")
+    return facts, resolved(facts, source="nvidia", driver="580.95.05")
+
+
+def test_nothing_is_wished_and_nothing_is_installed(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found = cuda.cuda_packages(*h100, [])
+    assert found == {"install": [], "pins": [], "hold": [], "default": None, "problems": []}
+
+
+def test_toolkits_stand_side_by_side_with_one_configuration(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found = cuda.cuda_packages(*h100, ["13.0", "12.8", "12.9"])
+    assert found["problems"] == []
+    assert {entry.partition("=")[0] for entry in found["install"]} == {
+        "cuda-toolkit-12-8",
+        "cuda-toolkit-12-9",
+        "cuda-toolkit-13-0",
+        "cuda-toolkit-12-config-common",
+        "cuda-toolkit-13-config-common",
+        "cuda-toolkit-config-common",
+    }
+    pins = {pin["packages"][0]: pin["version"] for pin in found["pins"]}
+    assert pins == {
+        "cuda-toolkit-config-common": "13.0.*",
+        "cuda-toolkit-12-config-common": "12.9.*",
+        "cuda-toolkit-13-config-common": "13.0.*",
+    }
+    assert found["default"] == {"series": "13.0", "path": "/usr/local/cuda-13.0", "newest": True}
+    assert {"*-12-8", "*-12-9", "*-13-0"} <= set(found["hold"])
+
+
+def test_the_default_may_be_an_older_one_and_its_libraries_follow(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found = cuda.cuda_packages(*h100, ["12.9", "13.0"], {}, {"default": "12.9", "nccl": True, "cudnn": True})
+    assert found["default"] == {"series": "12.9", "path": "/usr/local/cuda-12.9", "newest": False}
+    nccl = next(entry for entry in found["install"] if entry.startswith("libnccl2="))
+    assert nccl.endswith("+cuda12.9")
+    assert any(entry.startswith("cudnn9-cuda-12=") for entry in found["install"])
+    assert not any("cuda-13" in entry and entry.startswith("cudnn") for entry in found["install"])
+
+
+def test_an_installed_library_of_the_right_build_keeps_its_version(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    there = {"libnccl2": "2.27.3-1+cuda12.9", "libnccl-dev": "2.27.3-1+cuda13.3", "cudnn9-cuda-12": "9.24.0.43-1"}
+    found = cuda.cuda_packages(*h100, ["12.9"], there, {"nccl": True, "cudnn": True})
+    wanted = dict(entry.split("=") for entry in found["install"])
+    assert wanted["libnccl2"] == "2.27.3-*+cuda12.9"
+    assert wanted["libnccl-dev"] == "2.30.7-*+cuda12.9"
+    assert wanted["cudnn9-cuda-12"] == "9.24.0.43-*"
+
+
+def test_an_exact_toolkit_is_asked_for_exactly(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found = cuda.cuda_packages(*h100, ["12.9.1"])
+    assert "cuda-toolkit-12-9=12.9.1-*" in found["install"]
+    assert found["default"]["path"] == "/usr/local/cuda-12.9"
+
+
+def test_a_toolkit_that_does_not_know_the_gpu_is_refused() -> None:
+    facts = bare("1db1")  # V100: nothing of CUDA 13 knows it
+    found = cuda.cuda_packages(facts, resolved(facts, source="nvidia", driver="580.95.05"), ["12.9", "13.0"])
+    assert len(found["problems"]) == 1
+    assert found["problems"][0].startswith("toolkit 13.0: ")
+    assert found["install"] == []
+
+
+def test_a_default_that_is_not_wished_is_refused(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    found = cuda.cuda_packages(*h100, ["12.9"], {}, {"default": "13.0"})
+    assert found["problems"] == ["cuda_default 13.0 is none of the wished toolkits (12.9)"]
+
+
+def test_compat_comes_where_the_stack_has_it(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    facts, _ = h100
+    stack = resolved(facts, source="nvidia", driver="570.195.03", cuda="13.0")
+    assert stack["cuda_compat"] is not None
+    found = cuda.cuda_packages(facts, stack, [])
+    assert found["install"] == ["cuda-compat-13-0"]
+
+
+def test_debians_own_toolkit_has_no_alternative() -> None:
+    facts = bare("20b5")
+    found = cuda.cuda_packages(facts, resolved(facts, source="debian"), ["11.8"])
+    assert found["problems"] == []
+    assert found["default"] is None
+    assert found["install"][0].startswith("nvidia-cuda-toolkit=11.8")
+
+
+@pytest.mark.parametrize("wish", ["twelve", "12.x"])
+def test_a_word_that_is_no_version_is_refused(h100: tuple[dict[str, Any], dict[str, Any]], wish: str) -> None:
+    with pytest.raises(AnsibleFilterError, match=f"{wish} is no toolkit version"):
+        cuda.cuda_packages(*h100, [wish])
+
+
+def test_what_is_no_stack_is_refused(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    with pytest.raises(AnsibleFilterError, match="no toolkit can be resolved"):
+        cuda.cuda_packages(h100[0], {"source": "nvidia"}, ["12.9"])

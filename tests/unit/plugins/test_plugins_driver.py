@@ -1,0 +1,306 @@
+"""What the driver role is told to do: packages, pins, switches, refusals; from facts and a stack alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+from plugin_loader import load
+
+driver = load("driver")
+resolver = load("stack")
+node = load("node")
+
+ROOT = Path(__file__).parents[3]
+BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
+DAY = "2026-11-20"
+WISHES = {"source": "auto", "version": "keep", "flavour": "auto", "switch": False, "cuda": "", "toolkit": ""}
+ROLE = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "vars" / "main.yml").read_text(encoding="utf-8"))
+H100 = {"vendor_id": "10de", "device_id": "2330", "class_id": "030200", "subsystem_id": "10de:16c1", "driver": None}
+SWITCH = {"vendor_id": "10de", "device_id": "22a3", "class_id": "068000", "subsystem_id": None, "driver": None}
+HGX = [
+    *({"slot": f"0000:{number:02x}:00.0", **H100} for number in range(16, 24)),
+    *({"slot": f"0000:{number:02x}:00.0", **SWITCH} for number in range(4)),
+]
+APT: dict[str, Any] = {
+    "installed": {},
+    "unfinished": [],
+    "held": [],
+    "own_holds": [],
+    "headers": [],
+    "lists": False,
+    "architecture": "amd64",
+    "interrupted": False,
+}
+
+
+@pytest.fixture
+def debian() -> dict[str, Any]:
+    """A Debian 12 node without a GPU, with Debian's driver 535.261.03, proprietary."""
+    document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    return document
+
+
+@pytest.fixture
+def bare(debian: dict[str, Any]) -> dict[str, Any]:
+    """A Debian 12 node with HGX H100 and no driver."""
+    return {**debian, "pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None}
+
+
+def stack_of(facts: dict[str, Any], **wishes: Any) -> dict[str, Any]:
+    answer = resolver.node_plan(facts, {**WISHES, **wishes}, today=DAY)
+    assert answer["problems"] == []
+    stack: dict[str, Any] = answer["stack"]
+    return stack
+
+
+def settings_of(stack: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "profile": "headless",
+        "extra_packages": [],
+        "header_packages": [],
+        "persistence": True,
+        "switch": False,
+        "by_source": ROLE["__nvidia_driver_by_source"][stack["source"]],
+        **changes,
+    }
+
+
+def apt_of(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    installed = {package["name"]: package["version"] for package in facts["packages"] if package["installed"]}
+    return {**APT, "installed": installed, **changes}
+
+
+def package(name: str, release: str, **changes: Any) -> dict[str, Any]:
+    """A package of NVIDIA's repository."""
+    return {
+        "name": name,
+        "version": f"{release}-1",
+        "architecture": "amd64",
+        "source": name,
+        "maintainer": "NVIDIA CORPORATION <cudatools@nvidia.com>",
+        "installed": True,
+        "state": "install ok installed",
+        "held": False,
+        **changes,
+    }
+
+
+def with_driver(facts: dict[str, Any], release: str, **changes: Any) -> dict[str, Any]:
+    names = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-fabricmanager", "libnvidia-nscq", "libcuda1")
+    return {**facts, "packages": [package(name, release, **changes) for name in names]}
+
+
+def asked(facts: dict[str, Any], stack: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    question: dict[str, Any] = driver.driver_question(facts, apt_of(facts), stack, settings_of(stack, **changes))
+    return question
+
+
+def planned(facts: dict[str, Any], stack: dict[str, Any], apt: dict[str, Any] | None = None) -> dict[str, Any]:
+    plan: dict[str, Any] = driver.driver_plan(facts, {**apt_of(facts), **(apt or {})}, stack, settings_of(stack))
+    return plan
+
+
+def refused(
+    facts: dict[str, Any],
+    stack: dict[str, Any],
+    answer: dict[str, Any],
+    apt: dict[str, Any] | None = None,
+    **changes: Any,
+) -> list[str]:
+    lines: list[str] = driver.driver_refusals(
+        facts, {**apt_of(facts), **(apt or {})}, stack, settings_of(stack, **changes), answer
+    )
+    return lines
+
+
+def names_of(lines: list[str]) -> list[str]:
+    return [line.partition(":")[0] for line in lines]
+
+
+def test_the_whole_closure_is_asked_for_at_one_release(bare: dict[str, Any]) -> None:
+    stack = stack_of(bare, version="580.95.05")
+    question = asked(bare, stack)
+    assert set(question["required"]) == {
+        "nvidia-driver-cuda",
+        "nvidia-kernel-open-dkms",
+        "nvidia-fabricmanager",
+        "libnvidia-nscq",
+    }
+    assert question["constraint"] == "580.95.05"
+    assert "nvidia-driver-pinning-580.95.05" in question["free"]
+    assert question["bound"]["nvidia-fabricmanager"] == "@RELEASE@-*"
+    assert question["pins"][0]["pin"] == "version @RELEASE@-*"
+    assert question["remove"] == question["drop"] == []
+
+
+def test_headers_come_for_each_kernel_and_with_its_metapackage(bare: dict[str, Any]) -> None:
+    stack = stack_of(bare)
+    apt = {
+        "linux-image-cloud-amd64": "6.1",
+        "linux-image-unsigned-6.8.0-60-generic": "6.8",
+        "linux-image-amd64-dbg": "6",
+    }
+    question = driver.driver_question(bare, {**APT, "installed": apt}, stack, settings_of(stack))
+    headers = {name for name in question["optional"] if name.startswith("linux-headers-")}
+    assert headers == {"linux-headers-6.1.0-56-cloud-amd64", "linux-headers-cloud-amd64"}
+
+
+def test_full_takes_the_names_with_graphics_and_keeps_the_closure(bare: dict[str, Any]) -> None:
+    question = asked(bare, stack_of(bare, version="595"), profile="full")
+    assert {"nvidia-open", "nvidia-fabricmanager"} <= set(question["required"])
+    assert "nvidia-driver-cuda" not in question["required"]
+
+
+def test_a_node_that_is_as_it_should_be_has_nothing_to_do(debian: dict[str, Any]) -> None:
+    stack = stack_of(debian)
+    apt = {
+        "installed": {
+            **apt_of(debian)["installed"],
+            **dict.fromkeys(ROLE["__nvidia_driver_by_source"]["debian"]["headless"], "1"),
+        }
+    }
+    apt["installed"]["linux-headers-6.1.0-56-cloud-amd64"] = apt["installed"]["nvidia-persistenced"] = "1"
+    plan = planned(debian, stack, apt)
+    assert (plan["missing"], plan["going"], plan["wrong_versions"]) == ([], [], [])
+    assert plan["target"] == "535.261.03"
+    assert plan["kernels_without_module"] == []
+    assert plan["dkms"] == "nvidia-current"
+
+
+@pytest.mark.parametrize("half", ["nvidia-kernel-dkms", "libcuda1"])
+def test_what_dpkg_left_half_done_of_the_driver_is_to_be_done(debian: dict[str, Any], half: str) -> None:
+    assert half in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]})["missing"]
+    assert "apache2" not in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]})["missing"]
+
+
+def test_another_branch_leaves_what_a_bare_node_would_get(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05")
+    question = asked(there, stack_of(there, version="595"))
+    assert set(question["bound"]) == set(question["required"])
+    assert "libcuda1" in question["drop"]
+    same = asked(there, stack_of(there, version="580.178.04"))
+    assert "libcuda1" in same["bound"]
+
+
+def test_the_other_flavour_takes_the_module_away(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05")
+    stack = stack_of(there, flavour="proprietary")
+    assert stack["driver"]["version"] == "580.95.05"
+    assert asked(there, stack)["remove"] == ["nvidia-kernel-open-dkms"]
+
+
+def test_another_source_takes_every_package_of_the_first(debian: dict[str, Any]) -> None:
+    stack = stack_of(debian, source="nvidia")
+    question = asked(debian, stack)
+    assert {"libcuda1", "nvidia-kernel-dkms", "nvidia-smi"} <= set(question["remove"])
+    assert names_of(refused(debian, stack, {})) == ["other-source"]
+    assert refused(debian, stack, {}, switch=True) == []
+
+
+def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05")
+    stack = stack_of(there, version="580.178.04")
+    apt = {**apt_of(there), "installed": {**apt_of(there)["installed"], "nvidia-driver-pinning-580.95.05": "1"}}
+    question = driver.driver_question(there, apt, stack, settings_of(stack))
+    assert question["remove"] == ["nvidia-driver-pinning-580.95.05"]
+
+
+def test_a_fabric_manager_that_lags_is_refused_with_the_release_that_all_have(bare: dict[str, Any]) -> None:
+    stack = stack_of(bare, version="580.178.04")
+    answer = {
+        "lacking": {"nvidia-fabricmanager": ["595.71.05", "580.95.05"]},
+        "common": ["595.71.05", "580.95.05"],
+        "constraint": "580.178.04",
+    }
+    (line,) = refused(bare, stack, answer)
+    assert line.startswith("closure-lags: 580.178.04 is not to be had")
+    assert "nvidia-fabricmanager is there in 595.71.05, 580.95.05" in line
+    assert "nvidia_driver_version: 595.71.05" in line
+
+
+def test_a_package_that_is_nowhere_is_refused_by_its_name(bare: dict[str, Any]) -> None:
+    answer = {"lacking": {"nvidia-fabricmanager": []}, "common": [], "constraint": "580.178.04"}
+    (line,) = refused(bare, stack_of(bare), answer)
+    assert line.startswith("package-gone: nvidia-fabricmanager is in none of")
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("E: Failed to fetch http://m/InRelease  Could not connect to m:80", "repository-unreachable"),
+        ("E: The repository 'http://m Release' is not signed.", "repository-unsigned"),
+        ("W: GPG error: http://m InRelease: signatures couldn't be verified NO_PUBKEY 12", "repository-unsigned"),
+        ("E: GPG error: http://m InRelease: signatures were invalid: EXPKEYSIG 12 lab", "repository-key-expired"),
+        ("Sub-process /usr/bin/sqv returned an error code (1), error message is: Signing key on AB is not bound: "
+         "because: SHA1 is not considered secure since 2026-02-01", "repository-key-sha1"),
+        ("E: You don't have enough free space in /var/cache/apt/archives/.", "disk-full"),
+        ("E: Unable to correct problems, you have held broken packages.", "apt-refuses"),
+    ],
+)  # fmt: skip
+def test_what_apt_says_is_refused_by_its_own_name(bare: dict[str, Any], said: str, name: str) -> None:
+    (line,) = refused(bare, stack_of(bare), {"error": said})
+    assert line.startswith(f"{name}: ")
+    assert said in line
+
+
+def test_holds_of_others_at_another_version_are_refused_and_our_own_are_not(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05", held=True)
+    stack = stack_of(there, version="580.178.04")
+    names = [package["name"] for package in there["packages"]]
+    assert names_of(refused(there, stack, {})) == ["held-packages"]
+    assert refused(there, stack, {}, switch=True) == []
+    assert refused(there, stack, {}, {"own_holds": names}) == []
+    assert refused(there, stack_of(there), {}) == []
+
+
+def test_a_transaction_that_would_take_others_away_is_refused(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05")
+    stack = stack_of(there, version="595")
+    (line,) = refused(there, stack, {"remove": ["libcuda1", "nvidia-kernel-open-dkms", "a-users-tool"]})
+    assert line.startswith("would-remove: apt would take away a-users-tool ")
+
+
+def test_two_versions_are_named_one_by_one(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05")
+    there["packages"][2] = package("nvidia-fabricmanager", "580.178.04")
+    plan = planned(there, stack_of(there))
+    assert plan["wrong_versions"] == ["nvidia-fabricmanager 580.178.04"]
+    assert "nvidia-fabricmanager" in plan["missing"]
+
+
+def test_a_mixture_of_versions_without_a_wish_is_not_decided(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05")
+    there["packages"][1] = package("nvidia-kernel-open-dkms", "580.178.04")
+    there["packages"].append(package("nvidia-kernel-dkms", "580.95.05"))
+    (line,) = resolver.node_plan(there, WISHES, today=DAY)["problems"]
+    assert line.startswith("mixed-versions: ")
+    assert resolver.node_plan(there, {**WISHES, "version": "580.178.04"}, today=DAY)["problems"] == []
+
+
+def test_a_conflict_is_told_in_the_roles_words(bare: dict[str, Any]) -> None:
+    (line,) = resolver.node_plan(bare, {**WISHES, "source": "debian"}, today=DAY)["problems"]
+    assert line.startswith("no-stack: gpu H100 SXM5 80GB + source debian cannot hold together: ")
+    assert "nearest that can: nvidia_driver_source: nvidia" in line
+    assert "--" not in line
+
+
+def test_the_loaded_module_decides_what_is_said_of_a_reboot(bare: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.178.04")
+    there["loaded_driver"] = {"version": "580.95.05", "flavour": "open"}
+    plan = planned(there, stack_of(there))
+    assert plan["reboot_reasons"] == ["module 580.95.05 is loaded, 580.178.04 is installed"]
+    assert not plan["loadable"]
+
+
+def test_removal_takes_the_closure_of_whichever_source(bare: dict[str, Any], debian: dict[str, Any]) -> None:
+    there = with_driver(bare, "580.95.05")
+    gone = driver.driver_removal(there, {**apt_of(there), "installed": {"nvidia-driver-pinning-580": "1", "bash": "5"}})
+    assert gone["packages"] == sorted([*(row["name"] for row in there["packages"]), "nvidia-driver-pinning-580"])
+    assert "nvidia-kernel-dkms" in driver.driver_removal(debian, apt_of(debian))["packages"]
+
+
+def test_text_for_a_switch_is_refused(bare: dict[str, Any]) -> None:
+    with pytest.raises(AnsibleFilterError, match="not text"):
+        asked(bare, stack_of(bare), persistence="false")

@@ -1,0 +1,80 @@
+"""The filters of the role nvidia_fabric: driver release, PCI ids for conditions, addresses of an NVLink domain."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from plugin_loader import load
+
+fabric = load("nvidia_fabric")
+node = load("node")
+
+BUNDLE = Path(__file__).parents[3] / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
+
+
+def function(device: str, kind: str) -> dict[str, Any]:
+    """A PCI function of NVIDIA."""
+    slot = f"0000:{int(device, 16) % 200:02x}:00.0"
+    ids = {"vendor_id": "10de", "device_id": device, "subsystem_id": None, "class_id": kind}
+    return {"slot": slot, "driver": None, **ids}
+
+
+@pytest.fixture
+def facts() -> dict[str, Any]:
+    """A Debian 12 node with Debian's driver 535."""
+    document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    return document
+
+
+def test_the_installed_driver_is_its_release(facts: dict[str, Any]) -> None:
+    version = fabric.installed_driver(facts)
+    assert version.startswith("535.")
+    assert "-" not in version
+
+
+def test_no_driver_is_no_release(facts: dict[str, Any]) -> None:
+    assert fabric.installed_driver({**facts, "packages": []}) == ""
+
+
+def test_switches_and_gpus_are_told_apart(facts: dict[str, Any]) -> None:
+    bus = [
+        function("2330", "030200"),
+        function("2330", "030200"),
+        function("22a3", "068000"),
+        function("10f0", "040300"),
+    ]
+    ids = fabric.pci_ids({**facts, "pci": bus})
+    assert ids["switches"] == ["0x10de:0x22a3"]
+    assert ids["gpus"] == ["0x10de:0x2330"]
+    assert set(ids["known_switches"]) >= {"0x10de:0x1af1", "0x10de:0x22a3"}
+
+
+def test_a_board_whose_switches_do_not_show_has_none(facts: dict[str, Any]) -> None:
+    ids = fabric.pci_ids({**facts, "pci": [function("2901", "030200")]})
+    assert (ids["switches"], ids["gpus"]) == ([], ["0x10de:0x2901"])
+
+
+def test_addresses_of_a_domain_keep_the_hosts_order() -> None:
+    hosts = {
+        "b": {"ansible_host": "10.0.0.2"},
+        "a": {"ansible_host": "login.example", "nvidia_fabric_imex_address": "10.0.0.1"},
+        "c": {"ansible_host": "2001:db8::0:3"},
+        "10.0.0.4": {},
+    }
+    assert fabric.imex_addresses(["b", "a", "c", "10.0.0.4", "b"], hosts) == [
+        "10.0.0.2",
+        "10.0.0.1",
+        "2001:db8::3",
+        "10.0.0.4",
+    ]
+
+
+def test_a_name_in_place_of_an_address_is_refused_with_its_host() -> None:
+    with pytest.raises(AnsibleFilterError, match="gpu7: gpu7.example is no IP address.*nvidia_fabric_imex_address"):
+        fabric.imex_addresses(["gpu7"], {"gpu7": {"ansible_host": "gpu7.example"}})
+
+
+def test_what_is_no_node_is_refused() -> None:
+    with pytest.raises(AnsibleFilterError, match="not a NodeFacts document"):
+        fabric.pci_ids({"pci": "none"})

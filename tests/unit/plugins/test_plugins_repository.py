@@ -1,0 +1,139 @@
+"""NVIDIA's repository as it is put on a node: address, key, order of preference, and what it replaces."""
+
+import base64
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugin_loader import load
+from test_plugins_driver import APT, BUNDLE
+
+repository = load("repository")
+node = load("node")
+
+ROOT = Path(__file__).parents[3]
+PATHS = {"sources": "/s.sources", "preferences": "/p.pref", "proxy": "/a.conf", "key": "/k.asc"}
+KEY = ROOT / "tests" / "fixtures" / "none"
+# A public-key packet with an empty body: enough of a key for what only looks at packets.
+PACKET = b"\xc6\x03\x04\x00\x01"
+
+
+def offer(
+    apt: dict[str, Any] | None = None, source: str = "nvidia", system: str = "12", **settings: Any
+) -> dict[str, Any]:
+    facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    facts["os"] = {**facts["os"], "version_id": system}
+    given = {"state": "auto", "url": "", "key": "", "proxy": "", "paths": PATHS, **settings}
+    found: dict[str, Any] = repository.repository_offer(facts, {**APT, "sources": [], **(apt or {})}, source, given)
+    return found
+
+
+def entry(file: str, *uris: str) -> dict[str, Any]:
+    return {"file": file, "uris": list(uris), "suites": ["/"], "components": [], "types": ["deb"], "options": {}}
+
+
+def test_nvidias_own_comes_with_its_key_by_sum() -> None:
+    found = offer()
+    assert found["url"] == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    assert found["fetch"]["url"] == f"{found['url']}cuda-keyring_1.1-1_all.deb"
+    assert len(found["fetch"]["sha256"]) == 64
+    assert "Signed-By: /k.asc" in found["files"]["/s.sources"]
+    assert found["problems"] == []
+
+
+def test_the_distributions_packages_come_first() -> None:
+    text = offer()["files"]["/p.pref"]
+    assert "Pin: release o=NVIDIA, l=NVIDIA CUDA\nPin-Priority: 100\n" in text
+    assert "mft" not in text
+    doca = entry(
+        "/etc/apt/sources.list.d/doca.list", "https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/"
+    )
+    assert "Package: mft mft-* kernel-mft*" in offer({"sources": [doca]})["files"]["/p.pref"]
+
+
+def test_a_mirror_with_its_own_key(tmp_path: Path) -> None:
+    file = tmp_path / "site.gpg"
+    file.write_bytes(PACKET)
+    found = offer(url="http://mirror.test/cuda/", key=str(file), proxy="http://proxy.test:3128")
+    assert found["url"] == "http://mirror.test/cuda/debian12/x86_64/"
+    assert found["fetch"] is None
+    text = found["key_files"]["/k.asc"]
+    assert base64.b64decode(text.split("\n\n")[1].split("\n=")[0]) == PACKET
+    assert 'Acquire::http::Proxy::mirror.test "http://proxy.test:3128";' in found["files"]["/a.conf"]
+
+
+def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "site.asc"
+    file.write_text(repository.armoured(PACKET))
+    assert offer(key=str(file))["key_files"]["/k.asc"] == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"key": "/nowhere/key.asc"}, "nvidia_repository_key: /nowhere/key.asc: No such file"),
+        ({"key": __file__}, "is no OpenPGP key"),
+        ({"url": "mirror.test/cuda"}, "is no address"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, str], words: str) -> None:
+    (line,) = offer(**settings)["problems"]
+    assert words in line
+
+
+def test_another_source_takes_it_away_unless_it_is_wished() -> None:
+    found = offer(source="debian")
+    assert not found["wanted"]
+    assert set(found["files"].values()) == {""}
+    assert offer(source="debian", state="present")["wanted"]
+    assert not offer(state="absent")["wanted"]
+
+
+def test_old_lists_go_and_shared_ones_are_named() -> None:
+    cuda = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+    old = entry("/etc/apt/sources.list.d/cuda-debian12-x86_64.list", cuda)
+    shared = entry("/etc/apt/sources.list", "http://deb.example/debian", cuda)
+    found = offer({"sources": [old, shared], "installed": {"cuda-keyring": "1.1-1"}})
+    assert found["old_lists"] == ["/etc/apt/sources.list.d/cuda-debian12-x86_64.list"]
+    assert found["files"]["/etc/apt/sources.list.d/cuda-debian12-x86_64.list"] == ""
+    assert found["old_packages"] == ["cuda-keyring"]
+    assert [line.partition(":")[0] for line in found["problems"]] == ["repository-twice"]
+
+
+def test_the_checksum_of_the_armour_is_that_of_the_standard() -> None:
+    # Of "123456789", the usual test value of CRC-24/OPENPGP.
+    assert repository._crc24(b"123456789") == 0x21CF02
+
+
+def test_old_keys_leave_the_common_keyring_and_others_stay(tmp_path: Path) -> None:
+    script = (ROOT / "roles" / "nvidia_repository" / "files" / "old_keys.py").read_text(encoding="utf-8")
+    spaces: dict[str, Any] = {"__name__": "old_keys"}
+    exec(compile(script, "old_keys.py", "exec"), spaces)  # noqa: S102
+    other = b"\x99\x00\x04\x04\x00\x00\x02" + b"\xb4\x02me"
+    assert spaces["without_ours"](other) == other
+    spaces["KEYS"] = (_fingerprint(other[3:7])[-8:],)
+    mine = b"\x99\x00\x04\x04\x00\x00\x03" + b"\xb4\x03you"
+    assert spaces["without_ours"](other + mine) == mine
+
+
+def _fingerprint(body: bytes) -> str:
+    import hashlib  # noqa: PLC0415
+
+    return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
+
+
+def test_the_scripts_run_with_what_a_node_has() -> None:
+    for name in ("nvidia_repository/files/old_keys.py", "nvidia_repository/files/repository_key.py"):
+        compile((ROOT / "roles" / name).read_text(encoding="utf-8"), name, "exec")
+    said = subprocess.run(
+        [sys.executable, str(ROOT / "roles/nvidia_repository/files/repository_key.py")],
+        input='{"path": "/nowhere", "record": "/nowhere", "url": "http://127.0.0.1:1/key.deb", "sha256": null}',
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout
+    assert "127.0.0.1:1/key.deb" in said
+    assert '"error"' in said
