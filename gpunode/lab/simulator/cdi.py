@@ -12,7 +12,7 @@ from typing import Any
 
 from . import state
 from .layout import numbers
-from .node import LIBRARY_FOLDERS, Node, library_release, package_release
+from .node import LIBRARY_FOLDERS, Node, loaded, package_release
 
 KIND = "nvidia.com/gpu"
 PROGRAMS = (
@@ -90,8 +90,8 @@ def mounts(release: str) -> list[str]:
 
 def usable() -> tuple[Node, str]:
     """The node and its driver's release. Raises CdiError where there is no GPU to hand out."""
-    node = Node()
-    release = library_release()
+    node = loaded()
+    release = node.library
     if release is None:
         raise CdiError("failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND")
     if node.release is None:

@@ -23,16 +23,14 @@ ASKED = "NVIDIA_VISIBLE_DEVICES"
 def main(argv: list[str]) -> int:
     """Replace this process by the low-level runtime; the exit code only where there is none."""
     if "create" in argv:
-        bundle = Path(_bundle(argv))
+        bundle = Path(_value(argv, "--bundle", "-b") or Path.cwd())
         try:
             file = bundle / "config.json"
             config = json.loads(file.read_text(encoding="utf-8"))
             if with_gpus(config):
                 state.write_text(file, json.dumps(config))
         except (cdi.CdiError, ctk_config.ConfigError, OSError, ValueError) as err:
-            sys.stderr.write(
-                f"nvidia-container-runtime: could not apply required modification to OCI specification: {err}\n"
-            )
+            _fail(argv, f"could not apply required modification to OCI specification: {err}")
             return 1
     runtime = next((found for name in _runtimes() if (found := shutil.which(name))), None)
     if runtime is None:
@@ -53,13 +51,22 @@ def _runtimes() -> list[str]:
     return [name for name in listed or RUNTIMES if not str(name).endswith("nvidia-container-runtime")]
 
 
-def _bundle(argv: list[str]) -> str:
+def _value(argv: list[str], *options: str) -> str | None:
     for place, word in enumerate(argv):
-        if word in ("--bundle", "-b") and place + 1 < len(argv):
+        if word in options and place + 1 < len(argv):
             return argv[place + 1]
-        if word.startswith("--bundle="):
+        if word.startswith("--") and word.partition("=")[0] in options:
             return word.partition("=")[2]
-    return str(Path.cwd())
+    return None
+
+
+def _fail(argv: list[str], why: str) -> None:
+    """Say why on stderr, and in the log of which the container engine shows the last line."""
+    sys.stderr.write(f"nvidia-container-runtime: {why}\n")
+    log = _value(argv, "--log")
+    if log:
+        with Path(log).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"level": "error", "msg": why}) + "\n")
 
 
 def environment(config: dict[str, Any]) -> dict[str, str]:

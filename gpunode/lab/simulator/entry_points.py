@@ -5,6 +5,7 @@ from __future__ import annotations
 TOOLS = {
     "boot": "boot",
     "dcgmi": "dcgmi",
+    "fault": "faults",
     "modprobe": "modprobe",
     "nv-fabricmanager": "fabric_manager",
     "nv-hostengine": "host_engine",

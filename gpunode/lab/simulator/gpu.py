@@ -21,11 +21,14 @@ class Gpu:
     def __init__(self, node: Node, entry: dict[str, Any]) -> None:
         self.node = node
         self.entry = entry
-        self.index: int = int(entry["index"])
-        self.minor: int = int(entry.get("minor_number", self.index))
+        self.number: int = int(entry["index"])
+        """Its place in the hardware description: the state's and the faults' name for it."""
+        self.index: int = self.number
+        """Its place among the GPUs that the tool sees, as tools print it."""
+        self.minor: int = int(entry.get("minor_number", self.number))
         self._model = MODELS.get(str(entry.get("pci_device_id", "")).lower(), {})
-        self.now: dict[str, Any] = (node.running.get("gpus") or {}).get(str(self.index), {})
-        self.kept: dict[str, Any] = (node.kept.get("gpus") or {}).get(str(self.index), {})
+        self.now: dict[str, Any] = (node.running.get("gpus") or {}).get(str(self.number), {})
+        self.kept: dict[str, Any] = (node.kept.get("gpus") or {}).get(str(self.number), {})
 
     def get(self, key: str, default: Any = None) -> Any:
         """From the hardware description, else from what is known of the model."""
@@ -36,7 +39,7 @@ class Gpu:
         """The fault's entry where this GPU has it; a fault without a component is every GPU's."""
         for entry in self.node.faults:
             component = entry.get("component") or "node"
-            if entry.get("fault") == name and component.partition("/")[0] in (f"gpu{self.index}", "node"):
+            if entry.get("fault") == name and component.partition("/")[0] in (f"gpu{self.number}", "node"):
                 return entry
         return None
 
@@ -130,7 +133,7 @@ class Gpu:
     @property
     def processes(self) -> list[dict[str, Any]]:
         """Its processes: pid, name, memory_mib."""
-        return [entry for entry in self.node.processes() if entry.get("gpu") == self.index]
+        return [entry for entry in self.node.processes() if entry.get("gpu") == self.number]
 
     @property
     def busy(self) -> bool:
@@ -151,7 +154,7 @@ class Gpu:
             if entry.get("fault") != "nvlink-down":
                 continue
             gpu, _, which = str(entry.get("component") or "").partition("/")
-            if gpu == f"gpu{self.index}" and which in ("", f"link{link}", str(link)):
+            if gpu == f"gpu{self.number}" and which in ("", f"link{link}", str(link)):
                 return bool(which) or entry.get("link") in (None, link)
         return False
 

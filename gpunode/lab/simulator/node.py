@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from typing import Any
 
 from . import state
@@ -18,6 +19,7 @@ CUDA_OF_BRANCH = {
     595: "13.2", 610: "13.3",
 }  # fmt: skip
 DEVICE_OWNER = "etc/gpunode/lab-node"
+MODPROBE_S = 60
 
 
 class Node:
@@ -37,13 +39,20 @@ class Node:
         self.library = library_release()
         gpus = [Gpu(self, entry) for entry in self.hardware.get("gpus", [])]
         self.gpus = [gpu for gpu in gpus if self._is_visible(gpu)]
+        for index, gpu in enumerate(self.gpus):
+            gpu.index = index
+
+    @property
+    def in_container(self) -> bool:
+        """The tool runs in a container of the node's."""
+        return not (state.ROOT / DEVICE_OWNER).exists()
 
     def _is_visible(self, gpu: Gpu) -> bool:
         """On the node itself those that the driver took are; in a container those whose device file was put into it."""
         taken = self.running.get("gpus")
-        if taken and str(gpu.index) not in taken:
+        if taken and str(gpu.number) not in taken:
             return False
-        if (state.ROOT / DEVICE_OWNER).exists():
+        if not self.in_container:
             return True
         return (state.ROOT / f"dev/nvidia{gpu.minor}").exists()
 
@@ -72,9 +81,29 @@ class Node:
         return any(entry.get("fault") == fault for entry in self.faults)
 
     def processes(self) -> list[dict[str, Any]]:
-        """Processes at the GPUs that are still there."""
+        """Processes at the GPUs that are still there; a container is not told of others' processes."""
+        if self.in_container:
+            return []
         listed: list[dict[str, Any]] = self.running.get("processes") or []
         return [entry for entry in listed if (state.ROOT / f"proc/{entry.get('pid')}").exists()]
+
+
+def loaded() -> Node:
+    """The node as it is once somebody has asked the driver's library: root's first call loads the module."""
+    node = Node()
+    modprobe = state.path("/usr/sbin/modprobe")
+    if node.library is None or node.release is not None or os.geteuid() != 0 or not modprobe.exists():
+        return node
+    subprocess.run(
+        [str(modprobe), "nvidia"],
+        check=False,
+        timeout=MODPROBE_S,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    return Node()
 
 
 def library_release() -> str | None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
+from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml
 from .gpu import Gpu
 from .layout import numbers
-from .node import Node, package_release
+from .node import Node, loaded, package_release
 
 SUCCESS, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 2, 3, 4, 6
 NO_DRIVER, NO_LIBRARY, MISMATCH, LOST = 9, 12, 18, 15
 HANG_S = 3600
-MODPROBE_S = 60
 
 NO_DRIVER_TEXT = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
@@ -86,10 +83,7 @@ def _run(argv: list[str]) -> int:
 
 def ready() -> Node:
     """The node, once module and library agree and a GPU is there. Raises SmiError as nvidia-smi fails."""
-    node = Node()
-    if node.library is not None and node.release is None and os.geteuid() == 0:
-        _load()
-        node = Node()
+    node = loaded()
     if node.library is None:
         raise SmiError(NO_LIBRARY, NO_LIBRARY_TEXT)
     if node.release is None:
@@ -103,17 +97,6 @@ def ready() -> Node:
     if not node.gpus:
         raise SmiError(NOT_FOUND, "No devices were found\n")
     return node
-
-
-def _load() -> None:
-    """As root, nvidia-smi loads the module on first use."""
-    modprobe = state.ROOT / "usr/sbin/modprobe"
-    if modprobe.exists():
-        subprocess.run(
-            [str(modprobe), "nvidia"],
-            check=False, timeout=MODPROBE_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
 
 
 LONG = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import state
@@ -49,11 +50,21 @@ def run(gpus: list[Gpu], options: dict[str, str]) -> tuple[int, str] | None:
 def _apply(gpu: Gpu, setting: Callable[..., str], value: str) -> str:
     if gpu.lost:
         raise RefusedError(15, f"Unable to determine the device handle for GPU {gpu.sysfs_id}: GPU is lost\n")
-    with state.change() as (kept, running):
-        key = str(gpu.index)
+    with _changed(gpu) as (kept, running):
+        key = str(gpu.number)
         mine = kept.setdefault("gpus", {}).setdefault(key, {})
         now = running.setdefault("gpus", {}).setdefault(key, {})
         return setting(gpu, value, mine, now)
+
+
+@contextlib.contextmanager
+def _changed(gpu: Gpu) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The state, to be changed; a container has it read-only, and its root is not the node's."""
+    try:
+        with state.change() as both:
+            yield both
+    except OSError:
+        raise RefusedError(NO_PERMISSION, f"Unable to change GPU {gpu.bus_id}: Insufficient Permissions\n") from None
 
 
 def _switch(value: str, option: str) -> bool:

@@ -34,7 +34,7 @@ Legend:
 
 def matrix(node: Node) -> str:
     """``topo -m``: GPUs, NICs, and the CPUs near each GPU."""
-    links: dict[str, dict[str, str]] = node.hardware.get("topology") or {}
+    links = renumbered(node)
     nics = [str(nic.get("name")) for nic in node.hardware.get("nics") or []]
     labels = [f"GPU{gpu.index}" for gpu in node.gpus] + [f"NIC{number}" for number in range(len(nics))]
     head = "\t\x1b[4m" + "\t".join([*labels, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\x1b[0m"
@@ -56,6 +56,21 @@ def matrix(node: Node) -> str:
     return text + "\n"
 
 
+def renumbered(node: Node) -> dict[str, dict[str, str]]:
+    """The description's topology under the names that the tool prints."""
+    topology: dict[str, dict[str, str]] = node.hardware.get("topology") or {}
+    names = {f"GPU{gpu.number}": f"GPU{gpu.index}" for gpu in node.gpus}
+    return {
+        names.get(one, one): {names.get(other, other): how for other, how in row.items() if _is_seen(other, names)}
+        for one, row in topology.items()
+        if _is_seen(one, names)
+    }
+
+
+def _is_seen(label: str, names: dict[str, str]) -> bool:
+    return label in names or not label.startswith("GPU")
+
+
 def link(links: dict[str, dict[str, str]], one: str, other: str) -> str:
     """How two elements are linked; the description may tell it from one side only."""
     return (links.get(one) or {}).get(other) or (links.get(other) or {}).get(one) or "SYS"
@@ -75,7 +90,7 @@ def affinity(node: Node, gpu: Gpu) -> str:
 
 def peers(node: Node, kind: str) -> str:
     """``topo -p2p KIND``: whether one GPU may read, write … another's memory."""
-    links = node.hardware.get("topology") or {}
+    links = renumbered(node)
     labels = [f"GPU{gpu.index}" for gpu in node.gpus]
     lines = [" \t" + "\t".join(labels)]
     for gpu in node.gpus:

@@ -60,8 +60,8 @@ def _identity(gpu: Gpu) -> dict[str, str]:
         "board_id": board_id(gpu),
         "board_part_number": str(gpu.get("board_part_number", "N/A")),
         "gpu_part_number": str(gpu.get("gpu_part_number", "N/A")),
-        "gpu_module_id": str(gpu.get("module_id", gpu.index + 1)),
-        "platformInfo/module_id": str(gpu.get("module_id", gpu.index + 1)),
+        "gpu_module_id": str(gpu.get("module_id", gpu.number + 1)),
+        "platformInfo/module_id": str(gpu.get("module_id", gpu.number + 1)),
         "inforom_version/img_version": str(gpu.get("inforom_version", "N/A")),
         "inforom_version/oem_object": str(inforom.get("oem", "N/A")),
         "inforom_version/ecc_object": str(inforom.get("ecc", "N/A")),
@@ -344,7 +344,7 @@ def temperature_c(gpu: Gpu) -> int:
     """The chip's temperature: idle, busy, or hot by the fault."""
     if gpu.fault("throttle"):
         return int((gpu.get("temperatures_c") or {}).get("slowdown", int(gpu.get("tlimit_base_c", 87)) + 2))
-    return 59 if gpu.busy else 31 + gpu.index % 4
+    return 59 if gpu.busy else 31 + gpu.number % 4
 
 
 def _temperatures(gpu: Gpu) -> dict[str, str]:
