@@ -17,6 +17,7 @@ VERBS = {
     "validate": "Judge nodes: this machine, hosts of an inventory, or saved bundles",
     "collect": "Write bundles and judge nothing",
     "checks": "List the checks: what each needs, means, and how to mend what it finds",
+    "env": "The tuned environment and docker run arguments of a node, each value with its reason",
     "parse": "Turn one raw tool output into JSON",
     "catalog": "The facts: GPUs, drivers, packages and their sources",
     "lab": "Simulated GPU nodes in containers, to try and to test without a GPU",

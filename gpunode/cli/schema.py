@@ -18,10 +18,12 @@ from gpunode.facts.models.workload import Record
 from gpunode.probe.bundle import Bundle
 from gpunode.report import Report
 from gpunode.stack import Plan, Stack
+from gpunode.tuning import Tunings
 
 MODELS: dict[str, type[BaseModel]] = {
     "bundle": Bundle,
     "checks": CheckList,
+    "env": Tunings,
     "plan": Plan,
     "record": Record,
     "report": Report,

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from packaging.version import Version
+
+from gpunode.catalog import load
 from gpunode.facts import NodeFacts
 from gpunode.tuning.model import LeftAlone, Setting
 
@@ -13,10 +16,9 @@ SHM_PER_GPU_GIB = 8
 STACK_BYTES = 64 * 2**20
 STACK_MIN_BYTES = 8 * 2**20
 """NCCL: never unlimited, at least 8192 KiB."""
+ENGINES = "catalog (libraries.yml, container_engines)"
 NCCL_GUIDE = "catalog (sources.yml, ncclgdr)"
 KIND = "nvidia.com/gpu"
-CDI_BY_DEFAULT = 28
-CDI_BY_WISH = 25
 GPUS_OPTION = (19, 3)
 
 
@@ -37,7 +39,7 @@ def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
             name=name,
             value="all",
             reason=f"Docker {_shown(version)} {_why_no_cdi(version)}: the toolkit's hook hands GPUs in",
-            source="catalog (sources.yml, nct)",
+            source=ENGINES,
         )
     else:
         yield Setting(
@@ -57,15 +59,20 @@ def engine_version(node: NodeFacts) -> tuple[int, ...] | None:
 
 def cdi_is_on(node: NodeFacts, version: tuple[int, ...]) -> bool:
     """The engine understands ``--device nvidia.com/gpu=all``."""
-    if version[0] >= CDI_BY_DEFAULT:
+    if version >= _from("cdi_default"):
         return True
     settings = (node.containers.docker if node.containers else None) or {}
     features = settings.get("features")
-    return version[0] >= CDI_BY_WISH and isinstance(features, dict) and features.get("cdi") is True
+    return version >= _from("cdi") and isinstance(features, dict) and features.get("cdi") is True
 
 
 def _why_no_cdi(version: tuple[int, ...]) -> str:
-    return "has CDI switched off" if version[0] >= CDI_BY_WISH else "knows no CDI"
+    return "has CDI switched off" if version >= _from("cdi") else "knows no CDI"
+
+
+def _from(what: str) -> tuple[int, ...]:
+    """The first Docker that does it."""
+    return Version(getattr(load().container_engines["docker"], what)).release
 
 
 def _by_cdi(node: NodeFacts, version: tuple[int, ...]) -> Setting | LeftAlone:
@@ -79,7 +86,7 @@ def _by_cdi(node: NodeFacts, version: tuple[int, ...]) -> Setting | LeftAlone:
         name="--device",
         value=f"{KIND}=all",
         reason=f"Docker {_shown(version)} hands GPUs in by CDI: they stay after systemctl daemon-reload",
-        source="catalog (sources.yml, nct)",
+        source=ENGINES,
     )
 
 

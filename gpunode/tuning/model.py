@@ -33,9 +33,8 @@ class LeftAlone(Part):
 
 
 class Tuning(Part):
-    """The document ``gpunode.env/1``."""
+    """The settings of one node for one workload."""
 
-    schema_name: Literal["gpunode.env/1"] = Field(SCHEMA, alias="schema")
     host: str
     simulated: bool
     workload: str
@@ -44,3 +43,10 @@ class Tuning(Part):
     docker: tuple[Setting, ...]
     """Arguments of ``docker run`` without the environment; one with an empty value stands alone."""
     left_alone: tuple[LeftAlone, ...]
+
+
+class Tunings(Part):
+    """The document ``gpunode.env/1``."""
+
+    schema_name: Literal["gpunode.env/1"] = Field(SCHEMA, alias="schema")
+    nodes: tuple[Tuning, ...]

@@ -1,11 +1,14 @@
 """How the GPUs of several nodes reach each other, as far as the node's own network cards tell."""
 
+import re
 from collections.abc import Iterator, Sequence
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import IbDevice, IbPort, Nic
 from gpunode.tuning.model import LeftAlone, Setting
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""A name that a list of NCCL, a shell and Docker take as one word."""
 NCCL = "catalog (sources.yml, nccl_env)"
 
 
@@ -34,7 +37,7 @@ def active_ports(node: NodeFacts) -> list[tuple[IbDevice, IbPort]]:
         (device, port)
         for device in sorted(node.infiniband or (), key=lambda device: _natural(device.name))
         for port in device.ports
-        if port.state == "ACTIVE"
+        if port.state == "ACTIVE" and _PLAIN.fullmatch(device.name)
     ]
 
 
@@ -70,7 +73,7 @@ def _interface(node: NodeFacts) -> Setting | LeftAlone:
     if node.nics is None:
         return LeftAlone(name=name, reason=f"network interfaces were not seen: {node.gap('nics')}")
     over_rdma = {interface for _, port in active_ports(node) for interface in port.interfaces}
-    up = [nic for nic in node.nics if nic.state == "up" and nic.name not in over_rdma]
+    up = [nic for nic in node.nics if nic.state == "up" and nic.name not in over_rdma and _PLAIN.fullmatch(nic.name)]
     if not up:
         return LeftAlone(name=name, reason="no interface of the host is up beside those of RDMA")
     chosen = _fastest(up)

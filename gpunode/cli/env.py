@@ -1,0 +1,100 @@
+"""``gpunode env``: the tuned environment and the arguments of ``docker run`` for a node."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+import click
+from rich.text import Text
+
+from gpunode.cli import selection as selection_
+from gpunode.cli.replay import read_bundles
+from gpunode.cli.selection import Selection
+from gpunode.errors import Exit, UsageError
+from gpunode.facts import facts_from_bundle
+from gpunode.probe.bundle import Bundle
+from gpunode.report.console import PlainConsole, printable
+from gpunode.tuning import WORKLOADS, Tuning, Tunings, Workload, docker_args, env_file, shell, tune
+
+OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
+    "docker-args": lambda tuning: " ".join(docker_args(tuning)) + "\n",
+    "env-file": env_file,
+    "shell": shell,
+}
+"""Formats that a program reads as it stands: settings of two nodes would be mixed in them."""
+
+
+@click.command("env")
+@selection_.options
+@click.option("--replay", is_flag=True, help="The arguments are saved bundles: no node is asked.")
+@click.option(
+    "--workload", type=click.Choice(WORKLOADS), default="pytorch", show_default=True, help="What the settings are for."
+)
+@click.option("--multi-node", is_flag=True, help="The workload runs over several nodes.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", *OF_ONE_NODE, "json"]),
+    default="text",
+    show_default=True,
+    help="docker-args, env-file and shell are for one node.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show sources, and what is left alone and why.")
+def command(  # noqa: PLR0913
+    *, selection: Selection, replay: bool, workload: Workload, multi_node: bool, form: str, verbose: bool
+) -> int:
+    """Print the settings for a workload on a node: HOST, those of an inventory (-i), a bundle (--replay), or this one.
+
+    Each value is found from the node's facts and says why it is what it is; nothing is changed on the node.
+    Exit codes: 0 printed, 2 wrong usage, 3 a node could not be reached.
+
+    \b
+    Examples:
+      gpunode env root@gpu-01 --workload pytorch
+      docker run $(gpunode env --format docker-args) IMAGE python3 train.py
+    """
+    if replay and (selection.inventories or selection.limit is not None or selection.ask_become_pass):
+        raise UsageError("--replay asks no node: -i, --limit and -K cannot be combined with it")
+    missed = list[str]()
+    found = [
+        tune(facts_from_bundle(bundle), workload, multi_node=multi_node)
+        for bundle in (read_bundles(selection.hosts) if replay else _collected(selection, missed))
+    ]
+    for line in missed:
+        click.echo(line, err=True)
+    if form in OF_ONE_NODE and len(found) + len(missed) > 1:
+        raise UsageError(f"--format {form} is for one node, and these are {len(found) + len(missed)}")
+    if form == "json":
+        click.echo(Tunings(nodes=tuple(found)).model_dump_json(by_alias=True, indent=1))
+    for tuning in found:
+        if form in OF_ONE_NODE:
+            click.echo(OF_ONE_NODE[form](tuning), nl=False)
+        elif form == "text":
+            _show(tuning, verbose=verbose)
+    return Exit.UNDETERMINED if missed or not found else Exit.GOOD
+
+
+def _collected(selection: Selection, missed: list[str]) -> Iterator[Bundle]:
+    """The bundles of the nodes that answered; a line for each that did not."""
+    for answer in selection.collect(save=None):
+        if answer.bundle is None:
+            missed.append(f"{answer.host}: {answer.reason}")
+        else:
+            yield answer.bundle.model_copy(update={"host": answer.host})
+
+
+def _show(tuning: Tuning, *, verbose: bool) -> None:
+    console = PlainConsole(sys.stdout)
+    over = " over several nodes" if tuning.multi_node else ""
+    console.show(
+        Text(f"{printable(tuning.host)}: {tuning.workload}{over}{' (simulated)' if tuning.simulated else ''}", "bold")
+    )
+    for title, settings, sign in (("environment", tuning.environment, "="), ("docker run", tuning.docker, " ")):
+        console.show(Text(title, "bold"), 2)
+        for setting in settings:
+            console.show(Text(f"{setting.name}{sign if setting.value else ''}{setting.value}"), 4)
+            source = f" [{setting.source}]" if verbose else ""
+            console.show(Text(f"{setting.reason}{source}", "dim"), 8)
+    if verbose:
+        console.show(Text("left alone", "bold"), 2)
+        for one in tuning.left_alone:
+            console.show(Text(f"{one.name}: {printable(one.reason)}", "dim"), 4)

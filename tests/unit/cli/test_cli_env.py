@@ -1,0 +1,118 @@
+"""``gpunode env``: what each format prints, and that programs can read it."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpunode.cli import run
+from gpunode.cli.schema import from_file
+from gpunode.facts import facts_from_bundle
+from gpunode.probe.bundle import Bundle
+from gpunode.tuning import docker_args, env_file, shell, tune
+
+RECORDED = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-provisioned.json"
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {**json.loads(RECORDED.read_text(encoding="utf-8")), **changes}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> str:
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(document()))
+    return str(path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert run(["env", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_json_is_one_document_of_its_schema(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = json.loads(printed(capsys, "--replay", bundle, "--format", "json"))
+    jsonschema.validate(answer, json.loads(from_file("env")), cls=jsonschema.Draft202012Validator)
+    (node,) = answer["nodes"]
+    assert node["simulated"] is True
+    assert {one["name"] for one in node["environment"]} >= {"NCCL_DEBUG", "CUDA_DEVICE_ORDER"}
+    assert all(one["reason"] for one in node["left_alone"])
+
+
+def test_text_tells_each_reason(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--replay", bundle)
+    assert "NCCL_DEBUG=WARN\n        a failure says why" in text
+    assert "left alone" not in text
+    assert "NCCL_IB_DISABLE: for debugging" in printed(capsys, "--replay", bundle, "-v")
+
+
+def test_docker_arguments_are_one_line_of_plain_words(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = printed(capsys, "--replay", bundle, "--format", "docker-args")
+    assert line.count("\n") == 1
+    assert shlex.split(line) == line.split()
+    assert "--env NCCL_DEBUG=WARN" in line
+    assert "--ulimit memlock=-1" in line
+
+
+def test_a_shell_takes_the_environment(bundle: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "env.sh"
+    script.write_text(printed(capsys, "--replay", bundle, "--format", "shell", "--workload", "tensorflow"))
+    answer = subprocess.run(
+        ["sh", "-c", f". {script}; echo $TF_GPU_THREAD_MODE"], capture_output=True, text=True, timeout=10, check=True
+    )
+    assert answer.stdout == "gpu_private\n"
+
+
+def test_an_env_file_has_comments_and_values_alone(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--replay", bundle, "--format", "env-file")
+    for line in text.splitlines():
+        name, _, value = line.partition("=")
+        assert line.startswith("#") or (name.isupper() and value and '"' not in value)
+    assert "#   --shm-size" in text
+
+
+def test_what_a_host_calls_itself_becomes_no_line_of_a_script() -> None:
+    evil = Bundle.model_validate(document(host="x\nreboot\n"))
+    tuning = tune(facts_from_bundle(evil), "pytorch")
+    for text in (shell(tuning), env_file(tuning)):
+        assert "\nreboot" not in text
+    assert "reboot" not in " ".join(docker_args(tuning))
+
+
+@pytest.mark.parametrize("form", ["docker-args", "shell", "env-file"])
+def test_settings_of_two_nodes_are_not_mixed(
+    form: str, bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(document(host="other")))
+    assert run(["env", "--replay", bundle, str(other), "--format", form]) == 2
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert "is for one node, and these are 2" in answer.err
+    assert printed(capsys, "--replay", bundle, str(other)).count("pytorch (simulated)") == 2
+
+
+def test_a_node_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["env", "nobody@127.0.0.1:1", "--timeout", "10"]) == 3
+    answer = capsys.readouterr()
+    assert answer.out == ""
+    assert answer.err.startswith("nobody@127.0.0.1:1: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--replay"], "--replay needs a bundle"),
+        (["--replay", "/nowhere.json"], "no such file"),
+        (["--replay", "-i", "x", "y"], "--replay asks no node"),
+        (["--workload", "mining"], "mining"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["env", *arguments]) == 2
+    assert said in capsys.readouterr().err
