@@ -20,6 +20,9 @@ _GRACE_S = 2.0
 """What a node's own thread gets beyond the limit to say itself what was wrong."""
 
 
+_LOOK_S = 1.0
+
+
 @dataclass(frozen=True)
 class Collected:
     """What came from one node: exactly one of ``bundle`` and ``reason`` is set.
@@ -107,7 +110,8 @@ def collect(
                 threading.Thread(target=_collect_one, args=(work, common), daemon=True).start()
             next_end = min(work.ends for work in running.values()) + _GRACE_S
             try:
-                done, collected = common.results.get(timeout=max(0.0, next_end - time.monotonic()))
+                # Not longer: an end may have come nearer since, with what follows a probe.
+                done, collected = common.results.get(timeout=min(_LOOK_S, max(0.0, next_end - time.monotonic())))
             except queue.Empty:
                 yield from _give_up(running, common)
                 continue

@@ -60,13 +60,12 @@ class Stream:
         return self._session.exit_status
 
     def close(self) -> None:
-        """End the program and give the descriptors back."""
+        """End the program; ``sock`` then reads its end, and is its owner's to close."""
         with suppress(OSError):
             self._theirs.shutdown(socket.SHUT_RDWR)
         self._session.close()
         self._over.wait(2.0)
         self._theirs.close()
-        self.sock.close()
 
 
 class Node:

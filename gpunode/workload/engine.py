@@ -82,6 +82,7 @@ class _Adapter(requests.adapters.HTTPAdapter):
         """End all that goes on with the engine."""
         for stream in self._connections.opened:
             stream.close()
+        self._connections.close()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,182 @@
+"""The engine found and judged, images and leftovers, over a real HTTP connection to an engine of the test's own."""
+
+import time
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+
+import pytest
+from fake_engine import FakeEngine, FakeWay
+
+from gpunode.workload.container import LABEL, LIMIT_LABEL, Devices, sweep
+from gpunode.workload.engine import found
+from gpunode.workload.image import provide
+from gpunode.workload.way import LaunchFailure
+
+SHA = "sha256:" + "7" * 64
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def server(engine: FakeEngine) -> Iterator[ThreadingHTTPServer]:
+    server = engine.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def ends() -> float:
+    return time.monotonic() + 20
+
+
+def failure(way: FakeWay) -> LaunchFailure:
+    with pytest.raises(LaunchFailure) as caught, found(way, ends()):
+        pass
+    assert len(str(caught.value).splitlines()) == 1
+    return caught.value
+
+
+def test_an_engine_that_answers(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+    engine.info |= {"CDISpecDirs": ["/etc/cdi"], "Runtimes": {"runc": {}}}
+    with found(FakeWay(server), ends()) as one:
+        assert (one.version, one.api_version, one.knows_cdi) == ("28.5.1", "1.51", True)
+
+
+def test_an_old_engine_is_refused_by_name(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+    engine.version = {"Version": "18.06.3-ce", "ApiVersion": "1.38"}
+    refused = failure(FakeWay(server))
+    assert refused.kind == "engine-too-old"
+    assert "Docker Engine 18.06.3-ce (API 1.38) is too old" in str(refused)
+
+
+@pytest.mark.parametrize("version", [{"hello": "world"}, {"Version": "1", "ApiVersion": "new"}, [], "text"])
+def test_something_else_on_the_socket(server: ThreadingHTTPServer, engine: FakeEngine, version: object) -> None:
+    engine.answers["GET /version"] = (200, version)
+    assert failure(FakeWay(server)).kind in ("no-engine", "broke-off")
+
+
+def test_sudo_where_the_socket_refuses_the_user(server: ThreadingHTTPServer) -> None:
+    denied = "permission denied while trying to connect to the Docker daemon socket"
+    way = FakeWay(server, as_root=(False, True), refuse=lambda root: None if root else denied)
+    with found(way, ends()) as one:
+        assert one.version == "28.5.1"
+    assert way.opened[0] is False
+    assert way.opened[-1] is True
+
+
+def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTPServer) -> None:
+    def refuse(root: bool) -> str | LaunchFailure:
+        if root:
+            return LaunchFailure("permission", "sudo asks for a password: give it with -K")
+        return "dial unix /var/run/docker.sock: connect: permission denied"
+
+    refused = failure(FakeWay(server, as_root=(False, True), refuse=refuse))
+    assert refused.kind == "permission"
+    assert "user alice may not use" in str(refused)
+    assert "no permission on its socket; sudo asks for a password" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///var/run/docker.sock.", "no-engine"),
+        ("dial unix /var/run/docker.sock: connect: connection refused", "no-engine"),
+        ("docker: 'system dial-stdio' is not a docker command.", "engine-too-old"),
+        ("", "broke-off"),
+    ],
+)
+def test_what_docker_complains_of_has_a_name(server: ThreadingHTTPServer, said: str, kind: str) -> None:
+    way = FakeWay(server, refuse=lambda _: said or "\x00")
+    assert failure(way).kind == kind
+
+
+def test_an_image_that_is_there_is_not_pulled(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+    engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA})
+    with found(FakeWay(server), ends()) as one:
+        image = provide(one, "site/image:1", None, lambda _: None)
+    assert (image.id, image.brought) == (SHA, False)
+    assert not [line for line in engine.asked if line.startswith("POST")]
+
+
+def test_a_pull_is_told_of_as_it_goes(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+    progress = [
+        {"status": "Downloading", "id": "a", "progressDetail": {"current": 2**20, "total": 3 * 2**20}},
+        {"status": "Downloading", "id": "b", "progressDetail": {"current": 2**20, "total": 2**20}},
+        {"status": "Pull complete", "id": "a", "progressDetail": {}},
+    ]
+    engine.answers["POST /images/create"] = (200, progress)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA})  # it is there from now on
+
+    with found(FakeWay(server), ends()) as one:
+        assert provide(one, "site/image:1", None, say).brought
+    assert said == [f"pulling image site/image:1{rest}" for rest in ("", ": 1 of 3 MiB", ": 2 of 4 MiB")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (
+            (500, {"message": 'Get "https://r/v2/": dial tcp: lookup r: no such host'}),
+            "image",
+            "registry cannot be reached",
+        ),
+        ((404, {"message": "manifest for site/image:1 not found"}), "image", "cannot be pulled (manifest for"),
+        (
+            (200, [{"error": "write x: no space left on device"}]),
+            "no-space",
+            "no space left on the node",
+        ),
+        ((200, [{"error": "unauthorized: authentication required"}]), "image", "unauthorized"),
+        ((200, [{"status": "done"}]), "image", "was pulled and is not there"),
+    ],
+)
+def test_an_image_that_does_not_come_is_named(
+    server: ThreadingHTTPServer, engine: FakeEngine, answer: tuple[int, object], kind: str, words: str
+) -> None:
+    engine.answers["POST /images/create"] = answer
+    with pytest.raises(LaunchFailure) as caught, found(FakeWay(server), ends()) as one:
+        provide(one, "site/image:1", None, lambda _: None)
+    assert caught.value.kind == kind
+    assert words in str(caught.value)
+    assert "site/image:1" in str(caught.value)
+
+
+def test_only_our_own_leftovers_past_their_limit_are_swept(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+    noon = 1795176000
+
+    def ours(name: str, state: str, age_s: int, limit_s: int) -> dict[str, object]:
+        labels = {LABEL: "payload", LIMIT_LABEL: str(limit_s)}
+        return {"Id": name, "State": state, "Created": noon - age_s, "Labels": labels}
+
+    containers = [
+        ours("running", "running", 800, 900),
+        ours("overdue", "running", 1000, 900),
+        ours("made-just-now", "created", 5, 900),
+        ours("never-started", "created", 100, 900),
+        ours("dead", "dead", 100, 900),
+    ]
+    engine.answers["GET /containers/json"] = (200, containers)
+    engine.answers |= {f"DELETE /containers/{one['Id']}": (204, "") for one in containers}
+    with found(FakeWay(server), ends()) as one:
+        assert list(sweep(one)) == ["overdue", "never-started", "dead"]
+    removed = [line for line in engine.asked if line.startswith("DELETE")]
+    assert removed == [f"DELETE /containers/{name}" for name in ("overdue", "never-started", "dead")]
+
+
+def test_gpus_are_asked_for_as_the_engine_has_them() -> None:
+    (cdi,) = Devices("cdi").requests
+    assert (cdi["Driver"], cdi["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=all"])
+    (some,) = Devices("cdi", (0, 3)).requests
+    assert some["DeviceIDs"] == ["nvidia.com/gpu=0", "nvidia.com/gpu=3"]
+    (every,) = Devices("runtime").requests
+    assert (every["Count"], every["Capabilities"]) == (-1, [["gpu", "compute", "utility"]])
+    (two,) = Devices("runtime", (1, 2)).requests
+    assert (two["DeviceIDs"], two["Count"]) == (["1", "2"], 0)
+    assert Devices("none").requests == []
