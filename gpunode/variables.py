@@ -39,6 +39,71 @@ def known_variables(root: Path) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def specifications(root: Path) -> dict[str, dict[str, Any]]:
+    """Each variable of the roles below ``root`` with its specification: ``type``, ``choices``."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):
+        document: Any = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        for entry in document.get("argument_specs", {}).values():
+            found.update(entry.get("options", {}))
+    return found
+
+
+def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
+    """What is wrong with a variable's value, in words; None where Ansible would take it, or where only it can tell.
+
+    A template and a vaulted value are not looked into. Ansible's own conversions hold: text for a switch, a number for
+    text, digits for a number.
+    """
+    if isinstance(value, str) and ("{{" in value or "{%" in value):
+        return None
+    if isinstance(value, Mapping) and set(value) & {"__ansible_vault", "__ansible_unsafe"}:
+        return None
+    kind = str(specification.get("type", "str"))
+    choices = specification.get("choices")
+    shown = "the value" if specification.get("no_log") else value
+    if choices is not None and str(value) not in {str(choice) for choice in choices}:
+        near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"{value} is none of {', '.join(str(choice) for choice in choices)}{hint}"
+    if _of_kind(value, kind):
+        return None
+    words = {
+        "bool": "true or false",
+        "int": "a whole number",
+        "float": "a number",
+        "list": "a list",
+        "dict": "a mapping",
+    }
+    return f"{shown} is not {words.get(kind, 'text')}"
+
+
+def _of_kind(value: Any, kind: str) -> bool:
+    text = str(value).strip().lower()
+    if kind == "bool":
+        return text in {"true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n", "1.0", "0.0"}
+    if kind == "int":
+        return not isinstance(value, bool) and re.fullmatch(r"[+-]?\d+", text) is not None
+    if kind == "float":
+        return not isinstance(value, bool) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", text) is not None
+    if kind == "list":
+        return isinstance(value, str | int | float) or (isinstance(value, Sequence) and not isinstance(value, bytes))
+    if kind == "dict":
+        return isinstance(value, Mapping) or (
+            isinstance(value, str) and ("=" in value or value.lstrip().startswith("{"))
+        )
+    return not isinstance(value, Mapping | list | tuple) or kind not in {"str", "path"}
+
+
+def refuse_wrong_values(values: Mapping[str, Any], root: Path, sources: Sequence[str], where: str) -> None:
+    """Raise UsageError for the first of some variables whose value its role would refuse, with file and line."""
+    known = specifications(root)
+    for name in sorted(values.keys() & known.keys()):
+        problem = wrong_value(values[name], known[name])
+        if problem is not None:
+            raise UsageError(f"{locate(name, sources) or where}: {name}: {problem}")
+
+
 def role_prefixes(root: Path) -> tuple[str, ...]:
     """How names of role variables begin: the roles' names below ``root``/roles, and ``gpunode_``."""
     roles = sorted(path.name for path in root.glob("roles/*") if path.is_dir())

@@ -3,6 +3,7 @@
 import difflib
 import json
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -18,7 +19,7 @@ import yaml
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
-from gpunode.variables import refuse_unknown
+from gpunode.variables import refuse_unknown, refuse_wrong_values
 
 INTERRUPT_WAIT_S = 20.0
 """How long Ansible may take to end by itself after Ctrl-C before its process group is killed."""
@@ -52,11 +53,15 @@ def command(**options: Any) -> int:
     # What costs nothing comes first: reading an inventory takes a second.
     _refuse_unknown_tags(root, [*options["tags"], *options["skip_tags"]])
     for extra in options["extra_vars"]:
-        refuse_unknown(_extra_names(extra), root, [extra] if extra.startswith("@") else [], "-e")
+        given, files = _extra_variables(extra), [extra] if extra.startswith("@") else []
+        refuse_unknown(given, root, files, "-e")
+        refuse_wrong_values(given, root, files, "-e")
     vault = [word for file in options["vault_files"] for word in ("--vault-password-file", file)]
     read = inventory.read(options["inventories"], options["limit"], vault)
     names = {name for variables in read.hosts.values() for name in variables}
     refuse_unknown(names, root, options["inventories"])
+    for host, variables in read.hosts.items():
+        refuse_wrong_values(variables, root, options["inventories"], f"the inventory, host {host}")
     argv = [ansible_program("ansible-playbook"), str(playbook), *_words(options), *vault]
     password = None
     if options["ask_become_pass"]:
@@ -177,8 +182,8 @@ def _tag_names(node: yaml.Node) -> Iterator[str]:
         yield from (name.strip() for name in str(scalar.value).split(",") if name.strip())
 
 
-def _extra_names(extra: str) -> list[str]:
-    """Names of the variables in one ``-e``: ``KEY=VALUE …``, JSON or YAML, or ``@FILE``."""
+def _extra_variables(extra: str) -> dict[str, Any]:
+    """The variables in one ``-e``: ``KEY=VALUE …``, JSON or YAML, or ``@FILE``; none of a vaulted file."""
     text, where = extra, f"-e {extra.partition('=')[0]}"
     if extra.startswith("@"):
         where = extra[1:]
@@ -187,18 +192,22 @@ def _extra_names(extra: str) -> list[str]:
         except (OSError, UnicodeDecodeError) as err:
             raise UsageError(f"-e {extra}: {getattr(err, 'strerror', None) or 'not a text file'}") from None
         if text.startswith("$ANSIBLE_VAULT"):
-            return []
+            return {}
     elif not extra.lstrip().startswith(("{", "[")):
         names = re.findall(r"(?:^|\s)([A-Za-z_]\w*)=", extra)
         if not names:
             raise UsageError("-e: write KEY=VALUE, a JSON object, or @FILE")
-        return names
+        try:
+            words = [word.partition("=") for word in shlex.split(extra)]
+        except ValueError:
+            raise UsageError(f"{where}: a quotation mark is missing") from None
+        return {**dict.fromkeys(names, "{{ not read }}"), **{name: value for name, equals, value in words if equals}}
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError):
         raise UsageError(f"{where}: neither JSON nor YAML") from None
     if document is None:
-        return []
+        return {}
     if not isinstance(document, dict):
         raise UsageError(f"{where}: variables must be a mapping of names to values")
-    return [str(name) for name in document]
+    return {str(name): value for name, value in document.items()}

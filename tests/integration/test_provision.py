@@ -37,7 +37,16 @@ TASKS = """
         msg: !unsafe "{{ x }}"
       tags: ["inner"]
 """
-SPECS = "argument_specs:\n  main:\n    options:\n      nvidia_driver_source: {type: str}\n"
+SPECS = """
+argument_specs:
+  main:
+    options:
+      nvidia_driver_source: {type: str, choices: [auto, nvidia, debian]}
+      nvidia_driver_persistence: {type: bool}
+      nvidia_driver_lock_wait_s: {type: int}
+      nvidia_driver_version: {type: str}
+      nvidia_driver_module_options: {type: dict}
+"""
 
 
 @pytest.fixture
@@ -108,6 +117,15 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
         (["-e", "{broken"], "neither JSON nor YAML"),
         (["-e", "[1, 2]"], "variables must be a mapping"),
         (["-e", "justaword"], "-e: write KEY=VALUE"),
+        (
+            ["-e", "nvidia_driver_source=debain"],
+            "-e: nvidia_driver_source: debain is none of auto, nvidia, debian; did you",
+        ),
+        (["-e", "nvidia_driver_persistence=perhaps"], "nvidia_driver_persistence: perhaps is not true or false"),
+        (["-e", '{"nvidia_driver_lock_wait_s": "soon"}'], "nvidia_driver_lock_wait_s: soon is not a whole number"),
+        (["-e", '{"nvidia_driver_version": [580]}'], "nvidia_driver_version: [580] is not text"),
+        (["-e", "nvidia_driver_module_options=x"], "nvidia_driver_module_options: x is not a mapping"),
+        (["-e", "nvidia_driver_version='580"], "-e nvidia_driver_version: a quotation mark is missing"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(folder: Path, capfd: Out, words: list[str], says: str) -> None:
@@ -127,6 +145,22 @@ def test_a_typo_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> Non
     (folder / "more.yml").write_text("nvidia_driver_sorce: debian\n")
     assert provision("-e", "@more.yml") == 2
     assert "more.yml:1: nvidia_driver_sorce is no variable" in capfd.readouterr().err
+
+
+def test_a_wrong_value_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> None:
+    (folder / "group_vars").mkdir()
+    (folder / "group_vars" / "all.yml").write_text("---\nnvidia_driver_source: debain\n")
+    assert provision() == 2
+    assert "group_vars/all.yml:2: nvidia_driver_source: debain is none of" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ["nvidia_driver_version=580", '{"nvidia_driver_version": 580}', "nvidia_driver_persistence=no",
+     'nvidia_driver_source="{{ anywhere }}"', '{"nvidia_driver_lock_wait_s": "60"}'],
+)  # fmt: skip
+def test_what_ansible_would_convert_passes(folder: Path, extra: str) -> None:
+    assert provision("--limit", "gpu1", "--tags", "fail", "-e", extra) == 0
 
 
 def test_without_an_inventory_it_is_wrong_usage(capfd: Out) -> None:
