@@ -147,7 +147,7 @@ def _listen(child: int, answer_from: int, noise_from: int, until: float) -> tupl
             os.set_blocking(number, False)
             pipes.register(number, selectors.EVENT_READ)
         while status is None and time.monotonic() < until:
-            _hear(pipes, heard, most, 0.1)
+            _hear(pipes, heard, most, 0.02)
             ended, raw = os.waitpid(child, os.WNOHANG)
             status = raw if ended else None
         while _hear(pipes, heard, most, 0.0) and time.monotonic() < until:
