@@ -127,6 +127,8 @@ class Repository(_Strict):
     """Of a repository with suites."""
     release: dict[str, str] = {}
     """Fields of its Release file."""
+    module: str = ""
+    """rpm only: the module whose streams hold the driver."""
     keyring: str = ""
     """The name of the repository in cuda-keyring's source list; empty: no cuda-keyring package here."""
 

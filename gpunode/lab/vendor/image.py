@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -31,7 +31,8 @@ _TOOLS = (
     "rpm",
 )
 _INSIDE = Path(__file__).parent / "inside"
-_PROGRAMS = ("build.py", "publish.py", "serve.py")
+_BUILDING = ("build.py", "pack.py", "rpms.py")
+_SERVING = ("publish.py", "serve.py")
 _FOLDER = "srv/gpunode"
 _BUILD_LIMIT_S = 900
 _LOCK_LIMIT_S = 1200
@@ -79,9 +80,18 @@ def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | Non
 
 def _inputs() -> Iterator[tuple[str, str]]:
     """What decides the packages: name in the image and content."""
-    for name in _PROGRAMS:
+    for name in _BUILDING:
         yield name, (_INSIDE / name).read_text(encoding="utf-8")
     yield "plan.json", json.dumps(plan(), sort_keys=True)
+
+
+def serving() -> bytes:
+    """What a container of the image gets before its first start: the programs that publish and serve."""
+    return _tar((name, (_INSIDE / name).read_text(encoding="utf-8")) for name in _SERVING)
+
+
+def _tar(files: Iterable[tuple[str, str]]) -> bytes:
+    return tar_of(Entry(f"{_FOLDER}/{name}", text, 0o644) for name, text in files)
 
 
 def _build(client: docker.DockerClient, tools: str, tag: str, inputs: list[tuple[str, str]], say: Say) -> str:
@@ -91,7 +101,7 @@ def _build(client: docker.DockerClient, tools: str, tag: str, inputs: list[tuple
     argv = ["timeout", "-k", "5", str(_BUILD_LIMIT_S), "python3", f"/{_FOLDER}/build.py", f"/{_FOLDER}/plan.json"]
     container = client.containers.create(tools, argv, network_mode="none", labels=labels)
     try:
-        container.put_archive("/", tar_of(Entry(f"{_FOLDER}/{name}", text, 0o644) for name, text in inputs))
+        container.put_archive("/", _tar(inputs))
         container.start()
         done = container.wait(timeout=_BUILD_LIMIT_S + 30)
         if done["StatusCode"] != 0:

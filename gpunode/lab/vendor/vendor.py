@@ -19,7 +19,7 @@ from gpunode.lab.engine import docker_errors
 from gpunode.lab.image import Say
 from gpunode.lab.node import LAB_LABEL
 from gpunode.lab.packages.rows import repositories
-from gpunode.lab.vendor.image import ensure_vendor_image
+from gpunode.lab.vendor.image import ensure_vendor_image, serving
 
 NAME = "vendor"
 VENDOR_LABEL = "gpunode.lab.vendor"
@@ -137,6 +137,7 @@ def start(client: docker.DockerClient, lab: str, network: str, say: Say, mirror:
                 restart_policy={"Name": "on-failure", "MaximumRetryCount": 2},
                 init=True,
             )
+            container.put_archive("/", serving())
     with docker_errors("starting the vendor repository"):
         container.start()
         container.reload()

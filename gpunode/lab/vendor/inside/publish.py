@@ -7,10 +7,13 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from build import ROOT, Tools, compressed, run  # type: ignore[import-not-found]
+import rpms  # type: ignore[import-not-found]
+from build import ROOT  # type: ignore[import-not-found]
+from pack import Tools, compressed, run  # type: ignore[import-not-found]
 
 KEYS = Path("/srv/keys")
 FAULTS = Path("/srv/faults")
@@ -18,14 +21,15 @@ _EXPIRED = "expired"
 _FABRIC_MANAGER = re.compile(r"^nvidia-fabric-?manager(-|$)")
 
 
-def main(plan_file: str) -> None:
-    """Sign and complete every repository of the plan."""
+def main(plan_file: str, kinds: set[str]) -> None:
+    """Sign and complete every repository of the plan that is of one of these kinds."""
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
     keys = Keys(KEYS)
     for repository in plan.values():
         keys.make(repository["key"])
     for repository in plan.values():
-        {"flat": _flat, "suites": _suites}[repository["kind"]](repository, keys)
+        if repository["kind"] in kinds:
+            {"flat": _flat, "suites": _suites, "rpm": _rpm}[repository["kind"]](repository, keys)
     shutil.copyfile(keys.public("container-toolkit"), ROOT / "libnvidia-container/gpgkey")
 
 
@@ -34,8 +38,8 @@ class Keys:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._home = folder / "gnupg"
-        self._home.mkdir(parents=True, mode=0o700, exist_ok=True)
+        self.home = folder / "gnupg"
+        self.home.mkdir(parents=True, mode=0o700, exist_ok=True)
 
     def make(self, name: str) -> None:
         """Make the key pair of that name where there is none."""
@@ -45,7 +49,7 @@ class Keys:
         self._gpg(["--quick-generate-key", f"gpunode lab: {name} (simulated) <{name}@vendor>", kind, "sign", "never"])
         past = ["--faked-system-time", "20240101T000000!", "--quick-generate-key"]
         self._gpg([*past, f"gpunode lab: {name} {_EXPIRED} <{name}-{_EXPIRED}@vendor>", kind, "sign", "30d"])
-        both = [f"<{name}@vendor>", f"<{name}-{_EXPIRED}@vendor>"]
+        both = [self.user(name), self.user(name, expired=True)]
         self.binary(name).write_bytes(self._gpg(["--export", *both]))
         self.public(name).write_bytes(self._gpg(["--armor", "--export", *both]))
 
@@ -59,19 +63,30 @@ class Keys:
 
     def id(self, name: str) -> str:
         """The last eight hex digits of the signing key's fingerprint."""
-        listed = self._gpg(["--with-colons", "--list-keys", f"<{name}@vendor>"]).decode()
+        listed = self._gpg(["--with-colons", "--list-keys", self.user(name)]).decode()
         return str(re.findall(r"^fpr:+([0-9A-F]+):", listed, re.MULTILINE)[0])[-8:]
 
     def sign(self, name: str, release: Path, to: Path, *, expired: bool = False) -> None:
         """Write InRelease and Release.gpg into ``to``."""
-        user = ["--local-user", f"<{name}-{_EXPIRED}@vendor>" if expired else f"<{name}@vendor>"]
+        self._sign(name, "--clearsign", release, to / "InRelease", expired)
+        self._sign(name, "--detach-sign", release, to / "Release.gpg", expired)
+
+    def detach(self, name: str, file: Path, to: Path, *, expired: bool = False) -> None:
+        """Write a file's detached signature to ``to``."""
+        self._sign(name, "--detach-sign", file, to, expired)
+
+    def user(self, name: str, *, expired: bool = False) -> str:
+        """What gpg knows the key by."""
+        return f"<{name}-{_EXPIRED}@vendor>" if expired else f"<{name}@vendor>"
+
+    def _sign(self, name: str, kind: str, file: Path, to: Path, expired: bool) -> None:
         past = ["--faked-system-time", "20240115T000000!"] if expired else []
-        for kind, file in (("--clearsign", "InRelease"), ("--detach-sign", "Release.gpg")):
-            (to / file).write_bytes(self._gpg([*past, *user, "--armor", kind, "--output", "-", str(release)]))
+        user = ["--local-user", self.user(name, expired=expired)]
+        to.write_bytes(self._gpg([*past, *user, "--armor", kind, "--output", "-", str(file)]))
 
     def _gpg(self, argv: list[str]) -> bytes:
         return bytes(
-            run(["gpg", "--homedir", str(self._home), "--batch", "--passphrase", "", "--yes", "--quiet", *argv])
+            run(["gpg", "--homedir", str(self.home), "--batch", "--passphrase", "", "--yes", "--quiet", *argv])
         )
 
 
@@ -94,6 +109,29 @@ def _suites(repository: dict[str, Any], keys: Keys) -> None:
         fields = {**repository["release"], **names, "Components": " ".join(repository["components"])}
         _signed_with_faults(repository, dists / suite, fields, keys)
     shutil.copyfile(keys.binary(repository["key"]), ROOT / repository["path"] / "ubuntu-archive-keyring.gpg")
+
+
+def _rpm(repository: dict[str, Any], keys: Keys) -> None:
+    where = ROOT / repository["path"]
+    key = repository["key"]
+    place = repository["path"]
+    rpms.sign(where, keys.home, keys.user(key))
+    rpms.index(repository, where, where, set())
+    keys.detach(key, where / "repodata/repomd.xml", where / "repodata/repomd.xml.asc")
+    expired = _made(FAULTS / "expired-key" / place / "repodata")
+    keys.detach(key, where / "repodata/repomd.xml", expired / "repomd.xml.asc", expired=True)
+    packages = {rpms.file_name(package): (package["name"], package["release"]) for package in repository["packages"]}
+    lagging = _made(FAULTS / "fabric-manager-lags" / place)
+    newest = _newest_fabric_managers(packages.values())
+    rpms.index(repository, where, lagging, {name for name, package in packages.items() if package in newest})
+    keys.detach(key, lagging / "repodata/repomd.xml", lagging / "repodata/repomd.xml.asc")
+    public = f"{keys.id(key)}.pub"
+    shutil.copyfile(keys.public(key), where / public)
+    url = f"http://vendor/{place}"
+    name = f"cuda-{place.split('/')[-2]}-x86_64" if repository["module"] else "nvidia-container-toolkit"
+    settings = {"name": name, "baseurl": url, "enabled": "1", "gpgcheck": "1", "gpgkey": f"{url}/{public}"}
+    text = f"[{name}]\n" + "".join(f"{option}={value}\n" for option, value in settings.items())
+    (where / f"{name.removesuffix('-x86_64')}.repo").write_text(text, encoding="utf-8")
 
 
 def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[str, str], keys: Keys) -> None:
@@ -129,22 +167,30 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _without_newest_fabric_manager(index: str) -> str:
-    """The index without each branch's newest fabric manager."""
-    stanzas = [stanza for stanza in index.split("\n\n") if stanza.strip()]
+def _newest_fabric_managers(packages: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Of (name, release): each branch's newest fabric manager, under all its names."""
+    found = {(name, release) for name, release in packages if _FABRIC_MANAGER.match(name)}
     newest: dict[str, tuple[int, ...]] = {}
-    found = []
-    for stanza in stanzas:
+    for _, release in found:
+        branch = release.partition(".")[0]
+        newest[branch] = max(_point(release), newest.get(branch, ()))
+    return {(name, release) for name, release in found if _point(release) == newest[release.partition(".")[0]]}
+
+
+def _point(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def _without_newest_fabric_manager(index: str) -> str:
+    """The index of an apt repository without each branch's newest fabric manager."""
+    stanzas = {}
+    for stanza in index.split("\n\n"):
         name = re.search(r"^Package: (.+)$", stanza, re.MULTILINE)
-        version = re.search(r"^Version: ([\d.]+)", stanza, re.MULTILINE)
-        point = None
-        if name and version and _FABRIC_MANAGER.match(name[1]):
-            point = tuple(int(part) for part in version[1].split("."))
-            branch = str(point[0])
-            newest[branch] = max(point, newest.get(branch, ()))
-        found.append((stanza, point))
-    kept = [stanza for stanza, point in found if point is None or point != newest[str(point[0])]]
-    return "\n\n".join(kept) + "\n\n"
+        version = re.search(r"^Version: (?:\d+:)?([\d.]+)", stanza, re.MULTILINE)
+        if name and version:
+            stanzas[stanza] = (name[1], version[1])
+    gone = _newest_fabric_managers(stanzas.values())
+    return "".join(f"{stanza}\n\n" for stanza, package in stanzas.items() if package not in gone)
 
 
 def _cuda_keyring(repository: dict[str, Any], keys: Keys, where: Path) -> str:
@@ -175,7 +221,3 @@ def _cuda_keyring(repository: dict[str, Any], keys: Keys, where: Path) -> str:
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:
         Tools(Path(folder)).deb(package, where)
     return "cuda-keyring_1.1-1_all.deb"
-
-
-if __name__ == "__main__":
-    main("/srv/gpunode/plan.json")

@@ -1,5 +1,6 @@
 """PID 1 of the vendor's container: publishes at the first start, then serves, and plays the faults that are on.
 
+The rpm packages are signed one by one, which takes a while: requests for them wait for it, all others do not.
 A fault is on while there is a file of its name in ``ON``; its content is the fault's argument.
 """
 
@@ -20,6 +21,10 @@ ON = Path("/srv/on")
 READY = Path("/srv/ready")
 PLAN = "/srv/gpunode/plan.json"
 _POLL_S = 0.05
+_SIGNING_LIMIT_S = 300
+_APT = {"flat", "suites"}
+_RPM = {"rpm"}
+_rpm_ready = threading.Event()
 
 
 def is_on(fault: str) -> bool:
@@ -45,6 +50,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def send_head(self):  # type: ignore[no-untyped-def]
         """Refuse what a fault takes away."""
         name = self.path.rpartition("/")[2]
+        if "/rhel9/" in self.path or "/rpm/" in self.path:
+            _rpm_ready.wait(_SIGNING_LIMIT_S)
         if is_on("unreachable"):
             self.close_connection = True
             return None
@@ -80,10 +87,24 @@ def serve() -> None:
             thread.join()
 
 
+def publish_once(kinds: set[str]) -> None:
+    """Publish the repositories of these kinds, unless an earlier start has."""
+    done = Path("/srv/published") / min(kinds)
+    if not done.exists():
+        publish.main(PLAN, kinds)
+        done.parent.mkdir(exist_ok=True)
+        done.touch()
+
+
+def publish_rpm() -> None:
+    """Sign the rpm repositories, and let the requests for them go on."""
+    publish_once(_RPM)
+    _rpm_ready.set()
+
+
 if __name__ == "__main__":
     READY.unlink(missing_ok=True)
     ON.mkdir(exist_ok=True)
-    if not Path("/srv/published").exists():
-        publish.main(PLAN)
-        Path("/srv/published").touch()
+    publish_once(_APT)
+    threading.Thread(target=publish_rpm, daemon=True).start()
     serve()
