@@ -62,6 +62,8 @@ class Place:
         """The lab's inventory with another user."""
         inventory = yaml.safe_load(self.lab.inventory_path.read_text())
         inventory["gpu_nodes"]["vars"]["ansible_user"] = user
+        if user in (PLAIN, MEMBER):
+            inventory["gpu_nodes"]["vars"]["ansible_become"] = False
         path = self.folder / f"{user}.yml"
         path.write_text(yaml.safe_dump(inventory))
         return path
@@ -205,8 +207,18 @@ def test_a_user_without_either_gets_one_clear_line(place: Place) -> None:
     place.refused(
         *("--image-file", str(place.image("python"))),
         user=PLAIN,
-        words=["user plain may not use the node's Docker engine", "sudo asks for a password", "-K", "group docker"],
+        words=["user plain may not use the node's Docker engine", "no permission on its socket", "-K", "group docker"],
     )
+
+
+def test_a_user_who_should_become_root_and_cannot_gets_one_clear_line(place: Place) -> None:
+    inventory = place.inventory(PLAIN)
+    inventory.write_text(inventory.read_text().replace("ansible_become: false", "ansible_become: true"))
+    argv = [sys.executable, "-m", "gpunode", "validate", "-i", str(inventory), "--format", "json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, start_new_session=True)
+    (finding,) = json.loads(done.stdout)["nodes"][0]["findings"]
+    assert (done.returncode, finding["check"], finding["status"]) == (3, "node.reachable", "error")
+    assert finding["message"] == "sudo asks for a password: give it with -K, or set ansible_become_password"
 
 
 # --- it ends whatever happens

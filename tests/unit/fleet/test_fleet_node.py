@@ -39,7 +39,12 @@ def read_all(sock: socket.socket) -> bytes:
 def test_bytes_go_both_ways_whole(node: Node) -> None:
     stream = stream_of(node, "cat")
     sent = bytes(range(256)) * 8192
-    threading.Thread(target=lambda: (stream.sock.sendall(sent), stream.sock.shutdown(socket.SHUT_WR))).start()
+
+    def send() -> None:
+        stream.sock.sendall(sent)
+        stream.sock.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=send).start()
     assert read_all(stream.sock) == sent
     assert stream.exit_status() == 0
 
