@@ -110,7 +110,8 @@ def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> V
     on_gpu=True,
     after=(*OF_THE_IMAGE, "container.shm"),
     means="Worker processes hand batches to the GPU over shared memory, pinned.",
-    remedy="'Bus error' is shared memory that is full: docker run --shm-size=8g. " + SEE_ERROR,
+    remedy="'No space left on device' and 'Bus error' are shared memory that is full: docker run --shm-size=8g. "
+    + SEE_ERROR,
 )
 def dataloader(values: DataloaderValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
     told = partial(Verdict, measured=values.samples_per_second, unit="samples/s")

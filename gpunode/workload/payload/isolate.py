@@ -18,6 +18,7 @@ from typing import Any
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_TAIL_BYTES = 8 * 1024
 MAX_TEXT = 500
+CUT = " ... "
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,8 +49,13 @@ class Outcome:
 
 
 def one_line(text: str) -> str:
-    """Text of another program as a message may quote it: no line ends, no control codes, an end."""
-    return "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))[:MAX_TEXT]
+    """Text of another program as a message may quote it: no line ends, no control codes, not long.
+
+    Of a long one the beginning and the end are kept: a traceback says what at the one, and why at the other.
+    """
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
+    half = MAX_TEXT // 2 - len(CUT)
+    return line if len(line) <= MAX_TEXT else line[:half] + CUT + line[-half:]
 
 
 def isolated(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...], limit_s: float) -> Outcome:

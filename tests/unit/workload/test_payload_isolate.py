@@ -39,6 +39,10 @@ def raise_something() -> dict[str, Any]:
     raise ZeroDivisionError("\x1b[31mred\nand long " + "x" * 10000)
 
 
+def fail_far_away() -> dict[str, Any]:
+    raise RuntimeError("Caught an error in a worker.\n" + "File x, line 1\n" * 100 + "No space left on device")
+
+
 def segfault() -> dict[str, Any]:
     ctypes.string_at(0)
     return {}
@@ -79,6 +83,8 @@ def system_exit() -> dict[str, Any]:
     [
         (find_trouble, "the tensor lies elsewhere"),
         (raise_something, "ZeroDivisionError: ?[31mred and long x"),
+        (fail_far_away, "RuntimeError: Caught an error in a worker."),
+        (fail_far_away, "No space left on device"),
         (segfault, "crashed with SIGSEGV: Fatal Python error: Segmentation fault"),
         (abort, "crashed with SIGABRT: Fatal Python error: Aborted"),
         (leave, "ended with exit status 7 and without a result: the library says goodbye"),
