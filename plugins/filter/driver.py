@@ -85,7 +85,8 @@ class Case:
         rows = [row.name for row in self.stack.packages if row.component in TOGETHER and not row.with_driver]
         kernel = [name for name in self.stack.module.kernel_packages if name not in rows]
         pins = self.stack.pin.packages if self.stack.pin and self.stack.pin.mechanism == "pinning-package" else ()
-        wanted = [*rows, *kernel, *pins, *(() if self.precompiled else self.headers)]
+        keys = ["mokutil"] if self.node.secure_boot and not self.precompiled else []
+        wanted = [*rows, *kernel, *pins, *keys, *(() if self.precompiled else self.headers)]
         return sorted({name for name in wanted if self.settings["persistence"] or name != DAEMON})
 
     @property
@@ -263,15 +264,16 @@ def _modules(case: Case) -> dict[str, Any]:
         "running": gpus and bool(loaded),
         "loadable": gpus and not loaded and not nouveau and running in built,
         "exchangeable": gpus and bool(loaded) and loaded != target and running in built and not _used(case.node),
-        "reboot_reasons": list(_reboot_reasons(gpus, nouveau, loaded, target)),
+        "reboot_reasons": list(_reboot_reasons(case, gpus and nouveau, loaded)),
     }
 
 
-def _reboot_reasons(gpus: bool, nouveau: bool, loaded: str, target: str | None) -> Iterator[str]:
-    if gpus and nouveau:
+def _reboot_reasons(case: Case, nouveau: bool, loaded: str) -> Iterator[str]:
+    if nouveau:
         yield "nouveau is loaded and keeps NVIDIA's module off the GPU"
-    if loaded and target and loaded != target:
-        yield f"module {loaded} is loaded, {target} is installed"
+    if loaded and case.target and loaded != case.target:
+        idle = "" if _used(case.node) else " (no process uses a GPU, so nvidia_driver_reload: true would exchange it)"
+        yield f"module {loaded} is loaded, {case.target} is installed{idle}"
 
 
 def _used(node: NodeFacts) -> bool:

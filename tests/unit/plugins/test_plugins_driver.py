@@ -290,7 +290,11 @@ def test_the_loaded_module_decides_what_is_said_of_a_reboot(bare: dict[str, Any]
     there = with_driver(bare, "580.178.04")
     there["loaded_driver"] = {"version": "580.95.05", "flavour": "open"}
     plan = planned(there, stack_of(there))
-    assert plan["reboot_reasons"] == ["module 580.95.05 is loaded, 580.178.04 is installed"]
+    (reason,) = plan["reboot_reasons"]
+    assert reason.startswith("module 580.95.05 is loaded, 580.178.04 is installed (no process uses a GPU, ")
+    there["gpu_processes"] = [{"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]
+    (reason,) = planned(there, stack_of(there))["reboot_reasons"]
+    assert reason == "module 580.95.05 is loaded, 580.178.04 is installed"
     assert not plan["loadable"]
 
 

@@ -1,0 +1,103 @@
+"""Playbooks run on a lab node as a user runs them, and what of it can be compared."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpunode.content import ansible_environment
+from gpunode.lab import Lab
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Hash and target of everything in /etc, all packages with their selections, all units with their states. Left out is
+# what comes and goes by itself: units that live as long as a login, and services that D-Bus starts for one question.
+SNAPSHOT = r"""
+cd /
+find etc -xdev -type f -print0 | sort -z | xargs -0 sha256sum
+find etc -xdev -type l -printf '%p -> %l\n' | sort
+echo ---
+dpkg-query -W -f '${Package}:${Architecture} ${Version} ${Status}\n' | sort
+echo ---
+{ systemctl list-unit-files --no-legend --no-pager
+  systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
+} | grep -v -E -e '^(session-|user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' | sort
+"""
+
+
+@dataclass
+class Run:
+    """One run of a playbook: its exit code, and what each task said that was not plainly ok."""
+
+    rc: int
+    output: str
+    changed: dict[str, list[str]] = field(default_factory=dict)
+    """Task to the items that changed; an empty text stands for the task itself."""
+
+    @property
+    def recap(self) -> dict[str, int]:
+        return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", self.output.rpartition("PLAY RECAP")[2])}
+
+    @property
+    def paths(self) -> set[str]:
+        """Files that changed tasks name: in their name or as an item."""
+        words = {word for task, items in self.changed.items() for word in [*task.split(), *items]}
+        return {word for word in words if word.startswith("/")}
+
+
+class Site:
+    """A lab node and the playbook run on it."""
+
+    def __init__(self, lab: Lab, *always: str) -> None:
+        self.lab = lab
+        self.node = lab.nodes()[0]
+        self.always = always
+
+    def play(self, *arguments: str, playbook: str = "site.yml") -> Run:
+        """Run a playbook as a user does."""
+        always = self.always if playbook == "site.yml" else ()
+        program = Path(sys.executable).with_name("ansible-playbook")
+        argv = [program, "-i", self.lab.inventory_path, ROOT / "playbooks" / playbook, *always, *arguments]
+        environment = {**ansible_environment(), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}
+        done = subprocess.run(
+            [str(part) for part in argv],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
+            start_new_session=True,
+        )
+        run = Run(done.returncode, done.stdout + done.stderr)
+        task = ""
+        for line in done.stdout.splitlines():
+            if found := re.match(r"TASK \[(?:[\w.]+ : )?(.*)\] \*", line):
+                task = found[1]
+            elif found := re.match(r"changed: \[[^\]]+\](?: => \(item=(.*)\))?", line):
+                run.changed.setdefault(task, []).append(found[1] or "")
+        return run
+
+    def sh(self, script: str) -> str:
+        """Run a shell script as root on the node; its output."""
+        done = self.node.run(["bash", "-euc", script], timeout_s=300)
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        return str(done.stdout)
+
+    def snapshot(self) -> list[str]:
+        return self.sh(SNAPSHOT).splitlines()
+
+    def packages(self) -> set[str]:
+        """Installed packages, and what is left of others."""
+        return set(self.sh("dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n'").splitlines())
+
+    def held(self) -> set[str]:
+        return set(self.sh("apt-mark showhold").split())
+
+
+def yaml_list(output: str, key: str) -> set[str]:
+    """The list under ``key`` in what a debug task printed."""
+    block = re.search(rf"(?m)^ +{key}:\n((?: +- \S+\n)+)", output)
+    return set(re.findall(r"- (\S+)", block[1])) if block else set()
