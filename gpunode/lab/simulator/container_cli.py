@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
             sys.stderr.write(f"nvidia-container-cli: unrecognized command '{command}'\n")
             return 1
     except cdi.CdiError as err:
-        sys.stderr.write(f"nvidia-container-cli: initialization error: nvml error: {_words(str(err))}\n")
+        sys.stderr.write(f"nvidia-container-cli: initialization error: nvml error: {words_of(str(err))}\n")
         return 1
     except (CliError, HookError, OSError, subprocess.SubprocessError) as err:
         sys.stderr.write(f"nvidia-container-cli: {err}\n")
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _words(reason: str) -> str:
+def words_of(reason: str) -> str:
     known = {
         "ERROR_DRIVER_NOT_LOADED": "driver not loaded",
         "ERROR_LIB_RM_VERSION_MISMATCH": "driver/library version mismatch",

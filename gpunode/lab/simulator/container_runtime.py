@@ -20,6 +20,10 @@ RUNTIMES = ("runc", "crun")
 ASKED = "NVIDIA_VISIBLE_DEVICES"
 
 
+class UnknownDeviceError(ValueError):
+    """A GPU is asked for that is not there."""
+
+
 def main(argv: list[str]) -> int:
     """Replace this process by the low-level runtime; the exit code only where there is none."""
     if "create" in argv:
@@ -90,7 +94,7 @@ def chosen(asked: str | None) -> list[Any] | None:
         name = word.strip().rpartition("=")[2]
         match = [gpu for gpu in node.gpus if name in (str(gpu.index), gpu.uuid) or name == "all"]
         if not match:
-            raise cdi.CdiError(f"unresolvable CDI devices runtime.nvidia.com/gpu={name}: unknown device")
+            raise UnknownDeviceError(f"unresolvable CDI devices runtime.nvidia.com/gpu={name}: unknown device")
         found += match
     return found
 
@@ -155,7 +159,12 @@ def hook(argv: list[str]) -> int:
             return 0
         root = Path(str(config["root"]["path"]))
         container_cli.configure(int(told["pid"]), root if root.is_absolute() else bundle / root, gpus)
-    except (cdi.CdiError, container_cli.CliError, ctk_config.ConfigError, OSError, ValueError, KeyError) as err:
-        sys.stderr.write(f"nvidia-container-cli: initialization error: {err}\n")
+    except cdi.CdiError as err:
+        sys.stderr.write(
+            f"nvidia-container-cli: initialization error: nvml error: {container_cli.words_of(str(err))}\n"
+        )
+        return 1
+    except (container_cli.CliError, OSError, ValueError, KeyError) as err:
+        sys.stderr.write(f"nvidia-container-cli: {err}\n")
         return 1
     return 0
