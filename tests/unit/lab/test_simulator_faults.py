@@ -1,0 +1,118 @@
+"""Faults of simulated GPUs, as nvidia-smi shows them; everything else stays as it was."""
+
+import time
+from typing import Any
+
+import pytest
+from simulated_node import SimulatedNode, node  # noqa: F401
+
+from gpunode.facts.parsers import smi_list, smi_nvlink, smi_table, smi_xml
+from gpunode.lab.simulator import smi
+
+
+def gpus(node: SimulatedNode) -> list[dict[str, Any]]:  # noqa: F811
+    found: list[dict[str, Any]] = smi_xml.parse(node.ask("-q", "-x"))["gpus"]
+    return found
+
+
+def differing(node: SimulatedNode, fault: str, component: str = "gpu3", **details: Any) -> set[str]:  # noqa: F811
+    """Fields of GPU 3 that the fault changes; no other GPU changes."""
+    node.lay("hgx-h100-8")
+    before = gpus(node)
+    node.fault(fault, component, **details)
+    after = gpus(node)
+    changed = [number for number in range(8) if before[number] != after[number]]
+    assert changed == [3]
+    return {name for name in before[3] if before[3][name] != after[3][name]}
+
+
+def test_a_lost_gpu_gives_no_value(node: SimulatedNode) -> None:  # noqa: F811
+    changed = differing(node, "gpu-lost")
+    assert {"temperature_c", "power_w", "memory_total_mib", "clocks_mhz", "ecc", "errors"} <= changed
+    assert not {"uuid", "name", "pci_bus_id", "serial"} & changed
+    lost = gpus(node)[3]
+    assert lost["errors"] == ["GPU is lost"]
+    table = smi_table.parse(node.ask())
+    assert [line for line in table["errors"] if "GPU 3" in line]
+    assert all("GPU 3 " in line for line in table["errors"])
+    listing = smi_list.parse(node.ask("-L"))
+    assert len(listing["gpus"]) == 7
+    assert "GPU is lost" in listing["messages"][0]
+    assert node.run("-i", "3", "-pm", "1")[0] == 15
+
+
+def test_uncorrectable_errors_count(node: SimulatedNode) -> None:  # noqa: F811
+    assert differing(node, "ecc-uncorrected", count=2) == {"ecc", "recovery_action"}
+    ecc = gpus(node)[3]["ecc"]
+    assert (ecc["volatile_uncorrected"], ecc["aggregate_uncorrected"]) == (2, 2)
+    assert node.cells("ecc.errors.uncorrected.volatile.total", 3) == ["2"]
+    assert smi_table.parse(node.ask())["gpus"][3]["ecc_uncorrected"] == 2
+
+
+def test_a_row_waits_to_be_remapped(node: SimulatedNode) -> None:  # noqa: F811
+    assert differing(node, "remap-pending") == {"remapped_rows", "recovery_action"}
+    assert gpus(node)[3]["remapped_rows"] == {"correctable": 0, "uncorrectable": 1, "pending": True, "failure": False}
+    assert node.cells("remapped_rows.pending,remapped_rows.uncorrectable", 3) == ["Yes", "1"]
+
+
+def test_old_gpus_retire_pages_instead(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("v100-2")
+    node.fault("remap-pending", "gpu0")
+    assert gpus(node)[0]["retired_pages"] == {"single_bit": 0, "double_bit": 1, "pending": True}
+
+
+@pytest.mark.parametrize(("component", "down"), [("gpu3/link5", [5]), ("gpu3", list(range(18)))])
+def test_links_are_inactive(node: SimulatedNode, component: str, down: list[int]) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    node.fault("nvlink-down", component)
+    found = smi_nvlink.parse(node.ask("nvlink", "--status"))["gpus"]
+    assert [link["link"] for link in found[3]["links"] if not link["active"]] == (down if len(down) < 18 else [])
+    assert found[3]["all_inactive"] is (len(down) == 18)
+    assert all(link["active"] for gpu in found if gpu["index"] != 3 for link in gpu["links"])
+
+
+def test_a_narrow_link(node: SimulatedNode) -> None:  # noqa: F811
+    assert differing(node, "pcie-narrow", width=4, gen=3) == {"pcie"}
+    pcie = gpus(node)[3]["pcie"]
+    assert (pcie["width_current"], pcie["width_max"], pcie["gen_current"], pcie["gen_max"]) == (4, 16, 3, 5)
+    assert node.cells("pcie.link.width.current,pcie.link.gen.current", 3) == ["4", "3"]
+
+
+@pytest.mark.parametrize("reason", ["hw_thermal_slowdown", "sw_power_cap", "hw_power_brake_slowdown"])
+def test_a_throttled_gpu_says_why(node: SimulatedNode, reason: str) -> None:  # noqa: F811
+    assert "throttle_reasons" in differing(node, "throttle", reason=reason)
+    assert reason in gpus(node)[3]["throttle_reasons"]
+    assert node.cells(f"clocks_event_reasons.{reason}", 3) == ["Active"]
+
+
+def test_a_fabric_that_is_not_complete(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    node.fault("fabric-not-completed")
+    assert {gpu["fabric"]["state"] for gpu in gpus(node)} == {"In Progress"}
+
+
+def test_a_busy_gpu_names_its_process(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    node.busy(3)
+    found = gpus(node)
+    assert [len(gpu["processes"]) for gpu in found] == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert found[3]["processes"][0]["memory_used_mib"] == 512
+    assert found[3]["memory_used_mib"] >= 512
+    assert smi_table.parse(node.ask())["processes"][0]["gpu"] == 3
+    apps = node.ask("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader").strip()
+    assert apps.startswith(node.hardware["gpus"][3]["uuid"])
+
+
+def test_a_process_that_is_gone_is_listed_no_more(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    node.running(processes=[{"gpu": 3, "pid": 2**22 + 1, "name": "python3", "memory_mib": 512}])
+    assert gpus(node)[3]["processes"] == []
+
+
+def test_a_hung_driver_keeps_nvidia_smi(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    node.lay("hgx-h100-8")
+    node.fault("smi-hangs")
+    node.run("-L")
+    assert slept == [smi.HANG_S]

@@ -1,0 +1,142 @@
+"""What the simulated nvidia-smi prints: read with gpunode's own parsers, it is what the hardware description says."""
+
+from typing import Any
+
+import pytest
+from simulated_node import SimulatedNode, node  # noqa: F401
+
+from gpunode.facts.links import parse_peer_access
+from gpunode.facts.parsers import smi_list, smi_nvlink, smi_q, smi_query, smi_table, smi_topo, smi_xml
+from gpunode.lab.hardware.describe import names
+
+DRIVERS = ("570.211.01", "580.95.05", "595.71.05")
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("hardware", names())
+def test_xml_and_text_say_what_the_hardware_is(node: SimulatedNode, hardware: str, driver: str) -> None:  # noqa: F811
+    node.lay(hardware, driver)
+    document = smi_xml.parse(node.ask("-q", "-x"))
+    text = smi_q.parse(node.ask("-q"))
+    assert document["driver_version"] == text["driver_version"] == driver
+    assert document["attached_gpus"] == len(document["gpus"]) == len(node.hardware["gpus"])
+    for said, in_text, real in zip(document["gpus"], text["gpus"], node.hardware["gpus"], strict=True):
+        assert said == in_text
+        assert said["errors"] == []
+        expected: dict[str, Any] = {
+            "name": real["name"],
+            "uuid": real["uuid"],
+            "serial": real["serial"],
+            "pci_bus_id": real["pci_bus_id"],
+            "pci_device_id": real["pci_device_id"],
+            "pci_subsystem_id": real["pci_subsystem_id"],
+            "vbios_version": real["vbios_version"],
+            "memory_total_mib": real["memory_total_mib"],
+            "power_limit_w": real["power_limit_w"],
+            "power_max_limit_w": real["power_max_w"],
+            "mig_mode": False if real["mig_capable"] else None,
+            "persistence_mode": False,
+        }
+        assert {name: said[name] for name in expected} == expected
+        assert said["ecc"]["enabled"] is True
+        assert said["pcie"]["width_current"] == real["pcie_width"]
+        assert said["max_clocks_mhz"]["sm"] == real["max_sm_clock_mhz"]
+        in_fabric = real["architecture"] in ("hopper", "blackwell")
+        assert said["fabric"]["state"] == ("Completed" if in_fabric else None)
+
+
+@pytest.mark.parametrize("hardware", names())
+def test_the_listings_say_what_the_hardware_is(node: SimulatedNode, hardware: str) -> None:  # noqa: F811
+    node.lay(hardware)
+    gpus = node.hardware["gpus"]
+    labels = [f"GPU{gpu['index']}" for gpu in gpus]
+    assert [gpu["uuid"] for gpu in smi_list.parse(node.ask("-L"))["gpus"]] == [gpu["uuid"] for gpu in gpus]
+    table = smi_table.parse(node.ask())
+    assert [gpu["pci_bus_id"] for gpu in table["gpus"]] == [gpu["pci_bus_id"] for gpu in gpus]
+    assert table["errors"] == []
+    assert table["processes"] == []
+    topology = smi_topo.parse(node.ask("topo", "-m"))
+    assert topology["gpus"] == labels
+    assert list(topology["nic_names"].values()) == [nic["name"] for nic in node.hardware["nics"]]
+    assert topology["links"] == node.hardware["topology"]
+    assert topology["numa_affinity"] == {f"GPU{gpu['index']}": str(gpu["numa_node"]) for gpu in gpus}
+    assert parse_peer_access(node.ask("topo", "-p2p", "r"))["gpus"] == labels
+    for listing in ("--status", "-e"):
+        links = smi_nvlink.parse(node.ask("nvlink", listing))["gpus"]
+        assert [len(gpu["links"]) for gpu in links] == [gpu["nvlinks"] for gpu in gpus]
+
+
+def test_a_query_has_units_and_header_as_asked(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    whole = node.ask("--query-gpu=index,memory.total,clocks.sm", "--format=csv").splitlines()
+    assert whole[:2] == ["index, memory.total [MiB], clocks.current.sm [MHz]", "0, 81559 MiB, 345 MHz"]
+    assert node.ask("--query-gpu=memory.total", "--format=csv,noheader,nounits").splitlines() == ["81559"] * 8
+    assert smi_query.parse("\n".join(whole))["rows"][7]["memory.total [MiB]"] == 81559
+    code, text = node.run("--query-gpu=memory.totally", "--format=csv")
+    assert (code, text) == (2, 'Field "memory.totally" is not a valid field to query.\n\n')
+    assert node.run("--query-gpu=name")[0] == 2
+
+
+def test_gpus_are_chosen_by_index_uuid_and_bus_id(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    gpu = node.hardware["gpus"][5]
+    for word in ("5", gpu["uuid"], gpu["pci_bus_id"], gpu["pci_bus_id"].upper().rjust(16, "0")):
+        assert node.ask("-i", word, "--query-gpu=uuid", "--format=csv,noheader").strip() == gpu["uuid"]
+    assert node.run("-i", "8")[0] == 6
+
+
+def test_sections_print_their_blocks_alone(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("l40s-4")
+    text = node.ask("-q", "-d", "ECC,TEMPERATURE")
+    assert "ECC Mode" in text
+    assert "GPU Current Temp" in text
+    assert "Product Name" not in text
+    assert node.run("-q", "-d", "WEATHER")[0] == 2
+
+
+class TestRefusals:
+    def test_library_and_module_of_two_releases(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        node.library("580.178.04")
+        code, text = node.run("-q", "-x")
+        assert code == 18
+        assert text == "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.178\n"
+        error = smi_xml.parse(text)["error"]
+        assert error["kind"] == "driver-library-mismatch"
+
+    def test_no_module(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        node.running(module=None)
+        code, text = node.run()
+        assert code == 9
+        assert smi_table.parse(text)["error"]["kind"] == "driver-not-loaded"
+
+    def test_no_library(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        for file in (node.root / "usr/lib").rglob("libnvidia-ml*"):
+            file.unlink()
+        assert node.run()[0] == 12
+
+    def test_no_gpu_that_the_driver_took(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        node.running(gpus={"9": {}})
+        code, text = node.run("-L")
+        assert (code, text) == (6, "No devices were found\n")
+
+    def test_a_word_that_is_none(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        for words in (["--frobnicate"], ["-pl"], ["topo", "-x"], ["nvlink"]):
+            assert node.run(*words)[0] == 2
+
+
+def test_a_container_sees_the_gpus_whose_device_files_it_has(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    (node.root / "etc/gpunode/lab-node").unlink()
+    (node.root / "dev").mkdir()
+    for minor in (2, 6):
+        (node.root / f"dev/nvidia{minor}").touch()
+    uuids = [node.hardware["gpus"][number]["uuid"] for number in (2, 6)]
+    assert [gpu["uuid"] for gpu in smi_list.parse(node.ask("-L"))["gpus"]] == uuids
+    assert node.cells("index,gpu_bus_id", 1)[0] == "1"
+    topology = smi_topo.parse(node.ask("topo", "-m"))
+    assert topology["links"]["GPU0"]["GPU1"] == "NV18"
