@@ -15,6 +15,9 @@ HELPERS = ("apt_transaction",)
 TASK_KEYWORDS = {
     "name",
     "when",
+    "no_log",
+    "environment",
+    "always",
     "register",
     "become",
     "block",
