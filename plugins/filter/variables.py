@@ -16,7 +16,10 @@ else:
     MISSING = None
 
 # Set by the roles themselves.
-FACTS = ("gpunode_node", "gpunode_apt", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required")
+FACTS = (
+    *("gpunode_node", "gpunode_apt", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required"),
+    "apt_transaction_changed",
+)
 
 
 def unknown_variables(names: Iterable[str], root: str, sources: Iterable[str] = ()) -> list[str]:

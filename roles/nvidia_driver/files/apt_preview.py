@@ -83,7 +83,7 @@ def output_of(argv, limit_s=ANSWER_LIMIT_S):
     if child.returncode != 0:
         said = (errors or output).decode("utf-8", "replace").split("\n")
         # Why a signature is not taken, apt says in a warning.
-        why = [line for line in said if line.startswith("W: ") and "GPG error" in line or "igning key" in line]
+        why = [line for line in said if (line.startswith("W: ") and "GPG error" in line) or "igning key" in line]
         named = why + [line for line in said if line.startswith("E: ")] or [line for line in said if line.strip()]
         raise AptError("; ".join(named[:3]) or f"{argv[0]} ended with {child.returncode}")
     return output.decode("utf-8", "replace")
