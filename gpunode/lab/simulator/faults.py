@@ -166,20 +166,26 @@ def at_boot() -> None:
     with state.change_faults() as faults:
         before = list(faults)
         faults[:] = [{**fault, "log": []} for fault in before if fault["fault"] in _PERSISTENT]
-    with state.change() as (kept, _):
-        for fault in before:
-            own = kept.setdefault("gpus", {}).setdefault((fault["component"] or "")[3:].partition("/")[0] or "0", {})
-            if fault["fault"] == "ecc-uncorrected":
-                errors = own.setdefault("ecc_errors", {})
-                errors["uncorrected"] = errors.get("uncorrected", 0) + fault["count"]
-            elif fault["fault"] == "remap-pending":
-                rows = own.setdefault("remapped", {})
-                rows["uncorrectable"] = rows.get("uncorrectable", 0) + 1
+    for fault in before:
+        if fault["fault"] in ("ecc-uncorrected", "remap-pending"):
+            _keep(fault)
     for fault in faults:
         if fault["fault"] == "gpu-lost":
             pci.remove(gpu_of(fault))
         elif fault["fault"] == "pcie-narrow":
             _narrow(fault)
+
+
+def _keep(fault: Fault) -> None:
+    """Book in the GPU's InfoROM what a memory fault leaves behind."""
+    with state.change() as (kept, _):
+        own = kept.setdefault("gpus", {}).setdefault(str(gpu_of(fault)["index"]), {})
+        if fault["fault"] == "ecc-uncorrected":
+            errors = own.setdefault("ecc_errors", {})
+            errors["uncorrected"] = errors.get("uncorrected", 0) + fault["count"]
+        else:
+            rows = own.setdefault("remapped", {})
+            rows["uncorrectable"] = rows.get("uncorrectable", 0) + 1
 
 
 def begin(name: str, component: str | None, details: dict[str, str]) -> Fault:

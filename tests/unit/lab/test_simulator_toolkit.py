@@ -1,0 +1,248 @@
+"""The simulated container toolkit: configurations are merged, specifications name what the node has, hooks stay in."""
+
+import ast
+import importlib
+import io
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
+
+import gpunode.lab.simulator as package
+from gpunode.lab.simulator import cdi, cdi_hook, container_cli, container_runtime, ctk, ctk_runtime, toml_text
+from gpunode.lab.simulator.entry_points import entry_points, script
+
+
+def ask(node: SimulatedNode, *words: str) -> str:  # noqa: F811
+    """Stdout of an nvidia-ctk that succeeds."""
+    node.capsys.readouterr()
+    assert ctk.main(list(words)) == 0
+    return node.capsys.readouterr().out
+
+
+class TestRuntimeConfiguration:
+    def test_docker_keeps_what_is_there(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.write("etc/docker/daemon.json", {"log-driver": "journald", "runtimes": {"own": {"path": "/own"}}})
+        ask(node, "runtime", "configure", "--runtime=docker", "--set-as-default", "--cdi.enabled")
+        assert json.loads((node.root / "etc/docker/daemon.json").read_text(encoding="utf-8")) == {
+            "default-runtime": "nvidia",
+            "features": {"cdi": True},
+            "log-driver": "journald",
+            "runtimes": {"own": {"path": "/own"}, "nvidia": {"args": [], "path": "nvidia-container-runtime"}},
+        }
+
+    def test_a_dry_run_writes_nothing(self, node: SimulatedNode) -> None:  # noqa: F811
+        shown = ask(node, "runtime", "configure", "--dry-run")
+        assert json.loads(shown)["runtimes"]["nvidia"]["path"] == "nvidia-container-runtime"
+        assert not (node.root / "etc/docker").exists()
+
+    def test_another_name_path_and_file(self, node: SimulatedNode) -> None:  # noqa: F811
+        words = ("--nvidia-runtime-name", "gpu", "--nvidia-runtime-path=/opt/r", "--config", "/other.json")
+        ask(node, "runtime", "configure", "--runtime", "docker", *words)
+        written = json.loads((node.root / "other.json").read_text(encoding="utf-8"))
+        assert written == {"runtimes": {"gpu": {"args": [], "path": "/opt/r"}}}
+
+    @pytest.mark.parametrize("text", ["{", "[]", '"text"'])
+    def test_a_daemon_json_that_is_none_is_left_alone(self, node: SimulatedNode, text: str) -> None:  # noqa: F811
+        file = node.root / "etc/docker/daemon.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(text, encoding="utf-8")
+        assert ctk.main(["runtime", "configure", "--runtime=docker"]) == 1
+        assert file.read_text(encoding="utf-8") == text
+
+    def test_containerd_before_drop_ins(self, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", "1.17.8")
+        file = node.root / "etc/containerd/config.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text('version = 2\n[grpc]\n  address = "/run/x"\n', encoding="utf-8")
+        ask(node, "runtime", "configure", "--runtime=containerd")
+        written = tomllib.loads(file.read_text(encoding="utf-8"))
+        assert written["grpc"]["address"] == "/run/x"
+        runtimes = written["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+        assert runtimes["nvidia"]["options"]["BinaryName"] == "/usr/bin/nvidia-container-runtime"
+        assert not (node.root / "etc/containerd/conf.d").exists()
+
+    def test_containerd_with_drop_ins(self, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", "1.18.1")
+        file = node.root / "etc/containerd/config.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text('version = 3\nimports = ["/etc/own.toml"]\n', encoding="utf-8")
+        ask(node, "runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
+        main = tomllib.loads(file.read_text(encoding="utf-8"))
+        assert main == {"version": 3, "imports": ["/etc/own.toml", "/etc/containerd/conf.d/*.toml"]}
+        own = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
+        plugin = own["plugins"]["io.containerd.cri.v1.runtime"]
+        assert (plugin["enable_cdi"], plugin["containerd"]["default_runtime_name"]) == (True, "nvidia")
+        before = file.read_bytes()
+        ask(node, "runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
+        assert file.read_bytes() == before
+
+    @pytest.mark.usefixtures("node")
+    def test_what_is_no_runtime(self) -> None:
+        assert ctk.main(["runtime", "configure", "--runtime=lxc"]) == 1
+        assert ctk.main(["runtime", "configure", "--frobnicate"]) == 1
+        assert ctk.main(["frobnicate"]) == 3
+        assert set(ctk_runtime.FILES) == {"docker", "containerd", "crio"}
+
+
+def test_toml_comes_back_as_it_was() -> None:
+    document = {"a": 1, "b": [1, "x"], "c": {"d-e": True, "f.g": {"h": 'quote " and \\'}}}
+    assert tomllib.loads(toml_text.dump(document)) == document
+
+
+def test_a_setting_of_the_toolkit_is_changed_in_place(node: SimulatedNode) -> None:  # noqa: F811
+    file = node.root / "etc/nvidia-container-runtime/config.toml"
+    ask(node, "config", "--set", "nvidia-container-cli.no-cgroups", "--in-place")
+    ask(node, "config", "--set", "nvidia-container-runtime.mode=cdi", "--in-place")
+    written = tomllib.loads(file.read_text(encoding="utf-8"))
+    assert written["nvidia-container-cli"]["no-cgroups"] is True
+    assert written["nvidia-container-runtime"]["mode"] == "cdi"
+
+
+class TestSpecification:
+    def test_it_names_gpus_and_files_of_the_node(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        spec = yaml.safe_load(ask(node, "cdi", "generate"))
+        uuids = [gpu["uuid"] for gpu in node.hardware["gpus"]]
+        assert [device["name"] for device in spec["devices"]] == [
+            *(name for index, uuid in enumerate(uuids) for name in (str(index), uuid)),
+            "all",
+        ]
+        nodes = spec["devices"][-1]["containerEdits"]["deviceNodes"]
+        assert [entry["path"] for entry in nodes] == [f"/dev/nvidia{minor}" for minor in range(4)]
+        mounted = {entry["hostPath"] for entry in spec["containerEdits"]["mounts"]}
+        libraries = f"/usr/lib/{os.uname().machine}-linux-gnu"
+        assert {f"{libraries}/libcuda.so.{DRIVER}", f"{libraries}/libnvidia-ml.so.{DRIVER}"} <= mounted
+        assert all((node.root / path.lstrip("/")).exists() for path in mounted)
+        assert spec == json.loads(ask(node, "cdi", "generate", "--format=json"))
+
+    @pytest.mark.parametrize(
+        ("version", "flags", "spec_version"),
+        [
+            ("1.17.8", (), "0.5.0"),
+            ("1.19.1", (), "0.7.0"),
+            ("1.19.1", ("--feature-flag", cdi.NO_GIDS), "0.5.0"),
+            ("1.20.0", (), "0.7.0"),
+        ],
+    )
+    def test_additional_groups_by_the_toolkits_version(
+        self,
+        node: SimulatedNode,  # noqa: F811
+        monkeypatch: pytest.MonkeyPatch,
+        version: str,
+        flags: tuple[str, ...],
+        spec_version: str,
+    ) -> None:
+        node.lay("l40s-4")
+        (node.root / "etc/group").write_text("root:x:0:\nvideo:x:44:\n", encoding="utf-8")
+        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", version)
+        spec = yaml.safe_load(ask(node, "cdi", "generate", *flags))
+        assert spec["cdiVersion"] == spec_version
+        found = {tuple(device["containerEdits"].get("additionalGids", ())) for device in spec["devices"]}
+        assert found == {(44,) if spec_version == "0.7.0" else ()}
+
+    def test_the_units_environment_counts(self, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        node.lay("t4-1")
+        (node.root / "etc/group").write_text("video:x:44:\n", encoding="utf-8")
+        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", "1.20.0")
+        monkeypatch.setenv("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", "/var/run/cdi/nvidia.yaml")
+        monkeypatch.setenv("NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", cdi.NO_GIDS)
+        assert ask(node, "cdi", "generate") == ""
+        written = yaml.safe_load((node.root / "var/run/cdi/nvidia.yaml").read_text(encoding="utf-8"))
+        assert written["cdiVersion"] == "0.5.0"
+        names = [f"nvidia.com/gpu={name}" for name in ("0", node.hardware["gpus"][0]["uuid"], "all")]
+        assert ask(node, "cdi", "list").splitlines() == sorted(names)
+
+    def test_a_mismatch_makes_none(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        node.library("580.178.04")
+        assert ctk.main(["cdi", "generate", "--output=/etc/cdi/nvidia.yaml"]) == 1
+        assert not (node.root / "etc/cdi").exists()
+
+
+class TestHook:
+    @pytest.fixture(name="rootfs")
+    def make_rootfs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        root = tmp_path / "bundle/rootfs"
+        root.mkdir(parents=True)
+        (tmp_path / "bundle/config.json").write_text(json.dumps({"root": {"path": "rootfs"}}), encoding="utf-8")
+        told = json.dumps({"bundle": str(tmp_path / "bundle"), "pid": 1})
+        monkeypatch.setattr("sys.stdin", io.StringIO(told))
+        return root
+
+    def test_links_are_made_in_the_container(self, rootfs: Path) -> None:
+        assert cdi_hook.main(["create-symlinks", "--link", "libcuda.so.1::/usr/lib/libcuda.so"]) == 0
+        assert (rootfs / "usr/lib/libcuda.so").readlink() == Path("libcuda.so.1")
+
+    def test_a_link_out_of_the_container_is_refused(self, rootfs: Path, tmp_path: Path) -> None:
+        (rootfs / "usr").symlink_to(tmp_path)
+        assert cdi_hook.main(["create-symlinks", "--link", "x::/usr/evil"]) == 1
+        assert not (tmp_path / "evil").is_symlink()
+
+    def test_no_state_is_a_failure(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO("nothing"))
+        assert cdi_hook.main(["create-symlinks", "--link", "x::/y"]) == 1
+
+
+class TestRuntime:
+    def config(self, asked: str | None) -> dict[str, Any]:
+        env = ["PATH=/bin", *([f"NVIDIA_VISIBLE_DEVICES={asked}"] if asked is not None else [])]
+        prestart = [{"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x", "prestart"]}]
+        return {"process": {"env": env}, "mounts": [], "hooks": {"prestart": prestart}, "root": {"path": "rootfs"}}
+
+    def test_a_container_that_asks_gets_driver_and_hooks(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        config = self.config("1")
+        assert container_runtime.with_gpus(config)
+        targets = [mount["destination"] for mount in config["mounts"]]
+        assert f"/usr/lib/{os.uname().machine}-linux-gnu/libcuda.so.{DRIVER}" in targets
+        assert config["hooks"]["prestart"] == []
+        assert [hook["args"][1] for hook in config["hooks"]["createContainer"]] == [
+            "create-symlinks",
+            "enable-cuda-compat",
+            "update-ldcache",
+            "disable-device-node-modification",
+        ]
+
+    @pytest.mark.parametrize("asked", [None, "", "void"])
+    def test_one_that_does_not_ask_is_left_alone(self, node: SimulatedNode, asked: str | None) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        config = self.config(asked)
+        before = json.dumps(config)
+        assert not container_runtime.with_gpus(config)
+        assert json.dumps(config) == before
+
+    def test_gpus_by_index_uuid_and_device_name(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("l40s-4")
+        uuid = node.hardware["gpus"][2]["uuid"]
+        for asked, expected in (("all", [0, 1, 2, 3]), ("0,3", [0, 3]), (uuid, [2]), ("none", [])):
+            assert [gpu.index for gpu in container_runtime.chosen(asked) or []] == expected
+        assert [gpu.index for gpu in container_runtime.chosen("runtime.nvidia.com/gpu=2") or []] == [2]
+        with pytest.raises(container_runtime.UnknownDeviceError, match="unknown device"):
+            container_runtime.chosen("7")
+
+    def test_nvidia_container_cli_tells(self, node: SimulatedNode) -> None:  # noqa: F811
+        node.lay("t4-1")
+        told = container_cli.info()
+        assert f"NVRM version:   {DRIVER}" in told
+        assert node.hardware["gpus"][0]["uuid"] in told
+        assert f"libcuda.so.{DRIVER}" in container_cli.listing(["--libraries"])
+
+
+def test_every_tool_has_its_function_and_a_script_that_compiles() -> None:
+    for tool, place in entry_points().items():
+        module, _, function = place.partition(":")
+        assert callable(getattr(importlib.import_module(f"gpunode.lab.simulator.{module}"), function or "main")), tool
+        compile(script(tool), tool, "exec")
+
+
+def test_the_simulator_is_python_of_a_nodes_age() -> None:
+    files = sorted(Path(package.__path__[0]).glob("*.py"))
+    assert len(files) > 20
+    for file in files:
+        ast.parse(file.read_text(encoding="utf-8"), str(file), feature_version=(3, 9))
