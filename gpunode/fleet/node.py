@@ -32,13 +32,16 @@ class Stream:
             threading.Thread(target=pump, args=(first,), daemon=True).start()
 
     def _out(self, first: bytes) -> None:
-        with suppress(OSError, EOFError, paramiko.SSHException):
+        try:
             self._theirs.sendall(first)
             while not self._session.ended:
                 out, err = self._session.read(5.0)
                 self._err += err
                 del self._err[:-_KEPT_STDERR]
                 self._theirs.sendall(out)
+        except (OSError, EOFError, paramiko.SSHException):
+            # Whoever stops reading wants no more of it: a program that goes on writing would wait for ever.
+            self._session.close()
         self._over.set()
         with suppress(OSError):
             self._theirs.shutdown(socket.SHUT_RDWR)

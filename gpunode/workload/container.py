@@ -124,6 +124,10 @@ def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> N
                 f"the payload did not end within {job.limit_s:.0f} s, nor by its watchdog (--workload-timeout S)",
             ) from None
         raise LaunchFailure("broke-off", f"the payload's output broke off: {err}") from None
+    finally:
+        # An engine whose reader has stopped reading would wait for it when the container is to go.
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def converse(sock: socket.socket, stdin: bytes, take: Callable[[bytes], None], deadline: float) -> None:

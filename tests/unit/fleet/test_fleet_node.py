@@ -66,6 +66,13 @@ def test_a_program_reads_the_end_of_its_stream(node: Node) -> None:
     assert "is over" in stream.complaint()
 
 
+def test_a_program_that_floods_ends_when_nobody_reads_any_more(node: Node) -> None:
+    stream = stream_of(node, "yes")
+    assert len(stream.sock.recv(65536)) > 0
+    stream.sock.shutdown(socket.SHUT_RDWR)
+    assert stream.exit_status(10) == -9
+
+
 def test_a_program_ends_with_the_work(node: Node) -> None:
     second = stream_of(node, "sleep", "600")
     node._abort()
