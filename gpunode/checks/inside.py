@@ -29,6 +29,7 @@ MISMATCH_CUDA = 803
 NO_COMPAT = 804
 NOT_READY = 802
 ARGUMENTS = "gpunode env --format docker-args HOST prints the arguments for docker run."
+ON_HOST = "on the host itself, in no container"
 SIMULATED = "simulated GPUs: no library in a container can compute on them"
 CUDA_SOURCE = "catalog (cuda.yml)"
 
@@ -48,7 +49,7 @@ def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     found = of(node, "container")
     if not found:
         if all(record.container is None for record in node.records):
-            yield Verdict(Status.SKIP, "the workload ran on the host itself, in no container")
+            yield Verdict(Status.SKIP, f"ran {ON_HOST}")
         else:
             yield Verdict(
                 Status.ERROR, "there is no record of the container: it is not known whether it came to its end"
@@ -76,6 +77,8 @@ def _run(record: Record) -> Iterator[Verdict]:
         yield Verdict(Status.ERROR, f"ran {handed} and broke off after {record.seconds:.0f} s{where(record)}")
     elif values.complete is None:
         yield Verdict(Status.ERROR, f"it is not known whether it came to its end{where(record)}")
+    elif record.container is None:
+        yield Verdict(Status.SKIP, f"ran {handed} in {record.seconds:.0f} s {ON_HOST}")
     else:
         yield Verdict(Status.PASS, f"ran {handed} in {record.seconds:.0f} s{where(record)}")
 
@@ -306,6 +309,8 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
     remedy="docker run --shm-size=8g (or --ipc=host). " + ARGUMENTS,
 )
 def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+    if record.container is None:
+        return Verdict(Status.SKIP, f"ran {ON_HOST}")
     if values.shm_bytes is None:
         return Verdict(Status.ERROR, "the size of /dev/shm was not seen")
     told = partial(
@@ -329,7 +334,9 @@ def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noq
     means="The container may lock memory without limit: RDMA and pinned buffers need it.",
     remedy="docker run --ulimit memlock=-1. " + ARGUMENTS,
 )
-def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
+    if record.container is None:
+        return Verdict(Status.SKIP, f"ran {ON_HOST}")
     if values.memlock_bytes is None:
         return Verdict(Status.ERROR, "the limit of locked memory was not seen")
     told = partial(Verdict, expected="unlimited", source="catalog (sources.yml, ncclgdr)")
@@ -351,6 +358,8 @@ def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  #
     remedy="docker run --ulimit stack=67108864. " + ARGUMENTS,
 )
 def stack(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+    if record.container is None:
+        return Verdict(Status.SKIP, f"ran {ON_HOST}")
     size = values.stack_bytes
     if size is None:
         return Verdict(Status.ERROR, "the limit of the stack was not seen")

@@ -89,8 +89,24 @@ def test_no_engine_is_told_once() -> None:
 
 
 def test_on_the_host_there_is_no_container_to_judge() -> None:
-    (finding,) = found(record("versions.limits", {"shm_bytes": 2**33}, container=None))["container.runs"]
+    records = (
+        record("versions.limits", {"shm_bytes": 1, "memlock_bytes": 1, "stack_bytes": 1}, container=None),
+        record("container", {"complete": True, "gpus": 1}, container=None, seconds=9.0),
+    )
+    answer = found(*records)
+    assert [(one.status, one.message) for one in answer["container.runs"]] == [
+        (Status.SKIP, "ran with 1 GPU in 9 s on the host itself, in no container")
+    ]
+    for check in ("container.shm", "container.memlock", "container.stack"):
+        assert [one.status for one in answer[check]] == [Status.SKIP]
+    (finding,) = found(records[0])["container.runs"]
     assert finding.status is Status.SKIP
+
+
+@pytest.mark.parametrize(("complete", "error"), [(False, None), (None, None), (True, "the connection broke off")])
+def test_on_the_host_a_payload_that_broke_off_is_an_error(complete: bool | None, error: str | None) -> None:
+    (finding,) = found(record("container", {"complete": complete}, container=None, error=error))["container.runs"]
+    assert finding.status is Status.ERROR
 
 
 def test_a_container_whose_end_nobody_recorded_is_an_error() -> None:

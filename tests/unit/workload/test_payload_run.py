@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -133,6 +134,34 @@ def test_every_line_is_a_record_and_the_last_one_says_how_many(archive: Path) ->
     assert limits.shm_bytes == shm.f_blocks * shm.f_frsize
     # Nothing was written beside the archive.
     assert [path.name for path in archive.parent.iterdir()] == ["payload.pyz"]
+
+
+def other_pythons() -> list[str]:
+    """Interpreters of this machine from 3.8 on, one of each minor release."""
+    places = [Path("/usr/bin"), *Path.home().glob(".pyenv/versions/*/bin")]
+    found = {
+        path.name: str(path)
+        for place in places
+        for path in place.glob("python3.*")
+        if re.fullmatch(r"python3\.\d+", path.name) and int(path.name.partition(".")[2]) >= 8
+    }
+    return [found[name] for name in sorted(found, key=lambda name: int(name.partition(".")[2]))]
+
+
+@pytest.mark.parametrize("python", other_pythons(), ids=lambda path: Path(path).name)
+def test_every_python_of_this_machine_runs_it(python: str, archive: Path) -> None:
+    answer = subprocess.run(
+        [python, "-I", "-W", "error::SyntaxWarning", str(archive), "--tests", "versions,frameworks"],
+        capture_output=True,
+        timeout=300,
+        check=False,
+        env={"PATH": os.environ["PATH"]},
+    )
+    *found, end = lines(answer)
+    assert end["records"] == len(found)
+    version = found[0]["values"]["python"]
+    assert ".".join(version.split(".")[:2]) == Path(python).name.removeprefix("python")
+    assert [line["error"] for line in found if line["record"].startswith("versions.")] == [None] * 6
 
 
 def test_without_a_framework_its_parts_are_left_out_and_say_so(archive: Path) -> None:

@@ -1,0 +1,109 @@
+"""The payload with a real PyTorch: on the processor where there is no GPU. GPUNODE_TORCH_PYTHON names its Python.
+
+python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch
+GPUNODE_TORCH_PYTHON=/tmp/torch/bin/python pytest tests/integration/test_payload_torch.py
+"""
+
+import json
+import math
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.facts.models.workload import (
+    CompileValues,
+    ConvolutionValues,
+    DataloaderValues,
+    Record,
+    StepValues,
+    TensorValues,
+    TorchValues,
+    values_of,
+)
+from gpunode.tuning import payload_settings
+from gpunode.workload.payload import payload_zip
+
+PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
+pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
+
+
+def run(archive: Path, tests: str = "versions,frameworks", shm: str | None = None) -> dict[str, Record]:
+    """All records by name; with ``shm`` under a /dev/shm of that size."""
+    command = [str(PYTHON), str(archive), "--tests", tests, "--settings", json.dumps(payload_settings())]
+    if shm is not None:
+        small = f"mount -t tmpfs -o size={shm} tmpfs /dev/shm && exec {shlex.join(command)}"
+        command = ["unshare", "--mount", "sh", "-c", small]
+    environment = {**os.environ, "TMPDIR": str(archive.parent)}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True, env=environment)
+    *found, end = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert end == {"record": "end", "records": len(found)}
+    return {record.record: record for record in map(Record.model_validate, found)}
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("payload") / "payload.pyz"
+    path.write_bytes(payload_zip())
+    return path
+
+
+@pytest.fixture(scope="module")
+def records(archive: Path) -> dict[str, Record]:
+    return run(archive)
+
+
+def read(records: dict[str, Record], name: str, kind: type[Any]) -> Any:
+    assert records[name].error is None, records[name].error
+    assert records[name].skipped is None, records[name].skipped
+    values = values_of(records[name], kind)
+    assert isinstance(values, kind), values
+    return values
+
+
+def test_what_runs_is_told(records: dict[str, Record]) -> None:
+    torch: TorchValues = read(records, "versions.torch", TorchValues)
+    assert torch.version[0].isdigit()
+    assert (torch.cuda is None) == (torch.architectures == ())
+    device = "cuda" if torch.available and torch.count else "cpu"
+    for name in ("frameworks.tensor", "frameworks.amp", "frameworks.cudnn", "frameworks.dataloader"):
+        assert records[name].device == device
+
+
+def test_everything_computes_right(records: dict[str, Record]) -> None:
+    assert read(records, "frameworks.tensor", TensorValues).max_error == 0
+    steps: StepValues = read(records, "frameworks.amp", StepValues)
+    losses = [loss for loss in steps.losses if loss is not None]
+    assert len(losses) == len(steps.losses)
+    assert losses[-1] < losses[0]
+    convolution: ConvolutionValues = read(records, "frameworks.cudnn", ConvolutionValues)
+    assert math.isfinite(convolution.max_error)
+    assert convolution.max_error < 1e-3
+    loader: DataloaderValues = read(records, "frameworks.dataloader", DataloaderValues)
+    assert loader.batches == 16
+
+
+def test_a_function_is_compiled_where_it_can_be(records: dict[str, Record]) -> None:
+    if records["frameworks.compile"].skipped:
+        pytest.skip(str(records["frameworks.compile"].skipped))
+    values: CompileValues = read(records, "frameworks.compile", CompileValues)
+    assert values.max_error < 1e-3
+    assert values.compile_seconds > 0
+
+
+def test_compilers_leave_nothing_behind(records: dict[str, Record], archive: Path) -> None:
+    assert records
+    assert [path.name for path in archive.parent.iterdir() if path.name.startswith("gpunode-")] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small /dev/shm of its own: needs root")
+def test_too_little_shared_memory_is_one_record(archive: Path) -> None:
+    records = run(archive, shm="1m")
+    assert records["versions.limits"].values["shm_bytes"] == 2**20
+    error = records["frameworks.dataloader"].error
+    assert error is not None
+    assert "No space left on device" in error or "Bus error" in error
+    assert {name for name, record in records.items() if record.error is not None} == {"frameworks.dataloader"}
