@@ -18,6 +18,7 @@ from gpunode.lab.image import remove_images
 from gpunode.lab.recipe import SYSTEMS
 from gpunode.lab.state import State
 from gpunode.lab.vendor import FAULTS as VENDOR_FAULTS
+from gpunode.lab.workload_image import KINDS, kind_named, write_workload_image
 
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 
@@ -182,4 +183,17 @@ def inventory(name: str, path: bool) -> int:
     """Print a lab's Ansible inventory. Example: ansible all -i $(gpunode lab inventory --path) -m ping"""
     file = _existing(State.of(name).inventory, name)
     click.echo(file if path else file.read_text(encoding="utf-8"), nl=path)
+    return Exit.GOOD
+
+
+@command.command()
+@click.argument("kind", metavar=f"[{'|'.join(KINDS)}]")
+@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Where to write it.")
+def image(kind: str, output: Path) -> int:
+    """Write a container image for the workload in nodes: validate --image-file FILE. Example: gpunode lab image torch
+    --output torch.tar
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    kind_named(kind)
+    write_workload_image(connect(), kind, output, _say)
     return Exit.GOOD
