@@ -13,7 +13,7 @@ _FOLDER = "usr/lib/gpunode-lab"
 _KERNEL = "var/tmp/gpunode-lab-kernel"
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "ubuntu-24.04": ("lsb-release",),
-    "rocky-9": ("dnf", "dnf-plugins-core", "python3-dnf", "python3-dnf-plugins-core", "rpm"),
+    "rocky-9": ("dnf", "dnf-plugins-core", "python3-dnf", "rpm"),
 }
 LOOKALIKES = tuple(_PACKAGES)
 _MARK = "look-alike: Debian 12's packages under this system's name\n"
@@ -50,6 +50,7 @@ def files_of(system: str) -> dict[str, str]:
             "etc/rocky-release": "Rocky Linux release 9.6 (Blue Onyx)\n",
             "etc/rpm/macros": "%_dbpath /var/lib/rpm\n",  # Debian's rpm keeps it in the user's home
             "etc/dnf/dnf.conf": text_of("files/dnf.conf"),
+            "etc/dnf/plugins/local.conf": "[main]\nenabled = false\n",
             "etc/dnf/vars/releasever": "9\n",
         }
     files["etc/lsb-release"] = text_of("files/ubuntu-24.04.lsb-release")
@@ -65,7 +66,7 @@ def files_of(system: str) -> dict[str, str]:
 
 def setup_of(system: str) -> str:
     """Shell script, run inside the tree when all packages and files are in it."""
-    return _OS_RELEASE + _INSTALL_KERNEL if system == "ubuntu-24.04" else _OS_RELEASE
+    return _OS_RELEASE + (_INSTALL_KERNEL if system == "ubuntu-24.04" else "mkdir -p /etc/yum.repos.d\n")
 
 
 def kernel() -> list[Built]:

@@ -148,8 +148,10 @@ def repositories() -> dict[str, Repository]:
 
 @cache
 def packages(name: str) -> tuple[Package, ...]:
-    """The package rows of ``data/NAME.yml``; UsageError names a row that cannot be read."""
-    rows = [_typed(Package, row, f"{name}.yml: {row.get('name')}") for row in _loaded(name)["packages"]]
+    """The package rows of ``data/NAME.yml``, each over the file's ``defaults``; UsageError names one that is bad."""
+    content = _loaded(name)
+    defaults = content.get("defaults", {})
+    rows = [_typed(Package, defaults | row, f"{name}.yml: {row.get('name')}") for row in content["packages"]]
     for row in rows:
         if row.over not in releases():
             raise UsageError(f"{name}.yml: {row.name}: over: releases.yml has no list {row.over}")

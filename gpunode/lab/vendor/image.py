@@ -32,7 +32,7 @@ _TOOLS = (
 )
 _INSIDE = Path(__file__).parent / "inside"
 _BUILDING = ("build.py", "pack.py", "rpms.py")
-_SERVING = ("publish.py", "serve.py")
+_SERVING = ("publish.py", "runfile.py", "serve.py")
 _FOLDER = "srv/gpunode"
 _BUILD_LIMIT_S = 900
 _LOCK_LIMIT_S = 1200

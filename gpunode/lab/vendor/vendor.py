@@ -87,6 +87,22 @@ class Vendor:
         """The faults that are on."""
         return self._run(["ls", "/srv/on"]).split()
 
+    def leave_run_file(self, node: Container, release: str, flavour: str, kernel: str) -> None:
+        """Leave on a node what a ``.run`` installer of that driver leaves for that kernel, with its uninstaller.
+
+        ``nvidia-uninstall --silent`` takes it away again.
+        """
+        argv = ["python3", "/srv/gpunode/runfile.py", release, flavour, kernel]
+        with docker_errors("making what a .run installer leaves"):
+            done = self.container.exec_run(["timeout", "-k", "5", "60", *argv], demux=True)
+            out, err = cast(tuple[bytes | None, bytes | None], done.output)
+            if done.exit_code != 0 or not out:
+                raise UndeterminedError(
+                    f"what a .run installer leaves: {(err or b'').decode(errors='replace').strip()}"
+                )
+            node.put_archive("/", out)
+            node.exec_run(["sh", "-c", 'ldconfig; depmod "$0"', kernel])
+
     def log(self) -> str:
         """What was asked of the repository, one line for each request."""
         with docker_errors("reading the vendor repository's log"):

@@ -61,16 +61,16 @@ class Tools:
             made(tree / entry["path"]).symlink_to(entry["to"])
         for entry in package["libraries"]:
             path = made(tree / entry["path"])
-            shutil.copyfile(self._library(entry["soname"], package["release"]), path)
+            shutil.copyfile(self.library(entry["soname"], package["release"]), path)
             path.chmod(0o644)
         for entry in package["modules"]:
-            made(tree / entry["path"]).write_bytes(self._module(entry, package["release"]))
+            made(tree / entry["path"]).write_bytes(self.module(entry, package["release"]))
         for to, source in package.get("copies", {}).items():
             shutil.copyfile(source, made(tree / to))
         note = made(tree / "usr/share/doc" / package["name"] / "copyright")
         note.write_text("Made by gpunode lab. Simulated: nothing of NVIDIA's is in this package.\n")
 
-    def _library(self, soname: str, release: str) -> Path:
+    def library(self, soname: str, release: str) -> Path:
         """A shared object of that soname which holds its release as the symbol ``gpunode_lab_release``."""
         cached = self._folder / f"{soname}-{release}"
         if not cached.exists():
@@ -85,8 +85,8 @@ class Tools:
                 Path(folder, "so").rename(cached)
         return cached
 
-    def _module(self, entry: dict[str, str], release: str) -> bytes:
-        """A kernel module that says what ``modinfo`` asks it, signed as the kernel's own ``sign-file`` does it."""
+    def module(self, entry: dict[str, str], release: str, *, signed: bool = True) -> bytes:
+        """A kernel module that says what ``modinfo`` asks it; ``signed`` as the kernel's own ``sign-file`` does it."""
         said = {
             "version": release,
             "license": entry["license"],
@@ -104,6 +104,8 @@ class Tools:
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             run(["as", "-o", f"{folder}/ko", "-"], source.encode())
             unsigned = Path(folder, "ko").read_bytes()
+            if not signed:
+                return unsigned
             cms = ["openssl", "cms", "-sign", "-binary", "-noattr", "-nocerts", "-nosmimecap", "-md", "sha512"]
             key, certificate = self._signer()
             files = ["-signer", str(certificate), "-inkey", str(key), "-outform", "DER", "-in", f"{folder}/ko"]
