@@ -23,8 +23,8 @@ def bare(device: str) -> dict[str, Any]:
     return {**document, **nothing, "pci": [{**gpu, "subsystem_id": None, "driver": None}]}
 
 
-def resolved(facts: dict[str, Any], **wishes: str) -> dict[str, Any]:
-    stack = resolver.stack(facts, wishes, today=DAY)["stack"]
+def resolved(facts: dict[str, Any], today: str = DAY, **wishes: str) -> dict[str, Any]:
+    stack = resolver.stack(facts, wishes, today=today)["stack"]
     assert stack is not None
     return dict(stack)
 
@@ -99,12 +99,11 @@ def test_a_default_that_is_not_wished_is_refused(h100: tuple[dict[str, Any], dic
     assert found["problems"] == ["cuda_default 13.0 is none of the wished toolkits (12.9)"]
 
 
-def test_compat_comes_where_the_stack_has_it(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    facts, _ = h100
-    stack = resolved(facts, source="nvidia", driver="570.195.03", cuda="13.0")
-    assert stack["cuda_compat"] is not None
+def test_compat_comes_where_the_stack_has_it() -> None:
+    facts = bare("20b5")
+    stack = resolved(facts, "2026-01-15", source="nvidia", driver="535", cuda="13.0")  # while branch 535 lived
     found = cuda.cuda_packages(facts, stack, [])
-    assert found["install"] == ["cuda-compat-13-0"]
+    assert (found["install"], found["hold"]) == (["cuda-compat-13-0"], ["cuda-compat-13-0"])
 
 
 def test_debians_own_toolkit_has_no_alternative() -> None:

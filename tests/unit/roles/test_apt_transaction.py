@@ -1,0 +1,194 @@
+"""The script of the role apt_transaction, with apt's and dpkg's answers in place of them."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FILE = Path(__file__).parents[3] / "roles" / "apt_transaction" / "files" / "apt_transaction.py"
+DATABASE = {
+    "libcuda1": "580.95.05-1 installed hold",
+    "nvidia-kernel-open-dkms": "580.95.05-1 installed hold",
+    "libc6": "2.36-9 installed install",
+    "libnccl2": "2.27.3-1+cuda12.9 installed install",
+    "half": "1.0-1 half-configured install",
+    "gone": "1.0-1 config-files deinstall",
+}
+
+
+@pytest.fixture
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("apt_transaction", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Machine:
+    """Answers commands; ``simulation`` is what apt-get says it would do."""
+
+    def __init__(self, simulation: str = "", madison: str = "", autoremove: str = "") -> None:
+        self.simulation, self.madison, self.autoremove = simulation, madison, autoremove
+        self.ran: list[list[str]] = []
+
+    def output_of(self, argv: list[str], limit_s: int = 0) -> str:  # noqa: ARG002
+        if argv[0] == "dpkg-query":
+            rows = (f"{name} {rest}".split() for name, rest in DATABASE.items())
+            return "".join("\t".join(row) + "\n" for row in rows)
+        if "madison" in argv:
+            return self.madison
+        if "--simulate" in argv:
+            if "autoremove" in argv:
+                return self.autoremove if argv[-1] != "autoremove" else ""
+            return self.simulation
+        self.ran.append(argv)
+        return ""
+
+    @property
+    def changes(self) -> list[list[str]]:
+        return [argv for argv in self.ran if "update" not in argv]
+
+
+def question(**parts: Any) -> dict[str, Any]:
+    return {
+        "state": "present",
+        "install": [],
+        "purge": [],
+        "purge_new": [],
+        "never": [],
+        "hold": [],
+        "memory": None,
+        "simulate": False,
+        "files": {},
+        "planned": {},
+        "lock_wait_s": 1,
+        "limit_s": 1,
+        **parts,
+    }
+
+
+def asked(script: ModuleType, machine: Machine, **parts: Any) -> dict[str, Any]:
+    script.output_of = machine.output_of  # type: ignore[attr-defined]
+    said: dict[str, Any] = script.answer(question(**parts))
+    return said
+
+
+@pytest.fixture(autouse=True)
+def no_policy(script: ModuleType, tmp_path: Path) -> None:
+    script.POLICY = tmp_path / "policy-rc.d"  # type: ignore[attr-defined]
+
+
+def test_what_fits_is_left_alone_and_apt_is_not_asked(script: ModuleType) -> None:
+    machine = Machine(simulation="Inst libnccl2 [2.27.3-1+cuda12.9] (2.30.7-1+cuda12.9 NVIDIA [amd64])")
+    said = asked(script, machine, install=["libnccl2=2.27.3-*+cuda12.9", "libc6"])
+    assert (said["install"], said["remove"], machine.ran) == ({}, [], [])
+
+
+def test_a_missing_package_comes_with_what_it_needs_and_is_held(script: ModuleType, tmp_path: Path) -> None:
+    lines = "Inst libnccl-dev (2.27.3-1+cuda12.9 NVIDIA [amd64])\nInst zlib1g (1.2 Debian [amd64])\nConf zlib1g (1.2)"
+    machine = Machine(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | http://vendor")
+    memory = tmp_path / "state" / "packages-before"
+    said = asked(script, machine, install=["libnccl-dev=2.27.3-*"], hold=["libnccl*"], memory=str(memory))
+    assert said["install"] == {"libnccl-dev": "2.27.3-1+cuda12.9", "zlib1g": "1.2"}
+    assert said["hold"] == ["libnccl-dev", "libnccl2"]
+    assert machine.changes[-1] == ["apt-mark", "hold", "libnccl-dev", "libnccl2"]
+    assert "half" in memory.read_text(encoding="utf-8").split()
+    assert "gone" not in memory.read_text(encoding="utf-8").split()
+
+
+def test_a_half_configured_package_is_not_there(script: ModuleType) -> None:
+    machine = Machine("Inst half [1.0-1] (1.0-1 Debian [amd64])", "half | 1.0-1 | http://vendor")
+    assert asked(script, machine, install=["half"])["install"] == {"half": "1.0-1"}
+
+
+def test_check_mode_tells_the_same_and_does_nothing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "lay_over", lambda *_: None)
+    lines = "Inst libnccl-dev (2.27.3-1+cuda12.9 NVIDIA [amd64])"
+    parts = {"install": ["libnccl-dev"], "hold": ["libnccl-dev"]}
+    real = asked(script, Machine(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | x"), **parts)
+    machine = Machine(lines, "libnccl-dev | 2.27.3-1+cuda12.9 | x")
+    told = asked(script, machine, simulate=True, **parts)
+    assert {**told, "done": True} == real
+    assert machine.changes == []
+
+
+@pytest.mark.parametrize(
+    ("simulation", "parts", "words"),
+    [
+        ("Inst nvidia-driver (1-1 x [amd64])", {"never": ["nvidia-driver*"]}, "would also touch nvidia-driver"),
+        ("Remv libc6 [2.36-9]", {}, "would have to remove libc6"),
+        ("Inst libcuda1 [580.95.05-1] (595.71.05-1 x [amd64])", {}, "libcuda1 is held at 580.95.05-1"),
+    ],
+    ids=["a driver", "a removal", "a held package"],
+)
+def test_a_transaction_that_touches_something_else_is_refused(
+    script: ModuleType, simulation: str, parts: dict[str, Any], words: str
+) -> None:
+    machine = Machine(f"Inst wanted (1-1 x [amd64])\n{simulation}", "wanted | 1-1 | x")
+    with pytest.raises(script.AptError, match=words):
+        asked(script, machine, install=["wanted"], **parts)
+    assert machine.changes == []
+
+
+def test_what_is_not_offered_is_refused_with_what_is(script: ModuleType) -> None:
+    machine = Machine(madison="fm | 595.71.05-1 | x\nfm | 580.95.05-1 | x")
+    with pytest.raises(
+        script.AptError, match=r"do not have fm 580\.178\.04-\*; they have 595\.71\.05-1, 580\.95\.05-1"
+    ):
+        asked(script, machine, install=["fm=580.178.04-*"])
+    with pytest.raises(script.AptError, match="they have none of that name"):
+        asked(script, Machine(), install=["fm"])
+
+
+def test_an_older_one_goes_in_the_same_transaction(script: ModuleType) -> None:
+    machine = Machine("Remv libnccl2 [2.27.3]\nInst wanted (1-1 x [amd64])", "wanted | 1-1 | x")
+    said = asked(script, machine, install=["wanted"], purge=["libnccl2"])
+    assert said["remove"] == ["libnccl2"]
+    assert machine.changes[0][-4:] == ["--purge", "install", "wanted", "libnccl2-"]
+
+
+def test_what_came_along_goes_and_what_was_there_stays(script: ModuleType, tmp_path: Path) -> None:
+    memory = tmp_path / "packages-before"
+    memory.write_text("libc6\nhalf\n", encoding="utf-8")
+    gone = "Purg libnccl2 [2.27.3]\nPurg libcuda1 [580.95.05-1]"
+    machine = Machine(gone, autoremove=f"{gone}\nRemv half [1.0-1]")
+    parts = {"state": "absent", "memory": str(memory), "purge_new": ["libnccl*", "libc*"]}
+    said = asked(script, machine, **parts)
+    assert said["remove"] == ["libcuda1", "libnccl2"]
+    assert machine.changes[0][-4:] == ["--purge", "remove", "libcuda1", "libnccl2"]
+
+
+def test_without_a_memory_only_what_is_named_for_sure_goes(script: ModuleType) -> None:
+    machine = Machine("Purg libnccl2 [2.27.3]")
+    assert asked(script, machine, state="absent", purge_new=["libnccl2"])["remove"] == []
+    assert asked(script, machine, state="absent", purge=["libnccl2"])["remove"] == ["libnccl2"]
+
+
+def test_services_are_held_back_and_let_go_again(script: ModuleType) -> None:
+    with script.services_left_alone():
+        assert script.POLICY.read_text(encoding="ascii") == "#!/bin/sh\nexit 101\n"
+    assert not script.POLICY.exists()
+    script.POLICY.write_text("somebody else's", encoding="ascii")
+    with script.services_left_alone():
+        pass
+    assert script.POLICY.read_text(encoding="ascii") == "somebody else's"
+
+
+def test_files_to_come_lie_over_the_nodes_own(script: ModuleType, tmp_path: Path) -> None:
+    sources = "Signed-By: /etc/apt/keyrings/ours.asc\n"
+    files = {
+        "/etc/apt/sources.list.d/ours.sources": sources,
+        "/etc/apt/keyrings/ours.asc": {"b64": "a2V5"},
+        "/etc/apt/preferences.d/ours.pref": "",
+    }
+    script.lay_over(tmp_path, files)
+    text = (tmp_path / "sources.list.d" / "ours.sources").read_text(encoding="utf-8")
+    key = Path(text.removeprefix("Signed-By: ").strip())
+    assert key.is_relative_to(tmp_path)
+    assert key.read_bytes() == b"key"
+    assert not (tmp_path / "preferences.d" / "ours.pref").exists()
+    assert str(tmp_path) in (tmp_path / "apt.conf").read_text(encoding="utf-8")

@@ -1,0 +1,99 @@
+"""Templates of the roles for fabric, CUDA and DCGM, run by the shell that will run them."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+ROLES = Path(__file__).parents[3] / "roles"
+
+
+def rendered(role: str, template: str, **values: object) -> str:
+    environment = Environment(
+        loader=FileSystemLoader(ROLES / role / "templates"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701
+        trim_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
+
+
+def condition(text: str, bus: Path) -> int:
+    """Exit code of the ExecCondition in a drop-in, with ``bus`` in place of the PCI bus."""
+    line = next(line for line in text.splitlines() if line.startswith("ExecCondition="))
+    script = line.removeprefix("ExecCondition=/bin/sh -c ").strip("'").replace("$$", "$")
+    assert "'" not in script
+    script = script.replace("/sys/bus/pci/devices", str(bus))
+    return subprocess.run(["/bin/sh", "-c", script], capture_output=True, timeout=10, check=False).returncode
+
+
+def put(bus: Path, slot: str, vendor: str, device: str, kind: str) -> None:
+    folder = bus / slot
+    folder.mkdir(parents=True)
+    for name, text in (("vendor", vendor), ("device", device), ("class", kind)):
+        (folder / name).write_text(f"{text}\n", encoding="ascii")
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Path:
+    put(tmp_path, "0000:00:1f.0", "0x8086", "0x22a3", "0x060100")
+    return tmp_path
+
+
+def test_the_fabric_manager_needs_its_own_switches(bus: Path) -> None:
+    text = rendered("nvidia_fabric", "condition.conf.j2", item={"needs": ["0x10de:0x1af1", "0x10de:0x22a3"]})
+    put(bus, "0000:1b:00.0", "0x10de", "0x2330", "0x030200")
+    assert condition(text, bus) == 1
+    put(bus, "0000:05:00.0", "0x10de", "0x22a3", "0x068000")
+    assert condition(text, bus) == 0
+
+
+def test_dcgm_needs_a_gpu(bus: Path) -> None:
+    text = rendered("dcgm", "unit.conf.j2")
+    put(bus, "0000:1b:00.1", "0x10de", "0x22bc", "0x040300")
+    assert condition(text, bus) == 1
+    put(bus, "0000:1b:00.0", "0x10de", "0x26b9", "0x030200")
+    assert condition(text, bus) == 0
+
+
+def test_an_empty_bus_passes_over(tmp_path: Path) -> None:
+    assert condition(rendered("dcgm", "unit.conf.j2"), tmp_path) == 1
+
+
+@pytest.mark.parametrize("shell", [["sh", "-eu"], ["bash", "-eu"]], ids=["sh", "bash"])
+def test_the_profile_adds_once_and_leaves_no_empty_element(shell: list[str]) -> None:
+    profile = rendered("cuda", "profile.sh.j2")
+    show = '\nprintf "%s %s" "$PATH" "${LD_LIBRARY_PATH-none}"\n'
+
+    def after(script: str, **environment: str) -> list[str]:
+        argv = [*shell, "-c", script + show]
+        done = subprocess.run(
+            argv, env={"PATH": "/usr/bin", **environment}, capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.split()
+
+    once = after(profile)
+    assert once == ["/usr/local/cuda/bin:/usr/bin", "/usr/local/cuda/lib64"]
+    assert after(profile + profile) == once
+    assert after(profile, LD_LIBRARY_PATH="/opt/own") == [once[0], "/usr/local/cuda/lib64:/opt/own"]
+    kept = after(profile, PATH="/opt/own:/usr/local/cuda/bin:/usr/bin", LD_LIBRARY_PATH="/usr/local/cuda/lib64")
+    assert kept == ["/opt/own:/usr/local/cuda/bin:/usr/bin", "/usr/local/cuda/lib64"]
+
+
+def test_preferences_are_stanzas_of_their_own() -> None:
+    pins = [{"packages": ["a", "b*"], "version": "12.9.*"}, {"packages": ["c"], "version": "2-*+cuda12.9"}]
+    stanzas = rendered("cuda", "preferences.j2", __cuda_plan={"pins": pins}).strip().split("\n\n")[1:]
+    assert [stanza.splitlines()[0] for stanza in stanzas] == ["Package: a b*", "Package: c"]
+    assert [stanza.splitlines()[1] for stanza in stanzas] == ["Pin: version 12.9.*", "Pin: version 2-*+cuda12.9"]
+
+
+@pytest.mark.parametrize("role", ["nvidia_fabric", "cuda", "dcgm"])
+def test_every_file_that_a_role_owns_is_named_in_its_readme(role: str) -> None:
+    variables = yaml.safe_load((ROLES / role / "vars" / "main.yml").read_text(encoding="utf-8"))
+    readme = (ROLES / role / "README.md").read_text(encoding="utf-8")
+    files = variables[f"__{role}_files"].values()
+    unnamed = [path for path in files if path not in readme and path.split("/")[-2].removesuffix(".d") not in readme]
+    assert not unnamed
