@@ -11,6 +11,8 @@ from gpunode.checks import (  # noqa: F401
     host_health,
     host_pci,
     inside,
+    inside_driver,
+    inside_limits,
     links,
     memory_errors,
     node,

@@ -117,6 +117,18 @@ MUTANTS = [
     ),
     Mutant(
         "container.library",
+        "NVML talks to another module",
+        t4,
+        value(t4, "versions.nvml", "driver_version", new="535.247.01"),
+    ),
+    Mutant(
+        "container.library",
+        "another module since",
+        t4,
+        value(t4, "versions.system", "module_version", new="535.247.01"),
+    ),
+    Mutant(
+        "container.library",
         "NVML refuses the module",
         hgx,
         [

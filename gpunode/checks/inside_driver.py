@@ -1,0 +1,177 @@
+"""Checks on versions inside a container: the driver's libraries, forward compatibility, the image's CUDA."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from packaging.version import InvalidVersion, Version
+
+from gpunode.catalog import load
+from gpunode.checks.driver import same_version
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import listed
+from gpunode.checks.workload import image_of, one, where
+from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
+from gpunode.facts.node import NodeFacts
+
+MISMATCH_NVML = 18
+MISMATCH_CUDA = 803
+NO_COMPAT = 804
+MODULE = ("the module in /proc", "the module by NVML")
+CUDA_SOURCE = "catalog (cuda.yml)"
+
+
+@registry.check(
+    "container.library",
+    level="standard",
+    needs=("records", "loaded_driver"),
+    needs_gpu=True,
+    means="The driver's libraries inside the container have the version of the module that the kernel has loaded.",
+    remedy="Write the CDI specification anew (nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml) and start "
+    "containers anew; an image must not bring libcuda or libnvidia-ml of its own.",
+)
+def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    answer = one(node, "versions.system", SystemValues)
+    if isinstance(answer, Verdict):
+        yield answer
+        return
+    if node.loaded_driver is None:
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        return
+    loaded = node.loaded_driver.version
+    if node.driver_library_version is not None and not same_version(node.driver_library_version, loaded):
+        yield Verdict(Status.SKIP, "they do not fit on the host either (driver.library-matches-module says why)")
+        return
+    compat = any(values.forward_compat for values in _cuda(node))
+    nvml = one(node, "versions.nvml", NvmlValues)
+    seen = {
+        **answer[1].driver_libraries,
+        MODULE[0]: answer[1].module_version,
+        MODULE[1]: None if isinstance(nvml, Verdict) else nvml[1].driver_version,
+    }
+    # cuda-compat's library is meant to be of another version.
+    inside = {
+        name: version
+        for name, version in seen.items()
+        if version is not None and not (compat and name == "libcuda.so.1")
+    }
+    told = partial(Verdict, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
+    other = [f"{name} {version}" for name, version in inside.items() if not same_version(version, loaded)]
+    why = refused(node)
+    if other:
+        yield told(Status.FAIL, f"inside: {listed(other)}; the loaded module is {loaded}{where(answer[0])}")
+    elif why:
+        yield told(Status.FAIL, f"{why}; the loaded module is {loaded}{where(answer[0])}")
+    elif not set(inside) & set(answer[1].driver_libraries):
+        yield told(Status.SKIP, "the container has no library of the driver with a version (container.gpus says more)")
+    else:
+        yield told(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
+
+
+def _cuda(node: NodeFacts) -> Iterator[CudaValues]:
+    answer = one(node, "versions.cuda", CudaValues)
+    if not isinstance(answer, Verdict):
+        yield answer[1]
+
+
+def refused(node: NodeFacts) -> str | None:
+    """In which words a library inside refuses the module; None where none does."""
+    nvml = one(node, "versions.nvml", NvmlValues)
+    if not isinstance(nvml, Verdict) and nvml[1].result == MISMATCH_NVML:
+        return f"NVML: {nvml[1].result_name or 'Driver/library version mismatch'}"
+    for values in _cuda(node):
+        if values.result == MISMATCH_CUDA and not values.forward_compat:
+            return f"CUDA: {values.result_name or 'error'} (803)"
+    return None
+
+
+@registry.check(
+    "container.forward-compat",
+    level="standard",
+    needs=("records",),
+    needs_gpu=True,
+    means="Where the image's cuda-compat library stands in for the driver's, this driver and these GPUs allow it.",
+    remedy="Take an image whose CUDA the driver has itself, or move the driver (gpunode plan --cuda VERSION); a "
+    "needless cuda-compat goes: apt-get remove 'cuda-compat-*', or out of LD_LIBRARY_PATH.",
+)
+def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    answer = one(node, "versions.cuda", CudaValues)
+    if isinstance(answer, Verdict):
+        broken = answer.status is Status.FAIL
+        yield Verdict(Status.SKIP, f"{answer.message} (container.gpus says more)") if broken else answer
+        return
+    yield _compat(*answer, node)
+
+
+def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
+    told = partial(Verdict, source=CUDA_SOURCE, measured=values.version)
+    if not values.forward_compat:
+        return told(Status.PASS, "not in use: libcuda is the host's")
+    if values.result in (MISMATCH_CUDA, NO_COMPAT):
+        said = values.result_name or "error"
+        return told(Status.FAIL, f"{values.library} is refused: {said} ({values.result}){where(record)}")
+    series = ".".join((values.cuda_version or "").split(".")[:2])
+    row = load().forward_compat.get(series)
+    branch = int(node.loaded_driver.version.split(".", maxsplit=1)[0]) if node.loaded_driver else None
+    if row is not None and branch in row.needless_on:
+        return told(
+            Status.WARN, f"cuda-compat {values.version} is in use, and driver {branch} has CUDA {series} itself"
+        )
+    if row is not None and branch in row.refused_on:
+        return told(Status.FAIL, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
+    return told(Status.PASS, f"in use: CUDA {values.cuda_version} by {values.library}")
+
+
+@registry.check(
+    "container.cuda",
+    level="standard",
+    needs=("records", "loaded_driver"),
+    needs_gpu=True,
+    means="The driver runs the CUDA that the image is made with.",
+    remedy="Take an image or wheel of an older CUDA, or move the driver: gpunode plan --cuda VERSION HOST, then role "
+    "nvidia_driver.",
+)
+def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    system, torch = one(node, "versions.system", SystemValues), one(node, "versions.torch", TorchValues)
+    if isinstance(system, Verdict):
+        yield system
+        return
+    if node.loaded_driver is None:
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        return
+    said = {"the image": system[1].cuda, "PyTorch": None if isinstance(torch, Verdict) else torch[1].cuda}
+    wanted = {name: number for name, text in said.items() if text and (number := _series(text))}
+    if not wanted:
+        yield Verdict(Status.SKIP, f"{image_of(node)} names no CUDA of its own")
+        return
+    name, number = max(wanted.items(), key=lambda item: item[1])
+    yield _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
+
+
+def _series(text: str) -> Version | None:
+    """``13.0.2`` as 13.0; None for what is no version."""
+    try:
+        release = Version(text).release
+    except InvalidVersion:
+        return None
+    return Version(".".join(str(part) for part in (*release, 0)[:2]))
+
+
+def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Verdict:
+    catalog = load()
+    document = (node.smi.document if node.smi else None) or {}
+    branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
+    own = _series(document.get("cuda_version") or "") or _series((branch.native_cuda if branch else None) or "")
+    if own is None:
+        return Verdict(Status.ERROR, f"it is not known which CUDA driver {driver} runs")
+    told = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
+    if number <= own:
+        return told(Status.PASS, f"{what}; driver {driver} runs up to {own}")
+    if any(values.forward_compat and values.result == 0 for values in _cuda(node)):
+        return told(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat carries the rest")
+    major = catalog.cuda_majors.get(str(number.major))
+    if number.major == own.major and major is not None and Version(driver) >= Version(major.floor):
+        return told(
+            Status.WARN,
+            f"{what}; driver {driver} runs up to {own}: minor-version compatibility, without PTX of the newer CUDA",
+        )
+    return told(Status.FAIL, f"{what}; driver {driver} runs up to {own}")
