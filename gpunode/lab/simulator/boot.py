@@ -16,7 +16,7 @@ from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, nu
 REPORT = "/var/log/gpunode-lab-boot.log"
 BIN = "/usr/lib/gpunode-lab/bin"
 REAL = "/usr/lib/gpunode-lab/real"
-DIVERTED = ("modprobe", "rmmod", "dmesg")
+DIVERTED = ("modprobe", "rmmod", "lsmod", "dmesg")
 _DPKG_LIMIT_S = 60
 _SYS = "/run/gpunode-lab/sys"
 
@@ -115,17 +115,26 @@ def _bus(hardware: dict[str, Any]) -> None:
     """PCI functions, NUMA nodes, adapters, and where loaded modules show."""
     roots = {place.split("/", 1)[0] for place in map(pci.place, pci.functions(hardware))}
     mounts.with_additions("/sys/devices", _SYS + "/devices", without=roots)
+    _numa(hardware["numa_nodes"])
     mounts.with_additions("/sys/bus/pci/drivers", pci.DRIVERS)
     pci.write(hardware)
     mounts.bind(pci.SLOTS, "/sys/bus/pci/devices")
-    numa.write(hardware["numa_nodes"])
-    with contextlib.suppress(FileNotFoundError):  # a kernel without NUMA has no such folder
-        mounts.bind(numa.FOLDER, "/sys/devices/system/node")
     mounts.with_additions("/sys/class", _SYS + "/class")
     nics.write(hardware)
     with contextlib.suppress(OSError):  # kernels that take no overlay over sysfs: /proc tells of modules there
         mounts.overlay("/sys/module", _SYS + "/module")
     faults.at_boot()
+
+
+def _numa(count: int) -> None:
+    """The hardware's NUMA nodes; a host whose kernel knows none has no folder for them, and its nodes have none."""
+    numa.write(count)
+    try:
+        mounts.bind(numa.FOLDER, "/sys/devices/system/node")
+    except FileNotFoundError:
+        count = 1
+    with state.change() as (_, running):
+        running["numa_nodes"] = count
 
 
 def _proc() -> None:

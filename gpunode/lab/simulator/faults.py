@@ -85,8 +85,8 @@ def _lose(fault: Fault) -> None:
 
 
 def _find_again(fault: Fault) -> None:
-    hardware, gpu = state.hardware(), gpu_of(fault)
-    pci.write_function(gpu, number_of(gpu), hardware["numa_nodes"])
+    gpu = gpu_of(fault)
+    pci.write_function(gpu, number_of(gpu))
     if str(gpu["index"]) in state.running().get("gpus", {}):
         pci.bind(gpu, "nvidia")
 

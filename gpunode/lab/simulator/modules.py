@@ -7,6 +7,7 @@ licence and kernel are read from the file by the real modinfo. Nothing reaches t
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -250,9 +251,9 @@ def remove(name: str) -> None:
             running["module"] = None
             running["gpus"] = {}
             running.pop("fabric", None)
-    _remove_tree(state.path(SYS_MODULE) / name)
+    shutil.rmtree(state.path(SYS_MODULE) / name, ignore_errors=True)
     if name == "nvidia":
-        _remove_tree(state.path(DRIVER))
+        shutil.rmtree(state.path(DRIVER), ignore_errors=True)
         for gpu in _hardware()["gpus"]:
             if pci.folder(gpu).exists():
                 pci.bind(gpu, None)
@@ -283,32 +284,29 @@ def in_use(name: str) -> bool:
     return any(name in _DEPENDS.get(other, ()) for other in loaded()) or uses(name) > 0
 
 
-def publish() -> None:
-    """Bring /proc/modules and the device files up to what is loaded."""
+def listing() -> list[tuple[str, int, int, list[str]]]:
+    """(name, size, count of users, modules among them) of what is loaded, the latest first."""
     names = loaded()
-    lines = []
+    found = []
     for name in names:
         users = [other for other in names if name in _DEPENDS.get(other, ())]
-        count = len(users) + uses(name)
+        found.append((name, _SIZES.get(name, 20480), len(users) + uses(name), users))
+    return found
+
+
+def publish() -> None:
+    """Bring /proc/modules and the device files up to what is loaded."""
+    lines = []
+    for name, size, count, users in listing():
         by = "".join(f"{user}," for user in users) or "-"
         taints = " (OE)" if name.startswith("nvidia") else ""
-        lines.append(f"{name} {_SIZES.get(name, 20480)} {count} {by} Live 0x0000000000000000{taints}\n")
+        lines.append(f"{name} {size} {count} {by} Live 0x0000000000000000{taints}\n")
+        state.write_text(state.path(SYS_MODULE) / name / "refcnt", f"{count}\n")
     # In place: another file at that path would not be the one that is mounted over /proc/modules.
     file = state.path(LIST)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(lines), encoding="ascii")
-    devices.make(_hardware(), set(names))
-
-
-def _remove_tree(folder: Path) -> None:
-    if not folder.is_dir():
-        return
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            _remove_tree(entry)
-        else:
-            entry.unlink()
-    folder.rmdir()
+    devices.make(_hardware(), set(loaded()))
 
 
 def steps(arguments: list[str]) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:

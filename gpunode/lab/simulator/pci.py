@@ -58,11 +58,12 @@ def write(hardware: dict[str, Any]) -> None:
     """Put all functions on the bus."""
     state.path(SLOTS).mkdir(parents=True, exist_ok=True)
     for number, function in enumerate(functions(hardware)):
-        write_function(function, number, hardware["numa_nodes"])
+        write_function(function, number)
 
 
-def write_function(function: Function, number: int, numa_nodes: int) -> None:
+def write_function(function: Function, number: int) -> None:
     """Write one function's files and put it on the bus; ``number`` gives it interrupts and addresses of its own."""
+    numa_nodes = int(state.running().get("numa_nodes", 1))
     here = folder(function)
     here.mkdir(parents=True, exist_ok=True)
     vendor, device = numbers(function["pci_device_id"])

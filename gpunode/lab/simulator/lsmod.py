@@ -1,0 +1,15 @@
+"""``lsmod`` of a simulated node: also where the host's kernel has no /proc/modules."""
+
+from __future__ import annotations
+
+import sys
+
+from . import modules
+
+
+def main(argv: list[str]) -> int:  # noqa: ARG001 (as lsmod, which takes none)
+    """Run as lsmod; its exit status."""
+    sys.stdout.write("Module                  Size  Used by\n")
+    for name, size, count, users in modules.listing():
+        sys.stdout.write(f"{name:<19} {size:>8}  {count} {','.join(users)}".rstrip() + "\n")
+    return 0
