@@ -138,7 +138,7 @@ def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
     told = partial(Verdict, component=record.component, measured=values.total_mib, unit="MiB")
     numbers = (
         f"{values.free_mib} of {values.total_mib} MiB free, peak {values.peak_mib}, "
-        f"{values.fragmentation_percent:g} % of the allocator's in pieces"
+        f"{values.fragmentation_percent:g} % of what the allocator holds unused"
     )
     if values.peak_mib <= 0 or values.reserved_mib < values.peak_mib:
         what = f"the allocator counts a peak of {values.peak_mib} of {values.reserved_mib} MiB"

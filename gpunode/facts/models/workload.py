@@ -225,7 +225,7 @@ class MemoryValues(Values):
     peak_mib: int
     reserved_mib: int
     fragmentation_percent: float
-    """Of what the allocator holds, the part that lies unused between pieces in use."""
+    """Of what the allocator holds, the part that nothing uses after pieces of several sizes came and went."""
 
 
 class TensorflowRunValues(Values):

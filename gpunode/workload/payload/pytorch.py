@@ -304,14 +304,14 @@ def memory() -> dict[str, Any]:
     torch.cuda.synchronize(device)
     stats = torch.cuda.memory_stats(device)
     reserved = stats["reserved_bytes.all.current"]
-    holes = stats["inactive_split_bytes.all.current"]
+    unused = reserved - stats["allocated_bytes.all.current"]
     values = {
         "device": "cuda",
         "total_mib": total // 2**20,
         "free_mib": free // 2**20,
         "peak_mib": int(stats["allocated_bytes.all.peak"]) // 2**20,
         "reserved_mib": int(reserved) // 2**20,
-        "fragmentation_percent": round(100.0 * holes / max(1, reserved), 1),
+        "fragmentation_percent": round(100.0 * unused / max(1, reserved), 1),
     }
     del pieces, large
     return values
