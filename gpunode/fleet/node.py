@@ -17,7 +17,8 @@ from gpunode.fleet.targets import Target
 
 _CHUNK = 64 * 1024
 _KEPT_STDERR = 16 * 1024
-_WRITE_LIMIT_S = 60.0
+_WRITE_LIMIT_S = 300.0
+"""For one piece; an engine that writes a layer to a slow disk does not read meanwhile."""
 
 
 class Stream:

@@ -92,7 +92,7 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
     name = wish.image(run.node)
     run.container = RecordContainer(image=name)  # told also where the engine refuses
     with engine.found(way, deadline) as found:
-        devices = _devices(found, run.use)
+        devices = devices_for(found, run.use, run.node)
         run.container = RecordContainer(image=name, engine=f"docker {found.version}", gpus=devices.how)
         run.values |= {"engine_version": found.version, "api_version": found.api_version}
         run.values["removed_stale"] = len(container.sweep(found))
@@ -104,10 +104,13 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         run.output.judge(limit_s)
 
 
-def _devices(found: Engine, use: Use) -> Devices:
+def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
+    """How the engine is asked for the GPUs: by CDI where it looks for it and the node has a specification."""
     if not use.indices:
         return Devices("none")
-    return Devices("cdi" if found.knows_cdi else "runtime", None if use.all else use.indices)
+    described = any(spec.kind == "nvidia.com/gpu" for spec in node.cdi_specs or ())
+    by_cdi = found.knows_cdi and (described or not found.has_nvidia_runtime)
+    return Devices("cdi" if by_cdi else "runtime", None if use.all else use.indices)
 
 
 def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:

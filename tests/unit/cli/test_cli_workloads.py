@@ -1,0 +1,63 @@
+"""The image that the catalog gives to a node where none is named."""
+
+from typing import Any
+
+import pytest
+
+from gpunode.catalog import load
+from gpunode.cli.workloads import catalog_image
+from gpunode.facts import NodeFacts
+from gpunode.facts.models.gpu import Smi
+from gpunode.facts.models.pci import PciDevice
+from gpunode.workload import LaunchFailure
+
+IMAGES = {name: row.image for name, row in load().workload_images.items()}
+H100, V100, P100 = "2330", "1db1", "15f7"
+
+
+def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
+    def device(device_id: str) -> PciDevice:
+        values: dict[str, Any] = dict.fromkeys(PciDevice.model_fields)
+        values |= {"slot": "0000:01:00.0", "vendor_id": "10de", "device_id": device_id, "class_id": "030200"}
+        return PciDevice.model_construct(**values)
+
+    return NodeFacts(
+        host="gpu-1",
+        collected_at="2026-11-20T00:00:00Z",
+        simulated=False,
+        gaps={},
+        architecture=arch,
+        pci=tuple(device(one) for one in device_ids),
+        smi=Smi(document={"cuda_version": cuda, "gpus": []}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "image"),
+    [
+        (node("13.2", H100), "pytorch-26.05"),
+        (node("13.0", H100), "pytorch-25.10"),
+        (node("12.8", H100), "pytorch-2.7-cu128"),
+        (node("12.4", H100), "pytorch-2.7-cu128"),  # nothing as old: one of the same major version
+        (node("13.2", V100), "pytorch-2.7-cu126"),  # CUDA 13 has left Volta behind
+        (node("12.8", H100, P100), "pytorch-2.7-cu126"),
+        (node("13.2", H100, arch="aarch64"), "pytorch-26.05"),
+        (node("13.2", "ffff"), "pytorch-26.05"),  # a GPU that the catalog has not: by the driver alone
+    ],
+)
+def test_the_newest_that_driver_and_gpus_run(facts: NodeFacts, image: str) -> None:
+    assert catalog_image(facts) == IMAGES[image]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (node("11.4", H100), "no image of the catalog is for CUDA 11.4 and compute capability 9.0 on x86_64"),
+        (node("12.8", V100, arch="aarch64"), "on aarch64"),
+        (node(None, H100), "the CUDA of the driver was not seen"),
+    ],
+)
+def test_none_fits(facts: NodeFacts, words: str) -> None:
+    with pytest.raises(LaunchFailure, match=words) as caught:
+        catalog_image(facts)
+    assert "--image" in str(caught.value)
