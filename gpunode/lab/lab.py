@@ -1,10 +1,10 @@
 """A lab: a few nodes with one key pair, one network and one inventory, made and removed together."""
 
-import re
+import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,10 +135,9 @@ class Lab:
         self.state.prepare()
         taken = [node.name for node in existing]
         names: dict[str, str | None] = {}
-        for kind in kinds:
-            names |= dict.fromkeys(_new_names(kind, count, taken), kind)
-        if not kinds:
-            names |= dict.fromkeys(_new_names(recipe.system.short, count, taken))
+        for kind in kinds or [None]:
+            alike = sum(node.os == recipe.system.id and node.hardware == kind for node in existing)
+            names |= dict.fromkeys(_new_names(kind or recipe.system.short, count - alike, taken), kind)
         image = ""
         if names:
             cgroup_mount(recipe.system.id)  # before a minute is spent on an image
@@ -245,11 +244,10 @@ def _needs_vendor(node: LabNode) -> bool:
     return node.hardware is not None or system_named(node.os).lookalike
 
 
-def _new_names(stem: str, count: int, existing: Sequence[str]) -> list[str]:
-    """Names of the nodes to be made, so that there are ``count`` of this stem; gaps are filled first."""
-    have = sum(re.fullmatch(rf"{re.escape(stem)}-\d+", name) is not None for name in existing)
-    free = (name for number in range(1, count + len(existing) + 1) if (name := f"{stem}-{number}") not in existing)
-    return [next(free) for _ in range(count - have)]
+def _new_names(stem: str, missing: int, taken: Collection[str]) -> list[str]:
+    """As many names as nodes are missing; gaps are filled first."""
+    free = (name for number in itertools.count(1) if (name := f"{stem}-{number}") not in taken)
+    return list(itertools.islice(free, max(0, missing)))
 
 
 @contextmanager

@@ -19,21 +19,17 @@ from gpunode.lab.make import Ports
 
 
 @pytest.mark.parametrize(
-    ("count", "existing", "new"),
+    ("missing", "taken", "new"),
     [
         (2, [], ["deb12-1", "deb12-2"]),
-        (2, ["deb12-1", "deb12-2"], []),
-        (1, ["deb12-1", "deb12-2"], []),
-        (3, ["deb12-2"], ["deb12-1", "deb12-3"]),
-        (1, ["deb13-1", "deb13-2"], ["deb12-1"]),
+        (0, ["deb12-1", "deb12-2"], []),
+        (-1, ["deb12-1", "deb12-2"], []),
+        (2, ["deb12-2"], ["deb12-1", "deb12-3"]),
+        (1, ["deb13-1", "deb13-2", "deb12-1-1"], ["deb12-1"]),
     ],
 )
-def test_names_fill_gaps_and_count_their_own_system(count: int, existing: Sequence[str], new: list[str]) -> None:
-    assert _new_names("deb12", count, existing) == new
-
-
-def test_names_of_hardware_that_begins_alike_are_kept_apart() -> None:
-    assert _new_names("t4", 1, ["t4-1-1"]) == ["t4-1"]
+def test_names_fill_gaps(missing: int, taken: Sequence[str], new: list[str]) -> None:
+    assert _new_names("deb12", missing, taken) == new
 
 
 def test_ports_skip_what_is_used_and_what_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
