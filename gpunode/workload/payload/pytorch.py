@@ -60,7 +60,8 @@ def nccl_version() -> str | None:
         version = importlib.import_module("torch.cuda.nccl").version()
     except (AttributeError, RuntimeError, ImportError):
         return None
-    return ".".join(str(part) for part in version) if isinstance(version, tuple) else str(version)
+    # A suffix of the build may follow the three numbers.
+    return ".".join(str(part) for part in version[:3]) if isinstance(version, tuple) else str(version)
 
 
 def architectures(torch: Any) -> list[str]:
