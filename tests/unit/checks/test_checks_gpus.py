@@ -570,6 +570,12 @@ def test_a_log_that_lost_its_beginning_is_never_a_pass(check: str) -> None:
     assert (status, "does not reach back to the boot" in message) == ("warn", True)
 
 
+def test_a_containers_log_is_the_hosts_unless_it_is_of_simulated_hardware() -> None:
+    assert one("gpu.xid", node(kernel_log=log(), virtualization="docker"))[0] == "skip"
+    simulated = log().model_copy(update={"simulated": True})
+    assert one("gpu.xid", node(kernel_log=simulated, virtualization="docker"))[0] == "pass"
+
+
 # The host
 
 

@@ -245,6 +245,14 @@ def test_dmesg_stands_in_for_the_journal(journal: object) -> None:
     assert [(event.kind, event.xid, event.fatal) for event in log.events] == [("sxid", 20034, True)]
 
 
+def test_the_log_of_simulated_hardware_says_so_itself() -> None:
+    first = "2026-11-20T09:00:00,000000+00:00 Linux version 6.1.0-56-cloud-amd64 (gpunode-lab) #1 SMP PREEMPT_DYNAMIC\n"
+    log = kernel_log.parse(first, "dmesg")
+    assert (log.complete, log.simulated) == (True, True)
+    log = kernel_log.parse(first.replace("gpunode-lab", "debian-kernel@lists.debian.org"), "dmesg")
+    assert (log.complete, log.simulated) == (True, False)
+
+
 def test_a_log_that_may_not_be_read_is_a_gap() -> None:
     refused = answer("", 1, "dmesg: read kernel buffer failed: Operation not permitted")
     facts = gpu_facts_with({"journal-kernel": answer("", 1), "dmesg": refused})

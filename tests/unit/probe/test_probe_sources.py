@@ -313,6 +313,20 @@ def test_cdi(tmp_path: Path, form: str) -> None:
     assert (spec.driver_versions, spec.missing) == (("535.1.2",), ("/usr/lib/gone.so",))
 
 
+def test_simulated_modules_are_read_where_the_kernel_has_no_list(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for path, text in (
+        ("run/gpunode-lab/proc-modules", "nvidia 1 0 - Live 0x0\n"),
+        ("proc/modules", "ext4 1 0 - Live 0x0\n"),
+    ):
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert collect(root, tmp_path / "bin").files["/proc/modules"] == "ext4 1 0 - Live 0x0\n"
+    (root / "proc/modules").unlink()
+    assert collect(root, tmp_path / "bin").files["/proc/modules"] == "nvidia 1 0 - Live 0x0\n"
+
+
 JOURNAL_LINE = "2026-11-20T09:00:00+0000 h kernel: NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
 
 
