@@ -1,0 +1,64 @@
+"""Images of the workload for lab nodes: what they are told apart by, and what cannot be made."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab import workload_image
+from gpunode.lab.mirror import Mirror
+from gpunode.lab.recipe import SYSTEMS
+from gpunode.lab.workload_image import KINDS, ensure_workload_image, kind_named
+
+
+def test_every_kind_has_a_digest_of_its_own_that_stays() -> None:
+    digests = {kind.digest for kind in KINDS.values()}
+    assert len(digests) == len(KINDS)
+    assert digests == {kind.digest for kind in KINDS.values()}
+    assert all(re.fullmatch(r"[0-9a-f]{12}", digest) for digest in digests)
+
+
+def test_another_torch_is_another_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: kind.digest for name, kind in KINDS.items()}
+    monkeypatch.setattr(workload_image, "TORCH", "9.9.9+cpu")
+    after = {name: kind.digest for name, kind in KINDS.items()}
+    assert {name for name in KINDS if before[name] != after[name]} == {"torch"}
+
+
+def test_a_kind_that_is_none() -> None:
+    with pytest.raises(UsageError, match="tensorflow: no such workload image; there are torch, python, bare"):
+        kind_named("tensorflow")
+
+
+def test_the_base_boots_nothing() -> None:
+    recipe = workload_image._Base(SYSTEMS["debian-12"], "amd64", Mirror("http://a", "http://b"))
+    assert recipe.packages == ("python3",)
+    assert set(recipe.files) == {"etc/gpunode/lab-workload"}
+    assert "systemctl" not in recipe.setup
+
+
+class Absent:
+    """An engine without images, and with room."""
+
+    class images:  # noqa: N801
+        @staticmethod
+        def get(tag: str) -> None:
+            from docker.errors import ImageNotFound  # noqa: PLC0415
+
+            raise ImageNotFound(tag)
+
+    def info(self) -> dict[str, str]:
+        return {"DockerRootDir": "/"}
+
+
+def test_a_torch_that_pip_does_not_find_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workload_image, "TORCH", "0.0.0+none")
+    monkeypatch.setattr(workload_image, "TORCH_INDEX", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(
+        UndeterminedError, match=r"torch 0\.0\.0\+none could not be installed for the lab's image"
+    ) as err:
+        ensure_workload_image(Absent(), "torch", lambda _: None)  # type: ignore[arg-type]
+    assert len(str(err.value).splitlines()) == 1
