@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def knows_cdi(self) -> bool:
-        """True where it looks for CDI specifications (25 and 26 where features.cdi is set, 27 and later always)."""
+        """True where it looks for CDI specifications: where features.cdi says so, later engines by themselves."""
         return bool(self.info.get("CDISpecDirs"))
 
     @property
