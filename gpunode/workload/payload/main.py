@@ -107,7 +107,7 @@ def record(part: Part, component: str, outcome: Outcome) -> dict[str, Any]:
     return {
         "record": part.name,
         "schema": SCHEMA,
-        "device": outcome.device or default_device(),
+        "device": outcome.device or (default_device() if outcome.error is not None else "cpu"),
         "component": component,
         "seconds": outcome.seconds,
         "values": outcome.values,
@@ -119,7 +119,7 @@ def record(part: Part, component: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def default_device() -> str:
-    """What a part that could not say so was tried on: the GPU where there is one to be tried."""
+    """What a part that broke was tried on: the GPU where there is one to be tried."""
     return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
