@@ -247,7 +247,8 @@ def _modules(case: Case) -> dict[str, Any]:
     important = [kernel.release for kernel in case.kernels if kernel.newest or kernel.running]
     bare = [kernel.release for kernel in case.kernels if kernel.release in important and not kernel.headers]
     with_headers = [kernel.release for kernel in case.kernels if kernel.headers]
-    wanting = with_headers if not case.precompiled else important
+    # Ubuntu's modules come with the newest kernel: an older one that still runs goes with the next reboot.
+    wanting = with_headers if not case.precompiled else [kernel.release for kernel in case.kernels if kernel.newest]
     by_flavour = case.settings["by_source"].get("dkms", {}).get(case.stack.module.flavour)
     running = next((kernel.release for kernel in case.node.kernels or () if kernel.running), None)
     loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
@@ -264,7 +265,14 @@ def _modules(case: Case) -> dict[str, Any]:
         "running": gpus and bool(loaded),
         "loadable": gpus and not loaded and not nouveau and running in built,
         "exchangeable": gpus and bool(loaded) and loaded != target and running in built and not _used(case.node),
-        "reboot_reasons": list(_reboot_reasons(case, gpus and nouveau, loaded)),
+        "reboot_reasons": [
+            *_reboot_reasons(case, gpus and nouveau, loaded),
+            *(
+                [f"kernel {running} runs and has no module, {', '.join(sorted(built))} has"]
+                if gpus and not loaded and built and running not in built
+                else []
+            ),
+        ],
     }
 
 

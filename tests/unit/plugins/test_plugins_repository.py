@@ -78,7 +78,7 @@ def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
         ({"url": "mirror.test/cuda"}, "is no address"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, str], words: str) -> None:
+def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], words: str) -> None:
     (line,) = offer(**settings)["problems"]
     assert words in line
 
