@@ -176,6 +176,16 @@ def at_boot() -> None:
             _narrow(fault)
 
 
+def at_reset(index: int) -> None:
+    """What the reset of a GPU ends: errors are counted anew, and rows are remapped."""
+    with state.change_faults() as faults:
+        mine = [fault for fault in faults if fault["component"] == f"gpu{index}"]
+        ended = [fault for fault in mine if fault["fault"] in ("ecc-uncorrected", "remap-pending")]
+        faults[:] = [fault for fault in faults if fault not in ended]
+    for fault in ended:
+        _keep(fault)
+
+
 def _keep(fault: Fault) -> None:
     """Book in the GPU's InfoROM what a memory fault leaves behind."""
     with state.change() as (kept, _):
