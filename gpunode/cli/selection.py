@@ -142,7 +142,7 @@ TIMEOUT = click.option(
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="Hard limit for each node.",
+    help="Hard limit for reaching and probing each node.",
 )
 ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo.")
 

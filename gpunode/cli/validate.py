@@ -97,7 +97,7 @@ def command(  # noqa: PLR0913
         nodes = [judging.bundle(bundle.host, bundle, None) for bundle in read_bundles(selection.hosts)]
     else:
         judging = Judging(expectation, level or "standard", wanted)
-        then = None if level == "quick" else following(workload)
+        then = following(workload) if level != "quick" and reads_records(wanted) else None
         nodes = [judging.answer(answer) for answer in selection.collect(save=folder, then=then)]
         nodes.sort(key=lambda node: node.host)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
@@ -127,6 +127,11 @@ def level_must_exist(level: Level) -> None:
     if level not in levels:
         deepest = max(levels, key=LEVELS.index)
         raise UsageError(f"--level {level}: there is no check of this level yet; --level {deepest} has them all")
+
+
+def reads_records(wanted: Iterable[str]) -> bool:
+    """True where one of the checks needs what a workload records."""
+    return any(registry[name].level != "quick" for name in wanted)
 
 
 def following(workload: Options) -> Callable[[Say], Workload]:

@@ -381,6 +381,8 @@ def test_a_workload_follows_the_probe_unless_the_level_is_quick(
     assert then.wish.image(None) == "site/image:1"
     gpunode("validate", "--no-container")
     assert not asked["then"].wish.in_container
+    gpunode("validate", "--select", "gpu.count,driver.closure")  # nobody would read what it records
+    assert asked["then"] is None
 
 
 def test_saved_bundles_give_the_same_verdict_again(
