@@ -104,10 +104,10 @@ LONG = {
     "--format": "format", "--persistence-mode": "pm", "--power-limit": "pl", "--ecc-config": "e",
     "--reset-ecc-errors": "p", "--compute-mode": "c", "--gpu-reset": "r", "--applications-clocks": "ac",
     "--reset-applications-clocks": "rac", "--lock-gpu-clocks": "lgc", "--reset-gpu-clocks": "rgc",
-    "--lock-memory-clocks": "lmc", "--reset-memory-clocks": "rmc", "--multi-instance-gpu": "mig", "--filename": "f",
+    "--lock-memory-clocks": "lmc", "--reset-memory-clocks": "rmc", "--multi-instance-gpu": "mig",
 }  # fmt: skip
 SHORT = {
-    "-L": "list", "-q": "query", "-x": "xml", "-i": "id", "-d": "display", "-f": "f", "-pm": "pm", "-pl": "pl",
+    "-L": "list", "-q": "query", "-x": "xml", "-i": "id", "-d": "display", "-pm": "pm", "-pl": "pl",
     "-e": "e", "-p": "p", "-c": "c", "-r": "r", "-ac": "ac", "-rac": "rac", "-lgc": "lgc", "-rgc": "rgc",
     "-lmc": "lmc", "-rmc": "rmc", "-mig": "mig",
 }  # fmt: skip

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import state
+from . import faults, state
 from .gpu import Gpu
 from .values import maximum_clocks
 
@@ -39,6 +39,8 @@ def run(gpus: list[Gpu], options: dict[str, str]) -> tuple[int, str] | None:
             return NO_PERMISSION, text + _SETTINGS[name][1].format(gpus[0].bus_id) + ": Insufficient Permissions\n"
         for gpu in gpus:
             try:
+                if name == "r" and not gpu.busy:
+                    faults.at_reset(gpu.number)
                 text += _apply(gpu, _SETTINGS[name][0], options[name])
             except RefusedError as err:
                 code, text = err.code, text + err.text

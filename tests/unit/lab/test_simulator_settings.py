@@ -114,6 +114,18 @@ def test_a_reset_remaps_the_rows_that_waited(node: SimulatedNode) -> None:  # no
     assert node.cells("remapped_rows.pending,remapped_rows.uncorrectable") == ["No", "1"]
 
 
+def test_a_reset_ends_what_a_fault_of_memory_left(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    node.fault("ecc-uncorrected", "gpu0", count=2)
+    node.fault("remap-pending", "gpu0")
+    node.fault("remap-pending", "gpu1")
+    fields = "ecc.errors.uncorrected.volatile.total,ecc.errors.uncorrected.aggregate.total,remapped_rows.pending"
+    assert node.cells(fields) == ["2", "2", "Yes"]
+    node.ask("-i", "0", "-r")
+    assert node.cells(f"{fields},remapped_rows.uncorrectable") == ["0", "2", "No", "1"]
+    assert node.cells("remapped_rows.pending", 1) == ["Yes"]
+
+
 def test_compute_mode(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("t4-1")
     node.ask("-c", "EXCLUSIVE_PROCESS")
