@@ -29,7 +29,7 @@ PIN_PRIORITY = 1001
 DAEMON = "nvidia-persistenced"
 PINNING = re.compile(r"nvidia-driver-pinning-")
 META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
-DRIVERS_OWN = re.compile(r"nvidia|libcuda|libnv|cuda-drivers")
+DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda\d|libcudadebugger|libnv|cuda-drivers)")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from ansible.errors import AnsibleFilterError
 
 try:
     from gpunode.catalog import load
+    from gpunode.catalog.origins import upstream_version
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts
     from gpunode.stack import PlanHost, Request, Stack, lock_document, picture_from_facts, plan, undetermined
@@ -86,8 +87,7 @@ def node_plan(
     """The answer of ``stack`` for the variables of the roles, and ``problems``: why it must not be carried out.
 
     ``wishes``: ``source`` and ``flavour`` (``auto``: no wish), ``version`` (``keep``: what is installed; on a node
-    without a driver what the resolver prefers), ``cuda``, ``toolkit`` (empty: no wish), ``switch``: what stands in the
-    way may go.
+    without a driver what the resolver prefers), ``cuda``, ``toolkit`` (empty: no wish).
     """
     _need_gpunode()
     asked = {key: str(value) for key, value in plain(wishes).items() if value not in (None, "", "auto")}
@@ -98,11 +98,17 @@ def node_plan(
     request: dict[str, Any] = {"source": source, "kernel_module": flavour}
     request |= {"cuda": asked.get("cuda"), "toolkit": asked.get("toolkit")}
     problems: list[str] = []
-    others = [origin for origin in installed.origins if origin != source] if installed else []
-    strange = [origin for origin in others if origin != "a .run file"] if source else []
+    origins = {row.origin for row in installed.closure} if installed else set()
+    wished_of = source or next(iter(origins), None)
+    own = (
+        {upstream_version(row.version) for row in installed.closure if row.origin == wished_of} if installed else set()
+    )
     if version != "keep":
         request["driver"] = version
-    elif installed and not lock and not strange:
+    elif installed and not lock and origins != {wished_of}:
+        if source and len(own) == 1:  # beside others that go: it stays what it is
+            request["driver"] = own.pop() if source == "nvidia" else own.pop().split(".", maxsplit=1)[0]
+    elif installed and not lock:
         if installed.version is None:
             problems.append(
                 "mixed-versions: the driver's packages are of several versions "
@@ -115,16 +121,15 @@ def node_plan(
             request["driver"] = (
                 installed.version if installed.origins == ("nvidia",) else installed.version.split(".")[0]
             )
-    # Preflight names these two itself.
+    # Preflight names a .run file itself.
     node = node.model_copy(
         update={"foreign_installs": tuple(one for one in node.foreign_installs or () if one.kind != "driver-runfile")}
     )
-    mixed = installed is not None and len([origin for origin in installed.origins if origin != "a .run file"]) > 1
     wanted = {key: value for key, value in request.items() if value is not None}
     answer = stack(node.model_dump(mode="json"), wanted, lock, today)
     if answer["undetermined"]:
         problems.append(f"undetermined: {answer['undetermined']}")
-    if answer["conflict"] and not problems and (asked.get("switch") == "True" or not mixed):
+    if answer["conflict"] and not problems:
         problems.append(f"no-stack: {_words(answer['conflict'])}")
     return {**answer, "problems": problems}
 

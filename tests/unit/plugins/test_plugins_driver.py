@@ -258,8 +258,9 @@ def test_holds_of_others_at_another_version_are_refused_and_our_own_are_not(bare
 def test_a_transaction_that_would_take_others_away_is_refused(bare: dict[str, Any]) -> None:
     there = with_driver(bare, "580.95.05")
     stack = stack_of(there, version="595")
-    (line,) = refused(there, stack, {"remove": ["libcuda1", "nvidia-kernel-open-dkms", "a-users-tool"]})
-    assert line.startswith("would-remove: apt would take away a-users-tool ")
+    going = ["libcuda1", "nvidia-kernel-open-dkms", "nvidia-container-toolkit", "a-users-tool"]
+    (line,) = refused(there, stack, {"remove": going})
+    assert line.startswith("would-remove: apt would take away a-users-tool, nvidia-container-toolkit ")
 
 
 def test_two_versions_are_named_one_by_one(bare: dict[str, Any]) -> None:
