@@ -48,8 +48,8 @@ class Place:
 
     @property
     def containers(self) -> list[str]:
-        """All containers of ours on the node, running or not."""
-        return self.root(f"docker ps -aq --filter label={LABEL}").split()
+        """All containers of our runs on the node, running or not."""
+        return self.root("docker ps -aq --filter name=gpunode-validate-").split()
 
     def image(self, kind: str) -> Path:
         """An image of the lab as a file."""
@@ -110,7 +110,7 @@ class Place:
             start_new_session=True,
         )
         try:
-            until(lambda: bool(self.root(f"docker ps -q --filter label={LABEL}")), 60)
+            until(lambda: bool(self.root("docker ps -q --filter name=gpunode-validate-")), 60)
             yield process
         finally:
             if process.poll() is None:
@@ -159,7 +159,7 @@ def test_the_payload_runs_in_the_nested_engine(place: Place) -> None:
     own = records["container"]
     assert own["container"]["engine"].startswith("docker 20.10.")
     assert (own["values"]["complete"], own["values"]["brought"], own["container"]["gpus"]) == (True, True, "none")
-    assert place.containers in ([], [place.root("docker ps -aq --filter name=left")])
+    assert place.containers == []
 
 
 def test_the_image_is_not_brought_twice(place: Place) -> None:
@@ -274,7 +274,7 @@ def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: 
 def test_an_image_that_cannot_do_it_is_named(place: Place, kind: str, words: list[str]) -> None:
     assert kind in KINDS
     place.refused("--image-file", str(place.image(kind)), words=words)
-    assert place.containers in ([], [place.root("docker ps -aq --filter name=left")])
+    assert place.containers == []
 
 
 def test_an_image_without_torch_says_so_in_its_records(place: Place) -> None:
