@@ -10,7 +10,7 @@ from typing import Any
 from . import daemon
 from .gpu import Gpu
 from .node import Node, package_release
-from .values import ecc_counts, remapped
+from .readings import ecc_counts, remapped
 
 NO_ENGINE = (
     "Error: unable to establish a connection to the specified host: localhost\n"

@@ -6,6 +6,7 @@ TOOLS = {
     "boot": "boot",
     "dcgmi": "dcgmi",
     "fault": "faults",
+    "lsmod": "lsmod",
     "modprobe": "modprobe",
     "nv-fabricmanager": "fabric_manager",
     "nv-hostengine": "host_engine",

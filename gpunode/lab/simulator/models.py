@@ -1,7 +1,8 @@
 """What the tools print of a GPU model beyond the hardware description, by PCI device id.
 
-From captures of real machines with that model; what no capture told is left out, and is then printed as N/A. A key
-that the hardware description has goes before the one here.
+H100, H200, A100 SXM4, L40S and T4 are as recorded on real machines with that model, but for what an idle GPU of theirs
+draws and runs at, which is typical. Of B200, A100 PCIe and V100 there is no whole recording: their figures are ours, so
+that the model has what its architecture has. A key that the hardware description has goes before the one here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ HOPPER = {
     "memory_power_w": 30.8,
     "atomic_caps": "FETCHADD_32 FETCHADD_64 SWAP_32 SWAP_64 CAS_32 CAS_64 ",
     "c2c_mode": "Disabled",
-    "bbx": True,
     "edpp_multiplier": "100.00%",
 }
 
@@ -48,7 +48,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "idle_clocks_mhz": {"graphics": 210, "video": 795},
         "idle_power_w": 61.0,
         "memory_reserved_mib": 869,
-        "bbx": True,
     },
     "10de:20b5": {
         "remap_banks": 640,

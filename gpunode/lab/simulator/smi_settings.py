@@ -9,7 +9,7 @@ from typing import Any
 
 from . import faults, state
 from .gpu import Gpu
-from .values import maximum_clocks
+from .readings import maximum_clocks
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, IN_USE = 2, 3, 4, 19
 MODES = {

@@ -7,7 +7,8 @@ import time
 from .gpu import Gpu
 from .layout import numbers
 from .node import Node
-from .values import LOST, ecc_counts, memory, power_w, temperature_c
+from .readings import ecc_counts, memory, power_w, temperature_c
+from .values import LOST
 
 NEWER_PROCESS_COLUMNS = 575
 COMPUTE_MODES = {"Default": "Default", "Exclusive_Process": "E. Process", "Prohibited": "Prohibited"}

@@ -7,7 +7,8 @@ import time
 from .gpu import Gpu
 from .layout import Row, numbers, rows
 from .node import Node
-from .values import application_clocks, maximum_clocks, values
+from .readings import application_clocks, maximum_clocks
+from .values import values
 
 # Blocks of the layout that -d SECTION prints.
 SECTIONS = {

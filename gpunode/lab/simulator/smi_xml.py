@@ -9,7 +9,8 @@ from xml.sax.saxutils import escape
 from .gpu import Gpu
 from .layout import Row, numbers, rows
 from .node import Node
-from .values import application_clocks, maximum_clocks, values
+from .readings import application_clocks, maximum_clocks
+from .values import values
 
 DTD = ((590, "v13"), (525, "v12"), (0, "v11"))
 

@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from .gpu import NAMES, Gpu
+from .readings import (
+    application_clocks,
+    clocks,
+    ecc_counts,
+    fabric,
+    maximum_clocks,
+    memory,
+    power_w,
+    reasons,
+    remapped,
+    temperature_c,
+)
 
 DEPRECATED = "Requested functionality has been deprecated"
 LOST = "GPU is lost"
@@ -131,40 +143,6 @@ def _pci(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def clocks(gpu: Gpu) -> dict[str, int]:
-    """Clocks in force in MHz: graphics, sm, memory, video."""
-    idle = gpu.get("idle_clocks_mhz") or {}
-    top = maximum_clocks(gpu)
-    sm = top["sm"] if gpu.busy else int(idle.get("graphics", top["sm"]))
-    memory = top["memory"] if gpu.busy else int(idle.get("memory", top["memory"]))
-    locked = gpu.now.get("locked_sm_clock_mhz")
-    if locked:
-        sm = min(max(sm, int(locked[0])), int(locked[1]))
-    if gpu.now.get("locked_memory_clock_mhz"):
-        memory = int(gpu.now["locked_memory_clock_mhz"][1])
-    if gpu.fault("throttle") and gpu.busy:
-        sm = sm // 2
-    video = top.get("video") or sm
-    return {"graphics": sm, "sm": sm, "memory": memory, "video": video if gpu.busy else int(idle.get("video", video))}
-
-
-def maximum_clocks(gpu: Gpu) -> dict[str, int]:
-    """Maximum clocks in MHz."""
-    sm = int(gpu.get("max_sm_clock_mhz", 0))
-    video = int(gpu.get("video_clock_mhz", 0))
-    return {"graphics": sm, "sm": sm, "memory": int(gpu.get("max_memory_clock_mhz", 0)), "video": video}
-
-
-def application_clocks(gpu: Gpu, default: bool = False) -> tuple[int, int]:
-    """(memory, graphics) in MHz."""
-    top = maximum_clocks(gpu)
-    chosen = None if default else gpu.now.get("application_clocks_mhz")
-    if chosen:
-        return int(chosen[0]), int(chosen[1])
-    usual = gpu.get("application_clocks_mhz") or {}
-    return int(usual.get("memory", top["memory"])), int(usual.get("graphics", top["sm"]))
-
-
 def _clocks(gpu: Gpu) -> dict[str, str]:
     now, top = clocks(gpu), maximum_clocks(gpu)
     tags = {"graphics": "graphics_clock", "sm": "sm_clock", "memory": "mem_clock", "video": "video_clock"}
@@ -176,23 +154,6 @@ def _clocks(gpu: Gpu) -> dict[str, str]:
         told[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(580) else f"{graphics} MHz"
         told[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(580) else f"{memory} MHz"
     return told
-
-
-def reasons(gpu: Gpu) -> dict[str, bool]:
-    """Which throttle reasons are active, by their short names."""
-    fault = gpu.fault("throttle") or {}
-    which = str(fault.get("reason", "hw_thermal_slowdown")) if fault else ""
-    return {
-        "gpu_idle": not gpu.busy and not fault,
-        "applications_clocks_setting": False,
-        "sw_power_cap": which == "sw_power_cap",
-        "hw_slowdown": which in ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"),
-        "hw_thermal_slowdown": which == "hw_thermal_slowdown",
-        "hw_power_brake_slowdown": which == "hw_power_brake_slowdown",
-        "sync_boost": False,
-        "sw_thermal_slowdown": which == "sw_thermal_slowdown",
-        "display_clocks_setting": False,
-    }
 
 
 def _reasons(gpu: Gpu) -> dict[str, str]:
@@ -208,14 +169,6 @@ def _reasons(gpu: Gpu) -> dict[str, str]:
     if gpu.is_since("hopper"):
         told["sparse_operation_mode"] = "Disabled"
     return told
-
-
-def memory(gpu: Gpu) -> dict[str, int]:
-    """Memory in MiB: total, reserved, used, free."""
-    total = int(gpu.get("memory_total_mib", 0))
-    reserved = int(gpu.get("memory_reserved_mib", total // 150))
-    used = sum(int(entry.get("memory_mib", 0)) for entry in gpu.processes) + (1 if gpu.persistence else 0)
-    return {"total": total, "reserved": reserved, "used": used, "free": total - reserved - used}
 
 
 def _memory(gpu: Gpu) -> dict[str, str]:
@@ -236,36 +189,6 @@ def _memory(gpu: Gpu) -> dict[str, str]:
             load.update({"jpeg": 0, "ofa": 0})
         told.update({f"utilization/{key}_util": f"{value} %" for key, value in load.items()})
     return told
-
-
-def ecc_counts(gpu: Gpu) -> dict[str, int]:
-    """``volatile/dram_uncorrectable`` and so on to counts."""
-    counts = {
-        f"{period}/{place}": 0
-        for period in ("volatile", "aggregate")
-        for place in ("sram_correctable", "sram_uncorrectable", "dram_correctable", "dram_uncorrectable")
-    }
-    kept = gpu.kept.get("ecc_errors") or {}
-    counts["aggregate/dram_correctable"] += int(kept.get("corrected", 0))
-    counts["aggregate/dram_uncorrectable"] += int(kept.get("uncorrected", 0))
-    fault = gpu.fault("ecc-uncorrected")
-    if fault:
-        number = int(fault.get("count", 1))
-        counts["volatile/dram_uncorrectable"] += number
-        counts["aggregate/dram_uncorrectable"] += number
-    return counts
-
-
-def remapped(gpu: Gpu) -> dict[str, int | bool]:
-    """Remapped rows: correctable, uncorrectable, pending, failure."""
-    kept = gpu.kept.get("remapped") or {}
-    pending = gpu.fault("remap-pending") is not None
-    return {
-        "correctable": int(kept.get("correctable", 0)),
-        "uncorrectable": int(kept.get("uncorrectable", 0)) + (1 if pending else 0),
-        "pending": bool(kept.get("pending")) or pending,
-        "failure": bool(kept.get("failure")),
-    }
 
 
 def _errors(gpu: Gpu) -> dict[str, str]:
@@ -340,13 +263,6 @@ def _rows(gpu: Gpu, rows: dict[str, int | bool]) -> dict[str, str]:
     return told
 
 
-def temperature_c(gpu: Gpu) -> int:
-    """The chip's temperature: idle, busy, or hot by the fault."""
-    if gpu.fault("throttle"):
-        return int((gpu.get("temperatures_c") or {}).get("slowdown", int(gpu.get("tlimit_base_c", 87)) + 2))
-    return 59 if gpu.busy else 31 + gpu.number % 4
-
-
 def _temperatures(gpu: Gpu) -> dict[str, str]:
     now = temperature_c(gpu)
     told = {"temperature/gpu_temp": f"{now} C"}
@@ -363,13 +279,6 @@ def _temperatures(gpu: Gpu) -> dict[str, str]:
     if "memory" in offsets or "memory" in limits:
         told["temperature/memory_temp"] = f"{now + 8} C"
     return told
-
-
-def power_w(gpu: Gpu) -> float:
-    """The power draw: idle, or most of the limit."""
-    if gpu.busy:
-        return round(gpu.power_limit_w * 0.9, 2)
-    return float(gpu.get("idle_power_w", max(gpu.power_limit_w * 0.1, 1.0)))
 
 
 def _power(gpu: Gpu) -> dict[str, str]:
@@ -401,21 +310,6 @@ def _power(gpu: Gpu) -> dict[str, str]:
     if gpu.get("edpp_multiplier"):
         told["edpp_multiplier"] = str(gpu.get("edpp_multiplier"))
     return told
-
-
-def fabric(gpu: Gpu) -> dict[str, str]:
-    """State, status, clique and cluster of a GPU behind NVSwitches; empty for others."""
-    if not gpu.in_fabric:
-        return {}
-    known = gpu.node.running.get("fabric") or {}
-    if gpu.fault("fabric-not-completed") or known.get("state") != "Completed":
-        return {"state": "In Progress"}
-    return {
-        "state": "Completed",
-        "status": str(known.get("status", "Success")),
-        "cliqueId": "0",
-        "clusterUuid": "00000000-0000-0000-0000-000000000000",
-    }
 
 
 def _fabric(gpu: Gpu) -> dict[str, str]:
