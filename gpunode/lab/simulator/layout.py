@@ -226,9 +226,9 @@ ecc_errors | ECC Errors
     sram_microcontroller | SRAM Microcontroller
     sram_pcie | SRAM PCIE
     sram_other | SRAM Other
-  channel_repair_pending | Channel Repair Pending | 580-
-  tpc_repair_pending | TPC Repair Pending | 580-
-  unrepairable_memory | Unrepairable Memory | 590-
+  channel_repair_pending | Channel Repair Pending | 580- | !bits
+  tpc_repair_pending | TPC Repair Pending | 580- | !bits
+  unrepairable_memory | Unrepairable Memory | 590- | !bits
 retired_pages | Retired Pages
   multiple_single_bit_retirement | -
     retired_count | -

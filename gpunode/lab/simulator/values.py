@@ -151,8 +151,8 @@ def _clocks(gpu: Gpu) -> dict[str, str]:
     told["max_customer_boost_clocks/graphics_clock"] = f"{top['sm']} MHz"
     for block, default in (("applications_clocks", False), ("default_applications_clocks", True)):
         memory, graphics = application_clocks(gpu, default)
-        told[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(580) else f"{graphics} MHz"
-        told[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(580) else f"{memory} MHz"
+        told[f"{block}/graphics_clock"] = DEPRECATED if gpu.node_is_since(590) else f"{graphics} MHz"
+        told[f"{block}/mem_clock"] = DEPRECATED if gpu.node_is_since(590) else f"{memory} MHz"
     return told
 
 
@@ -226,6 +226,8 @@ def _ecc(gpu: Gpu) -> dict[str, str]:
             else:
                 told.update({f"ecc_errors/{period}/{bit}/{key}": "0" for key in ("register_file", "l1_cache")})
                 told[f"ecc_errors/{period}/{bit}/l2_cache"] = "0"
+                if bit == "double_bit" and gpu.is_since("volta"):
+                    told[f"ecc_errors/{period}/{bit}/cbu"] = "0"
     told["ecc_errors/aggregate/sram_threshold_exceeded"] = "No"
     for place in ("l2", "sm", "microcontroller", "pcie", "other"):
         told[f"ecc_errors/aggregate_uncorrectable_sram_sources/sram_{place}"] = "0"
