@@ -1,6 +1,6 @@
 """PID 1 of the vendor's container: publishes at the first start, then serves, and plays the faults that are on.
 
-The rpm packages are signed one by one, which takes a while: requests for them wait for it, all others do not.
+The rpm packages are signed one by one, which takes a while: the first request for them has it done and waits.
 A fault is on while there is a file of its name in ``ON``; its content is the fault's argument.
 """
 
@@ -20,11 +20,10 @@ import publish  # type: ignore[import-not-found]
 ON = Path("/srv/on")
 READY = Path("/srv/ready")
 PLAN = "/srv/gpunode/plan.json"
-_POLL_S = 0.05
-_SIGNING_LIMIT_S = 300
+_POLL_S = 0.2
 _APT = {"flat", "suites"}
 _RPM = {"rpm"}
-_rpm_ready = threading.Event()
+_publishing = threading.Lock()
 
 
 def is_on(fault: str) -> bool:
@@ -51,7 +50,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         """Refuse what a fault takes away."""
         name = self.path.rpartition("/")[2]
         if "/rhel9/" in self.path or "/rpm/" in self.path:
-            _rpm_ready.wait(_SIGNING_LIMIT_S)
+            publish_once(_RPM)
         if is_on("unreachable"):
             self.close_connection = True
             return None
@@ -88,23 +87,17 @@ def serve() -> None:
 
 
 def publish_once(kinds: set[str]) -> None:
-    """Publish the repositories of these kinds, unless an earlier start has."""
+    """Publish the repositories of these kinds, unless that was done before."""
     done = Path("/srv/published") / min(kinds)
-    if not done.exists():
-        publish.main(PLAN, kinds)
-        done.parent.mkdir(exist_ok=True)
-        done.touch()
-
-
-def publish_rpm() -> None:
-    """Sign the rpm repositories, and let the requests for them go on."""
-    publish_once(_RPM)
-    _rpm_ready.set()
+    with _publishing:
+        if not done.exists():
+            publish.main(PLAN, kinds)
+            done.parent.mkdir(exist_ok=True)
+            done.touch()
 
 
 if __name__ == "__main__":
     READY.unlink(missing_ok=True)
     ON.mkdir(exist_ok=True)
     publish_once(_APT)
-    threading.Thread(target=publish_rpm, daemon=True).start()
     serve()
