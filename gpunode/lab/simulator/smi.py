@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml
+from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
 from .gpu import Gpu
 from .layout import numbers
 from .node import Node, loaded, package_release
 
 SUCCESS, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 2, 3, 4, 6
-NO_DRIVER, NO_LIBRARY, MISMATCH, LOST = 9, 12, 18, 15
+NO_DRIVER, NO_LIBRARY, MISMATCH, UNKNOWN = 9, 12, 18, 255
 HANG_S = 3600
 
 NO_DRIVER_TEXT = (
@@ -90,6 +90,8 @@ def ready() -> Node:
         raise SmiError(NO_DRIVER, NO_DRIVER_TEXT)
     if node.has_fault("smi-hangs"):
         time.sleep(HANG_S)
+    if node.in_container and not state.path("/dev/nvidiactl").exists():
+        raise SmiError(UNKNOWN, "Failed to initialize NVML: Unknown Error\n")
     if node.release != node.library:
         short = ".".join(node.library.split(".")[:2])
         text = f"Failed to initialize NVML: Driver/library version mismatch\nNVML library version: {short}\n"

@@ -133,10 +133,18 @@ def test_a_container_sees_the_gpus_whose_device_files_it_has(node: SimulatedNode
     node.lay("hgx-h100-8")
     (node.root / "etc/gpunode/lab-node").unlink()
     (node.root / "dev").mkdir()
-    for minor in (2, 6):
-        (node.root / f"dev/nvidia{minor}").touch()
+    for name in ("nvidia2", "nvidia6", "nvidiactl"):
+        (node.root / "dev" / name).touch()
     uuids = [node.hardware["gpus"][number]["uuid"] for number in (2, 6)]
     assert [gpu["uuid"] for gpu in smi_list.parse(node.ask("-L"))["gpus"]] == uuids
     assert node.cells("index,gpu_bus_id", 1)[0] == "1"
     topology = smi_topo.parse(node.ask("topo", "-m"))
     assert topology["links"]["GPU0"]["GPU1"] == "NV18"
+
+
+def test_a_container_that_lost_its_device_files(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    (node.root / "etc/gpunode/lab-node").unlink()
+    code, text = node.run("-L")
+    assert code == 255
+    assert smi_list.parse(text)["error"]["kind"] == "nvml-unknown"
