@@ -11,7 +11,7 @@ from .gpu import Gpu
 from .layout import numbers
 from .node import Node, loaded, package_release
 
-SUCCESS, INVALID, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 0, 2, 3, 4, 6
+SUCCESS, INVALID, NOT_FOUND = 0, 2, 6
 NO_DRIVER, NO_LIBRARY, MISMATCH, UNKNOWN = 9, 12, 18, 255
 HANG_S = 3600
 
