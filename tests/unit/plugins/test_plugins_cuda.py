@@ -19,7 +19,7 @@ def bare(device: str) -> dict[str, Any]:
     """A Debian 12 node without a driver, with one GPU."""
     document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
     gpu = {"slot": "0000:01:00.0", "vendor_id": "10de", "device_id": device, "class_id": "030200"}
-    nothing = {"packages": [], "module_files": [], "dkms": [], "loaded_driver": None}
+    nothing: dict[str, Any] = {"packages": [], "module_files": [], "dkms": [], "loaded_driver": None}
     return {**document, **nothing, "pci": [{**gpu, "subsystem_id": None, "driver": None}]}
 
 

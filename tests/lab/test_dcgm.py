@@ -1,0 +1,156 @@
+"""The roles dcgm and nvidia_fabric on a simulated L40S server: DCGM 3 gives way, and nothing is left failed.
+
+The tests of this file share one node without an NVSwitch and run in their order. No driver is there, so DCGM is
+enabled and not started; that it runs beside a driver is shown in test_fabric.py.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker_plays import Roles
+from playbook_runs import Run, Site, yaml_list
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+
+UNIT = "/etc/systemd/system/nvidia-dcgm.service.d/gpunode.conf"
+OWN_FILES = {"/etc/apt/preferences.d/gpunode-dcgm.pref", UNIT}
+MEMORY = "/var/lib/gpunode/dcgm/packages-before"
+STEM = "datacenter-gpu-manager-4"
+OLD_SERVICE = r"""
+printf '%s\n' '[Service]' 'ExecStart=/bin/sleep 1000' '[Install]' 'WantedBy=multi-user.target' \
+    > /etc/systemd/system/dcgm.service
+systemctl daemon-reload
+systemctl enable --now --quiet dcgm.service
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plays")
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> Iterator[Site]:
+    lab = Lab(f"test-dcgm-{os.getpid()}")
+    try:
+        lab.up(1, "debian-12", ["l40s-4"])
+        site = Site(lab)
+        Roles(site, folder, "nvidia_repository").done()
+        site.sh("apt-get update -q; apt-get install -y -q datacenter-gpu-manager")
+        site.sh(OLD_SERVICE)
+        yield site
+    finally:
+        lab.down()
+
+
+@pytest.fixture(scope="module")
+def dcgm(site: Site, folder: Path) -> Roles:
+    return Roles(site, folder, "dcgm")
+
+
+@pytest.fixture(scope="module")
+def installed(dcgm: Roles) -> tuple[Run, Run]:
+    """The announcement, and what was done."""
+    before = dcgm.site.snapshot()
+    announced = dcgm.done("--check")
+    assert dcgm.site.snapshot() == before
+    return announced, dcgm.done()
+
+
+def versions(site: Site) -> dict[str, str]:
+    found = dict(line.split()[:2] for line in site.packages() if line.endswith(" installed"))
+    return {name: version for name, version in found.items() if name.startswith("datacenter-gpu-manager")}
+
+
+def test_dcgm_4_takes_the_place_of_3_as_announced(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+    announced, done = installed
+    assert announced.paths >= OWN_FILES
+    assert done.paths == announced.paths
+    found = versions(dcgm.site)
+    assert {f"{name}={version}" for name, version in found.items()} == yaml_list(announced.output, "install")
+    assert yaml_list(announced.output, "remove") == {"datacenter-gpu-manager"}
+    names = {STEM + part for part in ("-core", "-cuda13", "-proprietary", "-proprietary-cuda13")}
+    assert found.keys() == names == dcgm.site.held()
+    assert len(set(found.values())) == 1
+
+
+def test_the_service_is_enabled_bound_to_a_gpu_and_alone(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+    assert dcgm.site.sh("systemctl is-enabled nvidia-dcgm.service").strip() == "enabled"
+    assert dcgm.site.sh("systemctl is-enabled dcgm.service || true").strip() == "disabled"
+    assert dcgm.site.sh("systemctl is-active dcgm.service || true").strip() == "inactive"
+    assert "exit-condition" not in dcgm.site.sh("systemctl start nvidia-dcgm; systemctl show -p Result nvidia-dcgm")
+    dcgm.site.sh("systemctl stop nvidia-dcgm; systemctl reset-failed")
+
+
+def test_a_second_run_changes_nothing_and_an_installed_version_is_kept(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+    before = dcgm.site.snapshot()
+    run = dcgm.done()
+    assert run.recap["changed"] == 0, run.changed
+    assert dcgm.site.snapshot() == before
+    dcgm.done("-e", "dcgm_version=4.5.1")
+    older = versions(dcgm.site)
+    assert {version.partition("-")[0] for version in older.values()} == {"1:4.5.1"}
+    assert dcgm.done().recap["changed"] == 0
+    dcgm.done("-e", "dcgm_version=newest")
+    assert dcgm.site.snapshot() == before
+
+
+def test_what_is_damaged_is_repaired_and_nothing_else(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+    before = dcgm.site.snapshot()
+    dcgm.site.sh(
+        f"apt-mark unhold {STEM}-core; apt-get purge -y -q --allow-change-held-packages {STEM}-cuda13;"
+        "systemctl disable --quiet nvidia-dcgm.service"
+    )
+    for path in OWN_FILES:
+        dcgm.site.sh(f"echo damaged > {path}")
+    announced = dcgm.done("--check")
+    run = dcgm.done()
+    assert run.paths == announced.paths == OWN_FILES
+    assert dcgm.site.snapshot() == before
+
+
+def test_a_package_that_vanished_stops_it_and_the_next_run_goes_on(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+    vendor = dcgm.site.lab.vendor()
+    before = dcgm.site.snapshot()
+    dcgm.site.sh("apt-get clean")
+    vendor.fault("package-gone", f"{STEM}-core_*")
+    try:
+        run = dcgm.play("-e", "dcgm_version=4.5.1")
+    finally:
+        vendor.heal()
+    assert run.rc != 0
+    assert "it broke off" in run.output
+    assert "404" in run.output
+    assert versions(dcgm.site).keys() == {
+        STEM + part for part in ("-core", "-cuda13", "-proprietary", "-proprietary-cuda13")
+    }
+    dcgm.done("-e", "dcgm_version=newest")
+    assert dcgm.site.snapshot() == before
+
+
+def test_a_fabric_manager_that_no_board_needs_is_not_let_fail(site: Site, folder: Path) -> None:
+    fabric = Roles(site, folder, "nvidia_fabric")
+    assert fabric.done().recap["changed"] == 0
+    assert "fabricmanager" not in site.sh("dpkg -l; find /etc/systemd")
+    site.sh("apt-get install -y -q nvidia-fabricmanager")
+    fabric.done()
+    site.sh("systemctl enable --quiet nvidia-fabricmanager; systemctl start nvidia-fabricmanager")
+    shown = site.sh("systemctl show -p ActiveState,Result nvidia-fabricmanager").split()
+    assert set(shown) == {"ActiveState=inactive", "Result=exec-condition"}
+    assert site.sh("systemctl list-units --failed --plain --no-legend") == ""
+    fabric.done("-e", "nvidia_fabric_state=absent")
+    assert "fabricmanager" not in site.sh("dpkg -l; find /etc/systemd")
+    assert fabric.done("-e", "nvidia_fabric_state=absent").recap["changed"] == 0
+
+
+def test_absent_takes_it_away(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+    announced = dcgm.done("--check", "-e", "dcgm_state=absent")
+    run = dcgm.done("-e", "dcgm_state=absent")
+    assert announced.paths == run.paths == OWN_FILES | {MEMORY}
+    assert versions(dcgm.site) == {}
+    assert "gpunode-dcgm" not in dcgm.site.sh("find /etc")
+    assert dcgm.done("-e", "dcgm_state=absent").recap["changed"] == 0
