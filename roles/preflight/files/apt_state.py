@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
-# apt writes its caches anew whenever it is asked, also where nothing is to change.
+# apt writes a cache that is out of date anew whenever it is asked; a look is to change nothing. Without one it is slow.
+CACHE = Path("/var/cache/apt/pkgcache.bin")
+CACHED = ("/var/lib/dpkg/status", "/var/lib/apt/lists", "/etc/apt", "/etc/apt/sources.list.d", "/etc/apt/preferences.d")
 NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
 OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
@@ -114,6 +116,14 @@ def packages():
     return {"installed": installed, "unfinished": unfinished, "held": held}
 
 
+def header_packages():
+    """Names of all header packages in the node's sources."""
+    fresh = CACHE.exists() and all(
+        Path(path).stat().st_mtime < CACHE.stat().st_mtime for path in CACHED if Path(path).exists()
+    )
+    return output_of(["apt-cache", *(() if fresh else NO_CACHE), "pkgnames", "linux-headers-"]).split()
+
+
 def own_holds():
     """Names that the role nvidia_driver holds: those that it keeps from unattended upgrades."""
     try:
@@ -174,7 +184,7 @@ def main():
     state = {
         "sources": sources(),
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
-        "headers": output_of(["apt-cache", *NO_CACHE, "pkgnames", "linux-headers-"]).split(),
+        "headers": header_packages(),
         **packages(),
         "own_holds": own_holds(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
