@@ -103,7 +103,7 @@ class Place:
     def under_way(self) -> Iterator["subprocess.Popen[str]"]:
         """``gpunode validate`` with a payload that takes its whole time, its container running."""
         process = subprocess.Popen(
-            self.command("--image-file", str(self.image("hangs")), "--workload-timeout", "60"),
+            self.command("--image-file", str(self.image("hangs")), "--workload-timeout", "75"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -253,7 +253,7 @@ def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: 
     with place.under_way() as process:
         place.root("iptables -I INPUT -p tcp --dport 22 -j DROP && iptables -I OUTPUT -p tcp --sport 22 -j DROP")
         try:
-            assert until(lambda: not place.containers, 75) > 5
+            assert until(lambda: not place.containers, 90) > 5
             out, _ = process.communicate(timeout=90)
         finally:
             place.root("iptables -D INPUT -p tcp --dport 22 -j DROP && iptables -D OUTPUT -p tcp --sport 22 -j DROP")

@@ -1,0 +1,139 @@
+"""CDI with a real engine that has it (Debian 13, Docker 26): a container gets what it is given, and no more."""
+
+import io
+import json
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli.workloads import NodeWay
+from gpunode.fleet import Node, collect, targets_from_inventory
+from gpunode.lab import Lab, LabNode
+from gpunode.lab.engine import connect
+from gpunode.lab.workload_image import write_workload_image
+from gpunode.probe import Bundle
+from gpunode.workload import LaunchFailure, read_image_file
+from gpunode.workload.container import Devices, Job, Program, run
+from gpunode.workload.engine import found
+from gpunode.workload.image import provide
+from gpunode.workload.launch import START
+from gpunode.workload.output import Output
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+
+# Two devices that the test can tell apart without a GPU: each brings a variable and a file of the host.
+SPEC = {
+    "cdiVersion": "0.6.0",
+    "kind": "nvidia.com/gpu",
+    "devices": [
+        {"name": "0", "containerEdits": {"env": ["GOT_0=yes"], "deviceNodes": [{"path": "/dev/full"}]}},
+        {"name": "1", "containerEdits": {"env": ["GOT_1=yes"]}},
+        {"name": "all", "containerEdits": {"env": ["GOT_0=yes", "GOT_1=yes"]}},
+    ],
+}
+INSTALL = "apt-get update -q && apt-get install -qy --no-install-recommends docker.io docker-cli"
+PAYLOAD = """\
+import json, os
+status = {line.split(":")[0]: line.split()[1] for line in open("/proc/self/status") if ":" in line and line.split()[1:]}
+print(json.dumps({"record": "seen", "got": sorted(name for name in os.environ if name.startswith("GOT_")),
+  "visible": os.environ.get("NVIDIA_VISIBLE_DEVICES"), "capabilities": status["CapEff"], "new": status["NoNewPrivs"],
+  "socket": os.path.exists("/var/run/docker.sock"), "network": sorted(os.listdir("/sys/class/net")),
+  "parent": os.getppid(), "shm": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize}))
+print(json.dumps({"record": "end"}))
+"""
+
+
+@dataclass
+class Place:
+    """The node, its image, and a run on it."""
+
+    lab: Lab
+    node: LabNode
+    folder: Path
+
+    def root(self, script: str, limit_s: float = 120) -> str:
+        done = self.node.run(["sh", "-c", script], timeout_s=limit_s, env={"DEBIAN_FRONTEND": "noninteractive"})
+        assert done.returncode == 0, f"{script}: {done.stderr}{done.stdout}"
+        return done.stdout.strip()
+
+    def run(self, devices: Devices) -> dict[str, object]:
+        """What the payload saw in a container that was given these devices."""
+        trying = Trying(devices, self.folder / "python.tar")
+        (one,) = collect(targets_from_inventory([str(self.lab.inventory_path)]), timeout_s=120, then=trying)
+        assert one.reason is None
+        if trying.failure is not None:
+            raise trying.failure
+        assert one.bundle is not None
+        return one.bundle.results[0]
+
+
+class Trying:
+    """Runs the test's own payload after the probe."""
+
+    limit_s = 200.0
+
+    def __init__(self, devices: Devices, image: Path) -> None:
+        self.devices = devices
+        self.image = image
+        self.failure: LaunchFailure | None = None
+
+    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("__main__.py", PAYLOAD)
+        watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
+        lengths = (str(len(watchdog)), str(len(packed.getvalue())))
+        program = Program(START, (*lengths, "60"), watchdog + packed.getvalue())
+        output = Output()
+        try:
+            with found(NodeWay(node, deadline), deadline) as engine:
+                assert engine.knows_cdi
+                image = provide(engine, "python", read_image_file(self.image), lambda _: None)
+                run(engine, Job(image, self.devices, program, 60), output)
+                output.judge(60)
+        except LaunchFailure as err:
+            self.failure = err
+        return bundle.model_copy(update={"results": output.records})
+
+    def failed(self, bundle: Bundle, reason: str) -> Bundle:  # noqa: ARG002
+        raise AssertionError(reason)
+
+
+@pytest.fixture(scope="module")
+def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    (node,) = lab.up(1, "debian-13")
+    place = Place(lab, node, tmp_path_factory.mktemp("workload"))
+    write_workload_image(connect(), "python", place.folder / "python.tar", print)
+    place.root(INSTALL, limit_s=400)
+    spec = json.dumps(SPEC).replace("'", "")
+    place.root(f"mkdir -p /etc/cdi && echo '{spec}' > /etc/cdi/nvidia.json")
+    place.root('echo \'{"features": {"cdi": true}}\' > /etc/docker/daemon.json && systemctl restart docker')
+    yield place
+    assert place.root("docker ps -aq") == ""
+
+
+def test_devices_come_as_the_specification_has_them(place: Place) -> None:
+    assert place.run(Devices("cdi"))["got"] == ["GOT_0", "GOT_1"]
+    assert place.run(Devices("cdi", (1,)))["got"] == ["GOT_1"]
+    assert place.run(Devices("none"))["got"] == []
+
+
+def test_the_container_may_nothing_that_it_does_not_need(place: Place) -> None:
+    seen = place.run(Devices("cdi", (1,)))
+    assert (seen["capabilities"], seen["new"], seen["socket"]) == ("0000000000000000", "1", False)
+    assert seen["network"] == ["lo"]
+    assert (seen["visible"], seen["parent"], seen["shm"]) == ("void", 1, 8 * 2**30)
+
+
+def test_a_device_that_no_specification_has_is_named(place: Place) -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchFailure, match="gives no GPUs to containers") as caught:
+        place.run(Devices("cdi", (7,)))
+    assert caught.value.kind == "no-gpu-support"
+    assert "nvidia.com/gpu=7" in str(caught.value)
+    assert time.monotonic() - began < 100
