@@ -135,7 +135,8 @@ class Lab:
         self.state.prepare()
         taken = [node.name for node in existing]
         names: dict[str, str | None] = {}
-        for kind in kinds or [None]:
+        wanted: Sequence[str | None] = kinds or [None]
+        for kind in wanted:
             alike = sum(node.os == recipe.system.id and node.hardware == kind for node in existing)
             names |= dict.fromkeys(_new_names(kind or recipe.system.short, count - alike, taken), kind)
         image = ""

@@ -17,6 +17,7 @@ REPORT = "/var/log/gpunode-lab-boot.log"
 BIN = "/usr/lib/gpunode-lab/bin"
 REAL = "/usr/lib/gpunode-lab/real"
 DIVERTED = ("modprobe", "rmmod", "lsmod", "dmesg")
+FOLDERS = ("/sbin", "/usr/sbin", "/bin", "/usr/bin")
 _DPKG_LIMIT_S = 60
 _SYS = "/run/gpunode-lab/sys"
 
@@ -70,12 +71,19 @@ def divert() -> None:
     """Put the simulated tools in the place of the real ones, by dpkg's own means, so that upgrades respect it."""
     Path(REAL).mkdir(parents=True, exist_ok=True)
     for tool in DIVERTED:
-        place, real, own = Path(_packaged(tool)), f"{REAL}/{tool}", f"{BIN}/{tool}"
-        if _dpkg(["dpkg-divert", "--truename", str(place)]).stdout.strip() != real:
-            _dpkg(["dpkg-divert", "--local", "--quiet", "--rename", "--divert", real, "--add", str(place)], check=True)
-        if not place.is_symlink() or str(place.readlink()) != own:
-            place.unlink(missing_ok=True)
-            place.symlink_to(own)
+        own = f"{BIN}/{tool}"
+        if any(_leads_to(f"{folder}/{tool}", own) for folder in FOLDERS):
+            continue
+        for number, place in enumerate(_packaged(tool)):
+            real = f"{REAL}/{tool}" + (f".{number}" if number else "")
+            if _dpkg(["dpkg-divert", "--truename", place]).stdout.strip() != real:
+                _dpkg(["dpkg-divert", "--local", "--quiet", "--rename", "--divert", real, "--add", place], check=True)
+            Path(place).unlink(missing_ok=True)
+            Path(place).symlink_to(own)
+
+
+def _leads_to(place: str, target: str) -> bool:
+    return Path(place).is_symlink() and str(Path(place).readlink()) == target
 
 
 def _dpkg(argv: list[str], *, check: bool = False) -> subprocess.CompletedProcess[str]:
@@ -90,14 +98,13 @@ def _dpkg(argv: list[str], *, check: bool = False) -> subprocess.CompletedProces
     )
 
 
-def _packaged(tool: str) -> str:
-    """The path under which dpkg knows a tool: with or without /usr, as the release has it."""
-    for folder in ("/sbin", "/usr/sbin", "/bin", "/usr/bin"):
-        place = f"{folder}/{tool}"
-        found = _dpkg(["dpkg-query", "-S", place])
-        if found.returncode == 0:
-            return place
-    raise FileNotFoundError(errno.ENOENT, "no package has it", tool)
+def _packaged(tool: str) -> list[str]:
+    """The paths under which dpkg knows a tool: with or without /usr, as the release has it; some have two."""
+    places = [f"{folder}/{tool}" for folder in FOLDERS]
+    found = [place for place in places if _dpkg(["dpkg-query", "-S", place]).returncode == 0]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "no package has it", tool)
+    return found
 
 
 def _settle(hardware: dict[str, Any]) -> None:
