@@ -1,0 +1,85 @@
+"""What a run that did not come to the payload leaves: always one record, that the facts can read."""
+
+import time
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine, FakeWay
+from test_workload_gpus import TRAINING, node
+
+from gpunode.facts.models.workload import ContainerValues, Record, values_of
+from gpunode.workload import LaunchFailure, Wish, failed, launch
+
+
+@pytest.fixture
+def way() -> Iterator[FakeWay]:
+    server: ThreadingHTTPServer = FakeEngine(answers={"GET /containers/json": (200, [])}).start()
+    yield FakeWay(server)
+    server.shutdown()
+    server.server_close()
+
+
+def only(records: list[dict[str, Any]]) -> tuple[Record, ContainerValues]:
+    (one,) = records
+    record = Record.model_validate(one)
+    values = values_of(record, ContainerValues)
+    assert isinstance(values, ContainerValues)
+    assert record.record == "container"
+    return record, values
+
+
+def site_image(_: object) -> str:
+    return "site/image:1"
+
+
+def run(way: FakeWay, facts: Any, **changes: Any) -> list[dict[str, Any]]:
+    return launch(way, facts, Wish(image=site_image, **changes), time.monotonic() + 30, lambda _: None)
+
+
+def test_busy_gpus_are_a_skip_and_the_engine_is_not_asked(way: FakeWay) -> None:
+    facts = node(TRAINING.model_copy(update={"gpu": "gpu0"}), gpus=1)
+    record, values = only(run(way, facts))
+    assert record.skipped is not None
+    assert (record.error, record.device, values.gpus) == (None, "cpu", 0)
+    assert values.busy == ("gpu0: python3 (pid 4242, alice)",)
+    assert way.opened == []
+
+
+def test_an_image_that_is_not_to_be_had_is_an_error_with_image_and_engine(way: FakeWay) -> None:
+    facts = node(TRAINING)
+    record, values = only(run(way, facts))
+    assert record.error is not None
+    assert "site/image:1" in record.error
+    assert record.container is not None
+    assert (record.container.image, record.container.engine, record.container.gpus) == (
+        "site/image:1",
+        "docker 28.5.1",
+        "runtime",
+    )
+    assert (record.device, values.gpus, values.complete) == ("cuda", 3, False)
+
+
+def test_a_time_that_is_too_short_for_anything_is_told(way: FakeWay) -> None:
+    server_knows = {"GET /images/site/image:1/json": (200, {"Id": "sha256:1"}), "GET /containers/json": (200, [])}
+    engine = FakeEngine(answers=dict(server_knows))
+    server = engine.start()
+    records = launch(FakeWay(server), node(), Wish(image=site_image), time.monotonic() + 5, lambda _: None)
+    server.shutdown()
+    server.server_close()
+    assert only(records)[0].error == "no time was left to run the payload (--workload-timeout S)"
+
+
+def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) -> None:
+    def none(_: object) -> str:
+        raise LaunchFailure("image", "no image is for it: --image IMAGE")
+
+    records = launch(way, node(), Wish(image=none), time.monotonic() + 30, lambda _: None)
+    assert only(records)[0].error == "no image is for it: --image IMAGE"
+    assert way.opened == []
+
+
+def test_a_run_that_never_came_back_has_its_record_too() -> None:
+    record, _ = only(failed(node(simulated=True), "it did not end within 900 s and was given up"))
+    assert (record.error, record.simulated) == ("it did not end within 900 s and was given up", True)
