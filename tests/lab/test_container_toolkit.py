@@ -114,6 +114,7 @@ def test_one_specification_is_left_with_the_flags_of_the_engine(roles: Roles, pr
 def test_a_container_sees_the_gpu(roles: Roles, provisioned: Run, hook: bool) -> None:
     look = "/bin/sh -c 'ls /dev/nvidia0 /dev/nvidiactl'"
     assert roles.site.sh(f"{RUNTIME} {look}").split() == ["/dev/nvidia0", "/dev/nvidiactl"]
+    assert roles.site.sh(f"docker run --rm --gpus all tiny {look}").split() == ["/dev/nvidia0", "/dev/nvidiactl"]
     assert "no such" in roles.site.sh("docker run --rm tiny /bin/ls /dev/nvidia0 2>&1 || echo no such")
     if not hook:
         assert roles.site.sh(f"{CDI} {look}").split() == ["/dev/nvidia0", "/dev/nvidiactl"]
