@@ -193,7 +193,7 @@ def test_all_that_stands_in_the_way_is_named_and_nothing_changes(site: Site, pro
     site.sh(DOCKER2)
     site.sh(HALF)
     site.sh("mv /etc/apt/apt.conf.d/52gpunode-nvidia-driver /root/; apt-mark hold nvidia-fabricmanager")
-    site.node.fault("gpu-busy")
+    site.node.fault("gpu-busy", "gpu0")
     before = site.snapshot()
     run = site.play("-e", f"nvidia_driver_version={NEWEST_OF_FIRST}")
     after = site.snapshot()

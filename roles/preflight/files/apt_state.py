@@ -1,6 +1,7 @@
 """Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
 
-Runs as ``python3 -`` with the standard library alone: python3-apt may not be there yet. Without dpkg: ``null``.
+Runs as ``python3 - SECONDS`` with the standard library alone: python3-apt may not be there yet. It waits that long for
+another package manager to finish. Without dpkg: ``null``.
 """
 
 import json
@@ -8,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
@@ -176,11 +178,20 @@ def process_name(pid):
         return "a process"
 
 
+def awaited(limit_s):
+    """Who still holds a package lock after waiting for it; None where nobody does."""
+    end = time.monotonic() + limit_s
+    while lock_holder() and time.monotonic() < end:
+        time.sleep(1)
+    return lock_holder()
+
+
 def main():
     """Print one JSON document."""
     if not Path("/var/lib/dpkg/status").exists():
         json.dump(None, sys.stdout)
         return
+    holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
     state = {
         "sources": sources(),
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
@@ -190,7 +201,7 @@ def main():
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "key": key(),
         "architecture": output_of(["dpkg", "--print-architecture"]).strip(),
-        "lock_holder": lock_holder(),
+        "lock_holder": holder,
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),
     }
     json.dump(state, sys.stdout)
