@@ -274,9 +274,10 @@ def tcp_sockets(text: str | None, command: str | None) -> list[str]:
 
 
 def stale_cdi(specs: Iterable[Mapping[str, Any]] | None, kept: str = "/var/run/cdi/nvidia.yaml") -> list[str]:
-    """Specifications of NVIDIA's GPUs beside the one that the toolkit's unit keeps. Of two folders the later one counts,
-    so that an old file in /etc/cdi speaks up whenever the unit's is not there; within one folder engines give out
-    neither. Other vendors' and other kinds' are not ours.
+    """Specifications of NVIDIA's GPUs beside the one that the toolkit's unit keeps.
+
+    Of two folders the later one counts, so that an old file in /etc/cdi speaks up whenever the unit's is not there;
+    within one folder engines give out neither. Other vendors' and other kinds' are not ours.
 
     ``specs`` are those of NodeFacts.
     """
