@@ -212,39 +212,52 @@ def test_what_a_reload_and_a_reboot_keep_on_hopper(node: LabNode) -> None:
     node.restart()
 
 
-FAULTS: list[tuple[str, str | None, dict[str, int], tuple[str, str]]] = [
-    ("library-mismatch", None, {}, ("driver.library-matches-module", "node")),
-    ("gpu-lost", "gpu3", {}, ("gpu.answers", "gpu3")),
-    ("ecc-uncorrected", "gpu1", {"count": 2}, ("gpu.ecc-uncorrected", "gpu1")),
-    ("remap-pending", "gpu2", {}, ("gpu.remapped-rows", "gpu2")),
-    ("xid", "gpu5", {"number": 79}, ("gpu.xid", "gpu5")),
-    ("nvlink-down", "gpu0/link4", {}, ("nvlink.state", "gpu0")),
-    ("pcie-narrow", "gpu4", {"width": 4}, ("link.pcie-width", "gpu4")),
-    ("throttle", "gpu6", {}, ("gpu.throttling", "gpu6")),
-    ("fabric-manager-version", None, {}, ("fabric.manager-version", "nvidia-fabricmanager")),
-    ("fabric-not-completed", None, {}, ("fabric.state", "gpu0")),
-    ("smi-hangs", None, {}, ("driver.tools-answer", "node")),
-]
+OF_GPUS = {
+    ("gpu-lost", "gpu3"): ("gpu.answers", "gpu3"),
+    ("ecc-uncorrected", "gpu1"): ("gpu.ecc-uncorrected", "gpu1"),
+    ("remap-pending", "gpu2"): ("gpu.remapped-rows", "gpu2"),
+    ("xid", "gpu5"): ("gpu.xid", "gpu5"),
+    ("nvlink-down", "gpu0/link4"): ("nvlink.state", "gpu0"),
+    ("pcie-narrow", "gpu4"): ("link.pcie-width", "gpu4"),
+    ("throttle", "gpu6"): ("gpu.throttling", "gpu6"),
+}
+OF_THE_NODE = {
+    "library-mismatch": "driver.library-matches-module",
+    "fabric-manager-version": "fabric.manager-version",
+    "fabric-not-completed": "fabric.state",
+    "smi-hangs": "driver.tools-answer",
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=[row[0] for row in FAULTS])
-def test_a_fault_is_seen_and_healed(
-    lab: Lab,
-    node: LabNode,
-    healthy: set[tuple[str, str]],
-    fault: tuple[str, str | None, dict[str, int], tuple[str, str]],
+def test_faults_of_gpus_are_seen_where_they_are_and_healed(
+    lab: Lab, node: LabNode, healthy: set[tuple[str, str]]
 ) -> None:
-    name, component, details, key = fault
-    assert key not in healthy
-    node.fault(name, component, **details)
+    assert not healthy & set(OF_GPUS.values())
+    for fault, component in OF_GPUS:
+        node.fault(fault, component)
     try:
-        assert any(name in line for line in node.faults())
+        assert len(node.faults()) == len(OF_GPUS)
         judged = validated(lab, node)
-        assert any(check == key[0] for check, _ in judged.bad() - healthy), judged.messages
+        missed = {key: judged.messages.get(key) for key in OF_GPUS.values() if key not in judged.bad()}
+        assert missed == {}
+        assert not [component for _, component in judged.bad() - healthy if component == "gpu7"]
     finally:
         healed = node.heal()
-    assert len(healed) == 1
-    assert node.faults() == []
+    assert len(healed) == len(OF_GPUS)
+    assert validated(lab, node).bad() == healthy
+
+
+@pytest.mark.parametrize("fault", OF_THE_NODE)
+def test_a_fault_of_the_node_is_seen_and_healed(
+    lab: Lab, node: LabNode, healthy: set[tuple[str, str]], fault: str
+) -> None:
+    assert not [check for check, _ in healthy if check == OF_THE_NODE[fault]]
+    node.fault(fault)
+    try:
+        judged = validated(lab, node)
+        assert any(check == OF_THE_NODE[fault] for check, _ in judged.bad()), judged.messages
+    finally:
+        assert len(node.heal()) == 1
     assert validated(lab, node).bad() == healthy
 
 
