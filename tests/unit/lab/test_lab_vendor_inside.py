@@ -81,6 +81,13 @@ def test_a_fault_lays_its_files_over_the_real_ones(url: str, tmp_path: Path) -> 
     assert got(f"{url}/InRelease") == "good"
 
 
+def test_what_a_node_has_already_is_served_all_the_same(url: str) -> None:
+    later = {"If-Modified-Since": "Fri, 01 Jan 2100 00:00:00 GMT"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/InRelease", headers=later), timeout=10) as answer:  # noqa: S310
+        assert answer.status == HTTPStatus.OK
+        assert answer.read() == b"good"
+
+
 def test_unsigned_hides_the_signatures_alone(url: str, tmp_path: Path) -> None:
     (tmp_path / "on/unsigned").touch()
     assert status(f"{url}/InRelease") == HTTPStatus.NOT_FOUND

@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ KEYS = Path("/srv/keys")
 FAULTS = Path("/srv/faults")
 _EXPIRED = "expired"
 _FABRIC_MANAGER = re.compile(r"^nvidia-fabric-?manager(-|$)")
+# One date for all variants of an index: apt keeps what it has where the new Release is older.
+_DATE = formatdate(usegmt=True)
 
 
 def main(plan_file: str, kinds: set[str]) -> None:
@@ -157,8 +160,9 @@ def _sign(folder: Path, to: Path, fields: dict[str, str], keys: Keys, key: str) 
             shutil.copyfile(index, copy / "Packages")
             shutil.copyfile(f"{index}.gz", copy / "Packages.gz")
         options = [f"-oAPT::FTPArchive::Release::{name}={text}" for name, text in fields.items()]
-        release = run(["apt-ftparchive", *options, "release", "."], cwd=Path(alone))
-    (to / "Release").write_bytes(release)
+        release = run(["apt-ftparchive", *options, "release", "."], cwd=Path(alone)).decode()
+    dated = re.sub(r"^Date: .*$", f"Date: {_DATE}", release, flags=re.MULTILINE)
+    (to / "Release").write_text(dated, encoding="utf-8")
     keys.sign(key, to / "Release", to)
 
 
