@@ -144,6 +144,9 @@ def test_a_fabric_manager_that_lags(fault: Vendor, shell: Shell) -> None:
     assert fault.heal() == ["fabric-manager-lags"]
     shell.do(f"apt-get {ALONE} update")
     assert "580.178.04" in shell.do(f"apt-cache {ALONE} madison nvidia-fabricmanager")
+    fault.fault("fabric-manager-lags")  # a node that knows the newer index must see the older one again
+    shell.do(f"apt-get {ALONE} update")
+    assert "580.178.04" not in shell.do(f"apt-cache {ALONE} madison nvidia-fabricmanager")
 
 
 @pytest.mark.parametrize(
