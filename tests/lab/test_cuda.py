@@ -123,7 +123,7 @@ def test_a_second_run_changes_nothing(cuda: Cuda, installed: Run) -> None:
 def test_what_is_damaged_is_repaired_and_nothing_else(cuda: Cuda, installed: Run) -> None:
     before = cuda.site.snapshot()
     cuda.site.sh(
-        "apt-get purge -y -q --allow-change-held-packages cuda-nvcc-12-9; apt-mark unhold libnccl2;"
+        "apt-get purge -y -q --allow-change-held-packages cuda-toolkit-12-9; apt-mark unhold libnccl2;"
         "rm /etc/apt/preferences.d/gpunode-cuda.pref;"
         "apt-get install -y -q --allow-change-held-packages cuda-toolkit-config-common;"
         "update-alternatives --set cuda /usr/local/cuda-13.0"
