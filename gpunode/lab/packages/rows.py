@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from importlib.resources import files as resource_files
+from importlib.resources.abc import Traversable
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from gpunode.errors import UsageError
 
-DATA = Path(__file__).parent / "data"
+DATA: Traversable = resource_files("gpunode.lab.packages").joinpath("data")  # also inside a zipapp
 _Row = TypeVar("_Row", bound=BaseModel)
 
 
@@ -160,11 +161,11 @@ def packages(name: str) -> tuple[Package, ...]:
 
 def text_of(name: str) -> str:
     """The content of a file below ``data``."""
-    return (DATA / name).read_text(encoding="utf-8")
+    return DATA.joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def _loaded(name: str) -> Any:
-    path = DATA / f"{name}.yml"
+    path = DATA.joinpath(f"{name}.yml")
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as err:

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from importlib.resources import files as resource_files
 from typing import cast
 
 import docker
@@ -30,7 +30,7 @@ _TOOLS = (
     "python3",
     "rpm",
 )
-_INSIDE = Path(__file__).parent / "inside"
+_INSIDE = resource_files("gpunode.lab.vendor").joinpath("inside")
 _BUILDING = ("build.py", "pack.py", "rpms.py")
 _SERVING = ("publish.py", "runfile.py", "serve.py")
 _FOLDER = "srv/gpunode"
@@ -81,13 +81,13 @@ def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | Non
 def _inputs() -> Iterator[tuple[str, str]]:
     """What decides the packages: name in the image and content."""
     for name in _BUILDING:
-        yield name, (_INSIDE / name).read_text(encoding="utf-8")
+        yield name, _INSIDE.joinpath(name).read_text(encoding="utf-8")
     yield "plan.json", json.dumps(plan(), sort_keys=True)
 
 
 def serving() -> bytes:
     """What a container of the image gets before its first start: the programs that publish and serve."""
-    return _tar((name, (_INSIDE / name).read_text(encoding="utf-8")) for name in _SERVING)
+    return _tar((name, _INSIDE.joinpath(name).read_text(encoding="utf-8")) for name in _SERVING)
 
 
 def _tar(files: Iterable[tuple[str, str]]) -> bytes:
