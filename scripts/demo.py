@@ -62,7 +62,8 @@ def main() -> int:
         return 1
     print(f"""
 This is as promised: {FOUND_BY} names the GPU, the other nodes are in order. The GPUs, the driver's tools and the
-packages are simulated, and every report says so; apt, dkms, systemd and SSH are real. NVIDIA's real driver: make demo-real.
+packages are simulated, and every report says so; apt, dkms, systemd and SSH are real.
+NVIDIA's real driver: make demo-real.
 
 What next:
   {BIN}/gpunode lab ssh --name {LAB} {BROKEN}       look around: nvidia-smi, lspci, systemctl
