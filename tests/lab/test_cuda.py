@@ -130,7 +130,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(cuda: Cuda, installed: Run
     )
     assert versions(cuda.site)["cuda-toolkit-config-common"].startswith("13.2.")
     for path in OWN_FILES:
-        cuda.site.sh(f"echo damaged > {path}")
+        cuda.site.sh(f"echo '# damaged' > {path}")
     announced = cuda.done("--check")
     run = cuda.done()
     assert run.paths == announced.paths == OWN_FILES

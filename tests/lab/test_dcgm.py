@@ -106,7 +106,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(dcgm: Roles, installed: tu
         "systemctl disable --quiet nvidia-dcgm.service"
     )
     for path in OWN_FILES:
-        dcgm.site.sh(f"echo damaged > {path}")
+        dcgm.site.sh(f"echo '# damaged' > {path}")
     announced = dcgm.done("--check")
     run = dcgm.done()
     assert run.paths == announced.paths == OWN_FILES
