@@ -18,7 +18,7 @@ else:
 # Set by the roles themselves.
 FACTS = (
     *("gpunode_node", "gpunode_apt", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required"),
-    "apt_transaction_changed",
+    *("gpunode_restart_required", "apt_transaction_changed"),
 )
 
 
