@@ -27,6 +27,8 @@ printf '%s\n' 'Package: cuda-toolkit-12-8' 'Version: 12.8.9-1' 'Architecture: al
 dpkg-deb --build tree made.deb > /dev/null
 { cat tree/DEBIAN/control; echo 'Filename: ./made.deb'; echo "Size: $(stat -c %s made.deb)"
   echo "SHA256: $(sha256sum made.deb | cut -d ' ' -f 1)"; } > Packages
+printf 'Date: %s\nSHA256:\n %s %s Packages\n' "$(date -Ru)" "$(sha256sum Packages | cut -d ' ' -f 1)" \
+    "$(stat -c %s Packages)" > Release
 echo 'deb [trusted=yes] file:/srv/made ./' > /etc/apt/sources.list.d/made.list
 """
 PACKAGES = "Change the packages in one transaction"

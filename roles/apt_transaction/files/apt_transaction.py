@@ -10,7 +10,8 @@ Runs as ``python3 -c`` with the standard library alone. Standard input is the qu
      "hold": [patterns],                    what is held afterwards; with absent: what goes where it is held and new
      "memory": path | null,                 list of the packages that were there before, written once
      "simulate": bool,                      only tell
-     "files": {path: text | {"b64": text}}, simulated: files that are different from the node's; empty text: not there
+     "files": {path: text | {"b64": text}}, files as the caller will write them; empty text: not there. Simulated: all
+                                            of apt's; else the preferences alone
      "planned": {"packages": {name: version}, "purge": [names]},  simulated: what others will have done before
      "lock_wait_s": seconds, "limit_s": seconds}
 
@@ -35,7 +36,8 @@ UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 POLICY = Path("/usr/sbin/policy-rc.d")
-OVERLAID = ("/etc/apt/sources.list.d", "/etc/apt/preferences.d")
+PREFERENCES = "/etc/apt/preferences.d"
+OVERLAID = ("/etc/apt/sources.list.d", PREFERENCES)
 OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 
 # Everything that apt writes goes to the private folder; hooks of the node's own configuration must not run for it.
@@ -121,6 +123,32 @@ def lacking(wanted, present):
     return found
 
 
+def link_own(folder, whole, files):
+    """A folder of links to the node's own files of one of apt's folders, without those that ``files`` has."""
+    own = folder / Path(whole).name
+    own.mkdir()
+    for path in sorted(Path(whole).glob("*")):
+        if str(path) not in files:
+            (own / path.name).symlink_to(path)
+    return own
+
+
+@contextmanager
+def preferences_to_come(question):
+    """Options with which apt obeys the preferences as they will be: the caller writes them when all went well."""
+    files = {path: text for path, text in question["files"].items() if path.startswith(PREFERENCES)}
+    if question["simulate"] or not files:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
+        Path(name).chmod(0o755)
+        own = link_own(Path(name), PREFERENCES, files)
+        for path, text in files.items():
+            if text:
+                (own / Path(path).name).write_text(text, encoding="utf-8")
+        yield ["-o", f"Dir::Etc::preferencesparts={own}/"]
+
+
 def lay_over(folder, files):
     """Fill the private folder: links to the node's own files, and ``files`` in place of those of the same path."""
     moved = {}
@@ -130,11 +158,7 @@ def lay_over(folder, files):
             data = base64.b64decode(content["b64"]) if isinstance(content, dict) else content.encode()
             moved[path].write_bytes(data)
     for whole in OVERLAID:
-        own = folder / Path(whole).name
-        own.mkdir()
-        for path in sorted(Path(whole).glob("*")):
-            if str(path) not in files:
-                (own / path.name).symlink_to(path)
+        link_own(folder, whole, files)
     for path, content in files.items():
         if path.startswith(OVERLAID) and content:
             text = content
@@ -149,10 +173,9 @@ def lay_over(folder, files):
 @contextmanager
 def asking(question):
     """Options with which apt answers: of the node itself with fresh lists, or simulated, of a private folder."""
-    wait = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     if not question["simulate"]:
-        output_of(["apt-get", *wait, "--error-on=any", "update"], UPDATE_LIMIT_S)
-        yield wait
+        output_of(["apt-get", *question["options"], "--error-on=any", "update"], UPDATE_LIMIT_S)
+        yield question["options"]
         return
     with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
         folder = Path(name)
@@ -279,6 +302,13 @@ def remember(path, present):
 
 def answer(question):
     """Tell what is to be done, and do it where it is asked for."""
+    with preferences_to_come(question) as preferences:
+        options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}", *preferences]
+        return told_and_done({**question, "options": options})
+
+
+def told_and_done(question):
+    """The answer; ``options`` of the question are for apt on the node itself."""
     present = database()
     leave = question["state"] == "absent"
     install, remove, arguments = (leaving if leave else coming)(question, present)
@@ -294,7 +324,7 @@ def answer(question):
         return said
     try:
         if arguments:
-            argv = ["apt-get", "-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}", "--assume-yes", *OPTIONS]
+            argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS]
             argv += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", *arguments]
             if leave:
                 output_of(argv, question["limit_s"])
