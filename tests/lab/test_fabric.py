@@ -180,7 +180,7 @@ def test_a_fabric_manager_of_another_release_than_the_module_is_a_reason_to_rebo
         run = fabric.done(*LOUDER)
     finally:
         fabric.site.node.heal()
-    assert f"the fabric manager is 580.178.04, module {DRIVER} is loaded" in " ".join(run.output.split())
+    assert f"the fabric manager is 580.178.04, module {DRIVER} is loaded" in " ".join(run.output.split()), run.output
     assert run.recap["changed"] == 0
     fabric.site.sh(f"systemctl stop {UNIT}")
     assert set(fabric.done(*LOUDER).changed) == {"Start the services"}
