@@ -1,0 +1,35 @@
+"""What the role nvidia_driver does with a module whose signing key the firmware does not know yet."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jinja2.nativetypes import NativeEnvironment
+
+ROLE = Path(__file__).parents[3] / "roles" / "nvidia_driver"
+VARIABLES = yaml.safe_load((ROLE / "vars" / "main.yml").read_text(encoding="utf-8"))
+KEY = {"path": "/var/lib/dkms/mok.pub", "waits": True}
+
+
+@pytest.mark.parametrize(
+    ("signs", "key", "waits"),
+    [
+        (False, None, False),
+        (True, {**KEY, "enrolled": True}, False),
+        (True, {**KEY, "enrolled": False}, True),
+        (True, {**KEY, "enrolled": None}, True),
+        (True, None, True),
+    ],
+)
+def test_a_key_waits_until_the_firmware_is_known_to_have_it(signs: bool, key: Any, waits: bool) -> None:
+    template = NativeEnvironment().from_string(VARIABLES["__nvidia_driver_key_waits"])
+    assert template.render(__nvidia_driver_signs=signs, gpunode_apt={"key": key}) is waits
+
+
+def test_no_module_is_loaded_or_exchanged_while_the_key_waits() -> None:
+    tasks = yaml.safe_load((ROLE / "tasks" / "service.yml").read_text(encoding="utf-8"))
+    touching = [task for task in tasks if "modprobe" in str(task) or "reload.yml" in str(task)]
+    assert len(touching) == 2
+    for task in touching:
+        assert "not __nvidia_driver_key_waits" in task["when"], task["name"]
