@@ -167,10 +167,21 @@ class Case:
         kernel = self.stack.module.kernel_packages if self.precompiled else ()
         return sorted({*self.own, *self.bound, *self.coming, *kernel} - gone)
 
+    @property
+    def freed(self) -> list[str]:
+        """Names that the role holds from before and that stay without the driver's hold, such as a kernel."""
+        leaving = {*self.going, *self.answer.get("remove", ())}
+        return sorted(_own_holds(self.apt) - {*self.closure, *leaving})
+
 
 def _need_gpunode() -> None:
     if MISSING is not None:
         raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({MISSING})")
+
+
+def _own_holds(apt: Mapping[str, Any]) -> set[str]:
+    """Installed packages that are held because the role did it."""
+    return set(apt.get("own_holds", ())) & set(apt.get("held", ())) & set(apt["installed"])
 
 
 def _is_header(name: str) -> bool:
@@ -223,6 +234,7 @@ def driver_plan(
         "going": case.going,
         "closure": closure,
         "held": sorted(held),
+        "freed": case.freed,
         "daemon": any(name == DAEMON or name.startswith("nvidia-compute-utils") for name in case.apt["installed"]),
         "loose": sorted(name for name in closure if name in have and name not in held),
         "versions": dict(sorted(case.own.items())),
@@ -311,7 +323,10 @@ def driver_question(
 
 
 def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()) -> dict[str, Any]:
-    """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``."""
+    """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``.
+
+    ``freed`` stays, and was held for the driver's sake.
+    """
     _need_gpunode()
     node = NodeFacts.model_validate(plain(facts))
     closure = {
@@ -321,8 +336,10 @@ def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: It
     }
     have = [*apt["installed"], *apt["unfinished"]]
     mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
+    packages = {*closure, *(name for name in have if PINNING.match(name) or name == DAEMON)}
     return {
-        "packages": sorted({*closure, *(name for name in have if PINNING.match(name) or name == DAEMON)}),
+        "packages": sorted(packages),
+        "freed": sorted(_own_holds(apt) - packages),
         "headers": sorted(name for name in have if name in mine or META_HEADERS.fullmatch(name)),
         "loaded": node.loaded_driver.version if node.loaded_driver else "",
     }

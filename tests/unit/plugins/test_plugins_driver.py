@@ -306,6 +306,16 @@ def test_removal_takes_the_closure_of_whichever_source(bare: dict[str, Any], deb
     assert "nvidia-kernel-dkms" in driver.driver_removal(debian, apt_of(debian))["packages"]
 
 
+def test_what_was_held_for_a_driver_that_goes_is_let_go(bare: dict[str, Any]) -> None:
+    kernel, driver_package = "linux-image-generic", "libcuda1"
+    there = with_driver(bare, "580.95.05", held=True)
+    installed = {**apt_of(there)["installed"], kernel: "6.8.0-60.63", "bash": "5"}
+    apt = {"installed": installed, "held": [kernel, driver_package, "bash"], "own_holds": [kernel, driver_package]}
+    assert planned(there, stack_of(there), apt)["freed"] == [kernel]
+    assert driver.driver_removal(there, {**apt_of(there), **apt})["freed"] == [kernel]
+    assert planned(there, stack_of(there), {**apt, "held": ["bash"]})["freed"] == []
+
+
 def test_text_for_a_switch_is_refused(bare: dict[str, Any]) -> None:
     with pytest.raises(AnsibleFilterError, match="not text"):
         asked(bare, stack_of(bare), persistence="false")
