@@ -103,7 +103,7 @@ def output_of(argv, limit_s=ANSWER_LIMIT_S):
 def patient(argv, limit_s, wait_s):
     """``output_of`` a command, again while another apt holds a lock that apt does not wait for by itself.
 
-    ``DPkg::Lock::Timeout`` waits for dpkg's lock alone, not for those of the lists (apt-daily takes it) and the archives.
+    ``DPkg::Lock::Timeout`` waits for dpkg's lock alone, not for that of the lists, which apt-daily takes.
     """
     end = time.monotonic() + wait_s
     while True:
