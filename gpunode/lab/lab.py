@@ -133,7 +133,7 @@ class Lab:
     ) -> None:
         started = time.monotonic()
         existing = self.nodes()
-        if existing and not self.state.key.exists():
+        if existing and not self.state.has_key:
             again = f"gpunode lab down --name {self.name}, then up"
             raise UndeterminedError(f"lab {self.name} has nodes, but {self.state.key} that opens them is gone: {again}")
         self.state.prepare()
@@ -219,7 +219,7 @@ class Lab:
                     self._remove_networks()
                 if not had_state:
                     self.state.remove()
-                elif self.state.key.exists():
+                elif self.state.has_key:
                     self.state.write(self.nodes())
             raise
 

@@ -76,6 +76,11 @@ class State:
         return self.folder / "id_ed25519"
 
     @property
+    def has_key(self) -> bool:
+        """Whether there is a whole pair; ssh-keygen writes the public key last."""
+        return self.key.exists() and self.key.with_suffix(".pub").exists()
+
+    @property
     def known_hosts(self) -> Path:
         """The nodes' host keys, known before the first connection."""
         return self.folder / "known_hosts"
@@ -117,7 +122,7 @@ class State:
             raise UndeterminedError(
                 f"{self.folder}: {err.strerror}: set {HOME_VARIABLE} to a folder of your own"
             ) from None
-        if not self.key.with_suffix(".pub").exists():  # it is written last
+        if not self.has_key:
             self.key.unlink(missing_ok=True)
             make_key(self.key, "gpunode-lab")
         if not self.password.exists():
