@@ -297,7 +297,8 @@ def _reboot_reasons(case: Case, nouveau: bool, loaded: str) -> Iterator[str]:
 
 
 def _used(node: NodeFacts) -> bool:
-    return any(process.computes for process in node.gpu_processes or ())
+    """Something computes on a GPU; so it is taken where nobody could see it."""
+    return node.gpu_processes is None or any(process.computes for process in node.gpu_processes)
 
 
 def driver_question(

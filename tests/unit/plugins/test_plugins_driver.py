@@ -296,6 +296,8 @@ def test_the_loaded_module_decides_what_is_said_of_a_reboot(bare: dict[str, Any]
     there["gpu_processes"] = [{"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]
     (reason,) = planned(there, stack_of(there))["reboot_reasons"]
     assert reason == "module 580.95.05 is loaded, 580.178.04 is installed"
+    there["gpu_processes"] = None
+    assert planned(there, stack_of(there))["reboot_reasons"] == [reason]
     assert not plan["loadable"]
 
 
