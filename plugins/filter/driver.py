@@ -28,6 +28,8 @@ RELEASE = "@RELEASE@"
 PIN_PRIORITY = 1001
 DAEMON = "nvidia-persistenced"
 PINNING = re.compile(r"nvidia-driver-pinning-")
+# They go with the driver and are no part of its closure: Ubuntu's modules carry the kernel's version.
+BESIDE = re.compile(rf"{PINNING.pattern}|linux-(modules|objects|signatures)-nvidia-")
 META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
 DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda\d|libcudadebugger|libnv|cuda-drivers)")
 
@@ -337,7 +339,7 @@ def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: It
     }
     have = [*apt["installed"], *apt["unfinished"]]
     mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
-    packages = {*closure, *(name for name in have if PINNING.match(name) or name == DAEMON)}
+    packages = {*closure, *(name for name in have if BESIDE.match(name) or name == DAEMON)}
     return {
         "packages": sorted(packages),
         "freed": sorted(_own_holds(apt) - packages),
