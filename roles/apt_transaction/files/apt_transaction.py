@@ -355,8 +355,10 @@ def told_and_done(question):
                 remember(question["memory"], present)
                 with services_left_alone():
                     patient(argv, question["limit_s"], question["lock_wait_s"])
-        if said["hold"]:
-            output_of(["apt-mark", "hold", *said["hold"]])
+        # A package that moved has lost its hold.
+        loose = [name for name, row in database().items() if not row[2] and matches(name, question["hold"])]
+        if loose and not leave:
+            output_of(["apt-mark", "hold", *sorted(loose)])
     except AptError as error:
         return {**said, "error": f"it broke off: {error}"}
     return {**said, "done": True}
