@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
-        sys.stdout.write(f"NVIDIA System Management Interface -- v{package_release() or 'unknown'}\n")
+        sys.stdout.write(f"NVIDIA System Management Interface -- v{package_release() or 'unknown'}\n\n")
+        sys.stdout.write("Simulated by gpunode lab: no GPU is behind this. What it answers to: docs/simulator.md\n")
         return SUCCESS
     node = ready()
     if argv[:1] == ["--version"]:
