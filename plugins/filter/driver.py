@@ -444,6 +444,11 @@ OF_APT = (
         "repository-unreachable",
         "see to the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url)",
     ),
+    (
+        r"Unable to parse package file|Malformed entry|Malformed stanza|Invalid record in the preferences file",
+        "apt-refuses",
+        "apt cannot read a file on the node: mend it, or delete it where it is gpunode's: its role writes it anew",
+    ),
     (r"did not end within", "repository-slow", "run this again, or name a nearer mirror with nvidia_repository_url"),
     (r"[Nn]o space left|enough free space", "disk-full", "make room, then run this again"),
 )

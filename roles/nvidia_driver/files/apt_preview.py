@@ -231,8 +231,14 @@ def answer(question):
         lay_over(folder, question)
         os.environ["APT_CONFIG"] = f"{name}/first.conf"  # read before all other files, where -c is read after them
         apt_get, apt_cache = ([tool, "-c", f"{name}/apt.conf"] for tool in ("apt-get", "apt-cache"))
-        output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
-        return transaction(question, folder, apt_get, apt_cache)
+        try:
+            output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
+            return transaction(question, folder, apt_get, apt_cache)
+        except AptError as error:
+            # The node's own files are linked there: a person is told where to find them.
+            raise AptError(
+                re.sub(rf"{re.escape(name)}/(?=(sources\.list|preferences)\.d/)", f"{APT}/", str(error))
+            ) from None
 
 
 def leave(number, _frame):
