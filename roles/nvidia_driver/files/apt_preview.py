@@ -237,7 +237,7 @@ def answer(question):
         except AptError as error:
             # The node's own files are linked there: a person is told where to find them.
             raise AptError(
-                re.sub(rf"{re.escape(name)}/(?=(sources\.list|preferences)\.d/)", f"{APT}/", str(error))
+                re.sub(rf"{re.escape(name)}/(?=(sources\.list|preferences|apt\.conf)\.d/)", f"{APT}/", str(error))
             ) from None
 
 

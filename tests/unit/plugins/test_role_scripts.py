@@ -109,6 +109,7 @@ def test_a_file_that_apt_cannot_read_is_told_where_it_lies(tmp_path: Path, monke
     tool.write_text('#!/bin/sh\necho "E: Unable to parse ${2%/apt.conf}/preferences.d/x.pref (1)" >&2\nexit 100\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("APT_CONFIG", "")  # which is set for all that is asked
     with pytest.raises(preview.AptError) as raised:
         preview.answer({"files": {}})
     assert str(raised.value) == "E: Unable to parse /etc/apt/preferences.d/x.pref (1)"
