@@ -9,7 +9,7 @@ from typing import Any
 
 from . import state
 from .gpu import Gpu
-from .layout import numbers
+from .versions import numbers
 
 LIBRARY_FOLDERS = ("usr/lib/{arch}-linux-gnu", "usr/lib64", "usr/lib", "lib/{arch}-linux-gnu", "usr/local/lib")
 # The CUDA version of the driver's own libcuda, by branch; a branch between two rows has the one before it.

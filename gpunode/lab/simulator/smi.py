@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
 from .gpu import Gpu
-from .layout import numbers
 from .node import Node, loaded, package_release
+from .versions import numbers
 
 SUCCESS, INVALID, NOT_FOUND = 0, 2, 6
 NO_DRIVER, NO_LIBRARY, MISMATCH, UNKNOWN = 9, 12, 18, 255
