@@ -19,6 +19,11 @@ FOUND_BY = "link.pcie-width"
 WRONG = {"fail", "error"}
 
 
+def skipped_checks(report: dict[str, Any], host: str) -> set[str]:
+    """Checks that had nothing to look at on a node."""
+    return {check for check, seen in statuses(report, host).items() if "skip" in seen}
+
+
 def wrong_checks(report: dict[str, Any], host: str) -> set[str]:
     """Checks that are not in order on a node."""
     return {check for check, seen in statuses(report, host).items() if seen & WRONG}
