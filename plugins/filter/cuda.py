@@ -64,7 +64,7 @@ def cuda_packages(
     if problems:
         return found
     _compat(base, found)
-    _toolkits(answers, found)
+    _toolkits(answers, plain(installed or {}), found)
     if chosen:
         first = answers[chosen]
         if first.source == "nvidia":
@@ -116,9 +116,13 @@ def _compat(base: Stack, found: dict[str, Any]) -> None:
             found["hold"].append(package.name)
 
 
-def _toolkits(answers: Mapping[str, Stack], found: dict[str, Any]) -> None:
-    """The toolkits with their configuration packages: those without a series in their name would follow the newest."""
+def _toolkits(answers: Mapping[str, Stack], installed: Mapping[str, str], found: dict[str, Any]) -> None:
+    """The toolkits with their configuration packages: those without a series in their name would follow the newest.
+
+    They stay with the newest toolkit that is wished or installed: an installed one needs them not older than itself.
+    """
     newest: dict[str, str] = {}
+    there = [match for name in installed if (match := re.fullmatch(r"cuda-toolkit-([0-9]+)-([0-9]+)", name))]
     for wish in sorted(answers, key=_number):
         stack, series = answers[wish], _series(wish)
         for package in stack.packages:
@@ -130,7 +134,10 @@ def _toolkits(answers: Mapping[str, Stack], found: dict[str, Any]) -> None:
             found["hold"] += [f"*-{name}", f"cuda-toolkit-{name}-config-common"]
             newest[f"cuda-toolkit-{series.split('.', maxsplit=1)[0]}-config-common"] = series
             newest["cuda-toolkit-config-common"] = series
-    for name, series in newest.items():
+    for name, wished in newest.items():
+        major = name.removeprefix("cuda-toolkit-").partition("-")[0]
+        rivals = [f"{match[1]}.{match[2]}" for match in there if major in ("config", match[1])]
+        series = max([wished, *rivals], key=_number)
         found["install"].append(f"{name}={series}.*")
         found["hold"].append(name)
         found["pins"].append({"packages": [name], "version": f"{series}.*"})

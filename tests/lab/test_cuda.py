@@ -155,7 +155,7 @@ def test_a_transaction_that_would_bring_a_driver_is_refused(cuda: Cuda, installe
     finally:
         cuda.site.sh("rm -r /etc/apt/sources.list.d/made.list /srv/made")
     assert run.rc != 0
-    assert "would also touch" in run.output
+    assert "would also touch" in run.output, run.output
     assert "cuda-drivers" in run.output
     assert "cuda-drivers" not in versions(cuda.site)
 

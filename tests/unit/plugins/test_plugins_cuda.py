@@ -80,6 +80,16 @@ def test_an_installed_library_of_the_right_build_keeps_its_version(h100: tuple[d
     assert wanted["cudnn9-cuda-12"] == "9.24.0.43-*"
 
 
+def test_configuration_is_not_older_than_an_installed_toolkit(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    there = {
+        "cuda-toolkit-13-0": "13.0.2-1",
+        "cuda-toolkit-12-8": "12.8.1-1",
+        "cuda-toolkit-config-common": "13.0.96-1",
+    }
+    pins = {pin["packages"][0]: pin["version"] for pin in cuda.cuda_packages(*h100, ["12.9"], there)["pins"]}
+    assert pins == {"cuda-toolkit-config-common": "13.0.*", "cuda-toolkit-12-config-common": "12.9.*"}
+
+
 def test_an_exact_toolkit_is_asked_for_exactly(h100: tuple[dict[str, Any], dict[str, Any]]) -> None:
     found = cuda.cuda_packages(*h100, ["12.9.1"])
     assert "cuda-toolkit-12-9=12.9.1-*" in found["install"]
