@@ -254,7 +254,8 @@ def dnf_plan(
     ``stack`` is the stack of ``gpunode_plan``; ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
     ``switch``. Returned: ``question`` (what ``dnf_transaction.py`` is asked; the role adds ``repository`` and when),
     ``settled`` (nothing is to be asked), ``changes`` (the answer says that something changes), ``target``, ``coming``
-    (names to be locked then), ``locks`` (lines for the plugin versionlock), ``wrong_versions``, ``missing``, ``daemon``, ``reboot_reasons``.
+    (names to be locked then), ``locks`` (lines for the plugin versionlock), ``wrong_versions``,
+    ``missing``, ``daemon``, ``reboot_reasons``.
     """
     case = _case(facts, dnf, stack, settings, answer)
     said, switch = case.answer, bool(case.settings["switch"])

@@ -17,36 +17,35 @@ Runs as ``python3 -c`` under the Python that dnf 4 belongs to. Standard input is
 
 The answer: ``target``, ``install`` ([{name, version}], what is there already left out), ``remove`` (names without what
 is replaced), ``stream`` (null: enabled already). ``lacking`` ({name: releases}) and ``common``: where no release that
-fits has all of bound. An ``error`` is one line that says why nothing was done, or with ``"done": false`` what broke off.
+fits has all of bound. An ``error`` is one line that says why nothing was done; with ``"done": false``, what broke off.
 """
 
 import fnmatch
 import functools
 import json
-import os
 import signal
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import dnf
 import dnf.module.module_base
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """Why nothing was done, in one line."""
 
 
 def out_of_time(*_):
     """Handle SIGALRM."""
-    raise Refused("did not end within its time")
+    raise RefusedError("did not end within its time")
 
 
 def foreign_locks(path, mark, ignored):
     """Lines of the plugin's list that are not ours; ours are between the two lines that end in ``mark``."""
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     kept, ours = [], False
@@ -68,10 +67,9 @@ def configured(question, folder):
     base.conf.module_stream_switch = True
     base.conf.assumeyes = True  # the keys that the repositories' files name
     locks = foreign_locks(question["locklist"], question["lock_mark"], question["ignore_locks"])
-    with open(os.path.join(folder, "list"), "w", encoding="utf-8") as file:
-        file.write("".join(line + "\n" for line in locks))
-    with open(os.path.join(folder, "versionlock.conf"), "w", encoding="utf-8") as file:
-        file.write("[main]\nenabled=1\nlocklist=%s\n" % os.path.join(folder, "list"))
+    own_list = Path(folder, "list")
+    own_list.write_text("".join(line + "\n" for line in locks), encoding="utf-8")
+    Path(folder, "versionlock.conf").write_text(f"[main]\nenabled=1\nlocklist={own_list}\n", encoding="utf-8")
     base.conf.pluginconfpath = [*base.conf.pluginconfpath, folder]
     # It expects a command line and fails without one.
     base.init_plugins(disabled_glob=["show_leaves", "show-leaves"])
@@ -125,7 +123,7 @@ def mark(base, question, target):
     for name in question["bound"]:
         package = at(base, name, target)
         if package is None:
-            raise Refused("%s %s is there for another machine only" % (name, target))
+            raise RefusedError(f"{name} {target} is there for another machine only")
         base.package_install(package)
     for name in question["free"]:
         if not installed.filter(name=name) and not dnf.subject.Subject(name).get_best_query(base.sack).installed():
@@ -154,7 +152,7 @@ def streams(base, question):
         return None
     name, stream = question["stream"].split(":", 1)
     if not modules.get_modules(question["stream"])[0]:
-        raise Refused("module-stream: no repository has the stream %s" % question["stream"])
+        raise RefusedError(f"module-stream: no repository has the stream {question['stream']}")
     before = base._moduleContainer.getEnabledStream(name)
     if before != stream:
         modules.enable([question["stream"]])
@@ -179,7 +177,7 @@ def resolved(base, question):
         if name not in known and not any(fnmatch.fnmatch(name, one) for one in question["expendable"])
     ]
     if others:
-        raise Refused("would-remove: dnf would take away %s for it" % ", ".join(others[:5]))
+        raise RefusedError(f"would-remove: dnf would take away {', '.join(others[:5])} for it")
     install = [{"name": name, "version": version} for name, version in sorted(coming.items())]
     return {"target": target, "install": install, "remove": going, "stream": stream}
 
@@ -194,7 +192,7 @@ def fetch(base):
             base.package_import_key(package)
             result, said = base.package_signature_check(package)
         if result != 0:
-            raise Refused("not signed as it has to be: %s" % (said or package))
+            raise RefusedError(f"not signed as it has to be: {said or package}")
 
 
 def answered(question):
@@ -207,7 +205,7 @@ def answered(question):
                 break
             except dnf.exceptions.LockError as err:
                 if time.monotonic() > end:
-                    raise Refused("package-lock: %s" % err) from None
+                    raise RefusedError(f"package-lock: {err}") from None
                 time.sleep(2)
         with base:
             answer = resolved(base, question)
@@ -236,7 +234,7 @@ def main():
     say, sys.stdout = sys.stdout, sys.stderr
     try:
         answer = answered(question)
-    except (Refused, dnf.exceptions.Error, OSError) as err:
+    except (RefusedError, dnf.exceptions.Error, OSError) as err:
         answer = {"error": " ".join(str(err).split())}
     json.dump(answer, say)
 

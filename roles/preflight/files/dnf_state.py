@@ -5,6 +5,7 @@ used at all.
 """
 
 import configparser
+import importlib
 import json
 import os
 import re
@@ -29,10 +30,10 @@ def lock_holder():
         for path in Path(folder).glob(name):
             try:
                 pid = int(path.read_text(encoding="ascii").strip())
-                comm = Path("/proc/%d/comm" % pid).read_text(encoding="utf-8", errors="replace").strip()
+                comm = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
             except (OSError, ValueError):
                 continue  # left by one that is gone
-            return "%s (pid %d)" % (comm, pid)
+            return f"{comm} (pid {pid})"
     return None
 
 
@@ -55,7 +56,7 @@ def packages():
         timeout=120,
     )
     if done.returncode != 0:
-        raise OSError("rpm's database: %s" % done.stderr.decode("utf-8", "replace").strip())
+        raise OSError(f"rpm's database: {done.stderr.decode('utf-8', 'replace').strip()}")
     seen, twice = {}, set()
     for line in done.stdout.decode("utf-8", "replace").splitlines():
         name, arch, version = line.split("\t")
@@ -108,9 +109,8 @@ def main():
     holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
     state = {"error": None, "lock_holder": holder, "unfinished": [], "installed": {}, "twice": [], "streams": {}}
     try:
-        import dnf
-
-        state["version"] = dnf.__version__ if hasattr(dnf, "__version__") else dnf.const.VERSION
+        # Where python3 is not the Python that dnf belongs to, this is what says so.
+        state["version"] = importlib.import_module("dnf.const").VERSION
         others, own = locks()
         state.update(packages(), streams=streams(), repositories=repositories(), locks=others, own_locks=own)
     except (ImportError, OSError, configparser.Error, subprocess.TimeoutExpired) as err:
