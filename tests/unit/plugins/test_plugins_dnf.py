@@ -63,7 +63,7 @@ def rpm(name: str, release: str = "580.95.05", vendor: str = "NVIDIA CORPORATION
 
 def with_driver(names: list[str], release: str = "580.95.05", version: str = "9.6") -> tuple[dict[str, Any], Any]:
     facts = rocky(version, packages=[rpm(name, release) for name in names])
-    state = {**DNF, "installed": {name: f"3:{release}-1.el9" for name in names}, "streams": {}}
+    state = {**DNF, "installed": dict.fromkeys(names, f"3:{release}-1.el9"), "streams": {}}
     return facts, state
 
 
