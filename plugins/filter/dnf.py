@@ -85,7 +85,8 @@ def dnf_repository(
     ``old_lists``, ``problems``.
     """
     node, given = _node(facts), plain(settings)
-    paths, problems = given["paths"], []
+    paths = given["paths"]
+    problems: list[str] = []
     wanted = given["state"] == "present" or (given["state"] == "auto" and source == "nvidia")
     offer: dict[str, Any] = {"wanted": wanted, "url": "", "files": {}, "old_lists": [], "problems": problems}
     if not wanted:

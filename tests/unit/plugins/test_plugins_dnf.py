@@ -177,7 +177,12 @@ def test_a_node_that_has_all_is_settled() -> None:
     plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
     assert plan["settled"]
     assert len(plan["locks"]) == len(names) + 1
-    for other in ({"streams": {"nvidia-driver": "595-open"}}, {"versionlock": False}, {"installed": {}}):
+    others: list[dict[str, Any]] = [
+        {"streams": {"nvidia-driver": "595-open"}},
+        {"versionlock": False},
+        {"installed": {}},
+    ]
+    for other in others:
         assert not dnf.dnf_plan(facts, {**state, **other}, stack_of(facts), SETTINGS)["settled"]
 
 
@@ -206,7 +211,7 @@ def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
 
 def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
     facts = rocky()
-    answer = {
+    answer: dict[str, Any] = {
         "lacking": {"nvidia-driver-cuda": ["580.95.05", "580.65.06"], "nvidia-fabricmanager": ["580.65.06"]},
         "common": ["580.65.06"],
         "constraint": "580.95.05",
