@@ -237,6 +237,7 @@ def main():
     except (RefusedError, dnf.exceptions.Error, OSError) as err:
         answer = {"error": " ".join(str(err).split())}
     json.dump(answer, say)
+    say.flush()  # at its end Python does so with what sys.stdout is by then
 
 
 if __name__ == "__main__":
