@@ -19,12 +19,12 @@ demo: bootstrap engine ## Provision three simulated GPU nodes, break one, and le
 demo-real: bootstrap engine ## Provision a lab node with NVIDIA's real driver from Debian, built for its kernel
 	@$(BIN)/python scripts/demo_real.py
 
-test: bootstrap ## Every tier that this machine can run, in under 30 minutes
+test: bootstrap ## What a change needs, of every tier that this machine can run
 	@scripts/docker-engine || true
 	@scripts/sshd-for-tests
 	@$(BIN)/python scripts/run_tests.py
 
-test-all: bootstrap ## Every tier, every scenario
+test-all: bootstrap ## Every tier, every lab test, every scenario (hours on two cores)
 	@scripts/docker-engine || true
 	@scripts/sshd-for-tests
 	@$(BIN)/python scripts/run_tests.py --all

@@ -1,7 +1,9 @@
 """Runs the tiers of tests that this machine can run, and says which it could not, and why.
 
 On a branch, lab tests and molecule scenarios are chosen by what changed since it left origin/main (or since the commit
-that GPUNODE_TEST_SINCE names), the working tree included; on main itself, or where git cannot tell, all of them run.
+that GPUNODE_TEST_SINCE names), the working tree included. On main itself, or where git cannot tell, their core runs:
+the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole of site.yml. `--all` runs
+everything.
 """
 
 import argparse
@@ -14,24 +16,40 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = ROOT / ".venv" / "bin"
-# What every lab test and every scenario stands on.
+# What every scenario stands on.
 FOUNDATION = (
-    "gpunode/",
     "plugins/",
     "playbooks/",
     "roles/preflight/",
+    "roles/apt_transaction/",
     "molecule/shared/",
     ".config/",
-    "scripts/",
-    "pyproject.toml",
     "requirements.lock",
     "ansible.cfg",
 )
+# Lab tests that are for these folders alone. A file that is not named here runs always.
+STANDS_ON = {
+    "test_container_faults": ("gpunode/checks/", "gpunode/workload/", "gpunode/tuning/"),
+    "test_container_toolkit": ("roles/docker/", "roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
+    "test_cuda": ("roles/cuda/", "roles/apt_transaction/"),
+    "test_dcgm": ("roles/dcgm/", "roles/apt_transaction/"),
+    "test_docker": ("roles/docker/",),
+    "test_driver_dnf": ("roles/nvidia_driver/", "roles/nvidia_repository/"),
+    "test_fabric": ("roles/nvidia_fabric/", "roles/apt_transaction/", "gpunode/lab/simulator/"),
+    "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
+    "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
+    "test_site": ("roles/nvidia_driver/", "roles/apt_transaction/", "playbooks/"),
+    "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
+    "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
+    "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
+    "test_workload_on_gpus": ("gpunode/workload/", "gpunode/fleet/"),
+}
 
 
 @dataclass
@@ -166,9 +184,28 @@ def changed() -> list[str] | None:
 
 
 def concerned(*folders: str) -> bool:
-    """Whether a change reaches what stands on these folders and on the foundation."""
-    paths = changed()
-    return paths is None or any(path.startswith((*FOUNDATION, *folders)) for path in paths)
+    """Whether a change reaches these folders; False where nothing is known of changes."""
+    return any(path.startswith(folders) for path in changed() or ())
+
+
+def lab_files(*, everything: bool) -> list[str]:
+    """The lab tests to run, as paths."""
+    files = sorted((ROOT / "tests" / "lab").glob("test_*.py"))
+    return [
+        f"tests/lab/{file.name}"
+        for file in files
+        if everything or file.stem not in STANDS_ON or concerned(f"tests/lab/{file.name}", *STANDS_ON[file.stem])
+    ]
+
+
+def scenarios(*, everything: bool) -> list[str]:
+    """The molecule scenarios to run. `default` runs all roles."""
+    names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+    return [
+        name
+        for name in names
+        if everything or name == "default" or concerned(f"molecule/{name}/", f"roles/{name}/", *FOUNDATION)
+    ]
 
 
 def no_lab_here() -> str | None:
@@ -188,13 +225,11 @@ def no_lab_here() -> str | None:
     return None
 
 
-def lab() -> Tally:
+def lab(*, everything: bool = False) -> Tally:
     reason = no_lab_here()
     if reason:
         return Tally(not_run=reason)
-    if not concerned("roles/", "tests/lab/"):
-        return Tally(not_run="nothing that a lab node would notice has changed")
-    return pytest_tier("tests/lab", "-v", limit_s=3600)
+    return pytest_tier(*lab_files(everything=everything), "-v", limit_s=9000 if everything else 3600)
 
 
 def lab_debian_13() -> Tally:
@@ -205,17 +240,11 @@ def lab_debian_13() -> Tally:
     return pytest_tier("tests/lab/test_site.py", "-v", limit_s=2400, env={"GPUNODE_TEST_SITE_OS": "debian-13"})
 
 
-def molecule() -> Tally:
+def molecule(*, everything: bool = False) -> Tally:
     reason = no_lab_here()
     if reason:
         return Tally(not_run=reason)
-    names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
-    # The scenario `default` runs all roles.
-    chosen = [
-        name for name in names if concerned(f"molecule/{name}/", "roles/" if name == "default" else f"roles/{name}/")
-    ]
-    if not chosen:
-        return Tally(not_run="no role and no scenario has changed")
+    chosen = scenarios(everything=everything)
     return tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in chosen}, limit_s=1800)
 
 
@@ -239,7 +268,12 @@ TIERS: dict[str, Callable[[], Tally]] = {
     "vm": vm,
     "gpu": gpu,
 }
-ONLY_IN_ALL: dict[str, Callable[[], Tally]] = {"lab-debian-13": lab_debian_13}
+WHOLE: dict[str, Callable[[], Tally]] = {
+    "lab": partial(lab, everything=True),
+    "molecule": partial(molecule, everything=True),
+    "lab-debian-13": lab_debian_13,
+}
+"""In place of, or beside, the above where everything is asked for."""
 
 
 def describe(name: str, tally: Tally) -> str:
@@ -253,16 +287,14 @@ def describe(name: str, tally: Tally) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", action="append", choices=[*TIERS, *ONLY_IN_ALL], help="run this tier alone (repeatable)"
-    )
+    parser.add_argument("--only", action="append", choices=list(TIERS | WHOLE), help="run this tier alone (repeatable)")
     parser.add_argument("--all", action="store_true", help="also the tiers that take long")
     chosen = parser.parse_args()
     # Whoever starts this in a shell's background has SIGINT ignored, and so would the programs that tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     tallies: dict[str, Tally] = {}
-    tiers = TIERS | ONLY_IN_ALL
+    tiers = TIERS | WHOLE if chosen.all else WHOLE | TIERS
     for name in chosen.only or (tiers if chosen.all else TIERS):
         print(f"== {name}", flush=True)
         started = time.monotonic()

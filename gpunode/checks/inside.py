@@ -50,7 +50,8 @@ def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 
 def _run(record: Record) -> Iterator[Verdict]:
     if record.error is not None:
-        yield Verdict(Status.ERROR, f"{record.error}{where(record)}")
+        named = record.container is not None and record.container.image in record.error
+        yield Verdict(Status.ERROR, record.error if named else f"{record.error}{where(record)}")
         return
     if record.skipped is not None:
         yield Verdict(Status.SKIP, record.skipped)

@@ -109,6 +109,8 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     if values.result in (MISMATCH_CUDA, NO_COMPAT):
         said = values.result_name or "error"
         return told(Status.FAIL, f"{values.library} is refused: {said} ({values.result}){where(record)}")
+    if values.result != 0:
+        return told(Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus says more)")
     series = ".".join((values.cuda_version or "").split(".")[:2])
     row = load().forward_compat.get(series)
     branch = int(node.loaded_driver.version.split(".", maxsplit=1)[0]) if node.loaded_driver else None

@@ -13,7 +13,7 @@ from gpunode.errors import Exit, UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 from gpunode.report.console import PlainConsole, printable
-from gpunode.tuning import WORKLOADS, Tuning, Tunings, Workload, docker_args, env_file, shell, tune
+from gpunode.tuning import GPU_ARGUMENTS, WORKLOADS, Tuning, Tunings, Workload, docker_args, env_file, shell, tune
 
 OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     "docker-args": lambda tuning: " ".join(docker_args(tuning)) + "\n",
@@ -68,6 +68,11 @@ def command(  # noqa: PLR0913
     for tuning in found:
         if form in OF_ONE_NODE:
             click.echo(OF_ONE_NODE[form](tuning), nl=False)
+            if form == "docker-args":
+                # Whoever puts them into a command line sees nothing else of it.
+                for one in tuning.left_alone:
+                    if one.name in GPU_ARGUMENTS:
+                        click.echo(f"{printable(tuning.host)}: no GPUs among the arguments: {one.reason}", err=True)
         elif form == "text":
             _show(tuning, verbose=verbose)
     return Exit.UNDETERMINED if missed or not found else Exit.GOOD

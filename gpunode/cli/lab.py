@@ -18,7 +18,7 @@ from gpunode.lab.image import remove_images
 from gpunode.lab.recipe import SYSTEMS
 from gpunode.lab.state import State
 from gpunode.lab.vendor import FAULTS as VENDOR_FAULTS
-from gpunode.lab.workload_image import KINDS, kind_named, write_workload_image
+from gpunode.lab.workload_image import kind_named, write_workload_image
 
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 
@@ -32,6 +32,11 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG00
     raise KeyboardInterrupt
 
 
+def _end_on_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
 def _existing(file: Path, name: str) -> Path:
     if not file.exists():
         raise UsageError(f"there is no lab {name} ({file} is missing): gpunode lab up --name {name}")
@@ -40,11 +45,12 @@ def _existing(file: Path, name: str) -> Path:
 
 @click.group()
 def command() -> None:
-    """Simulated GPU nodes in containers: systemd, sshd and apt as on a server, without a GPU.
+    """Simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
 
     \b
-    gpunode lab up -n 2 --os debian-13
-    ansible-playbook -i $(gpunode lab inventory --path) playbooks/site.yml
+    gpunode lab up --hardware l40s-4
+    gpunode provision -i "$(gpunode lab inventory --path)"
+    gpunode validate -i "$(gpunode lab inventory --path)" --level quick
     gpunode lab down
     """
 
@@ -62,8 +68,7 @@ def command() -> None:
 @_name
 def up(count: int, system: str, hardware: tuple[str, ...], mirror: str | None, name: str) -> int:
     """Start nodes; those that are there are kept. Example: gpunode lab up --hardware l40s-4"""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    _end_on_signals()
     started = time.monotonic()
     lab = Lab(name, say=_say)
     nodes = lab.up(count, system, hardware, mirror=mirror)
@@ -90,8 +95,12 @@ def down(name: str, images: bool) -> int:
 @command.command()
 @_name
 def status(name: str) -> int:
-    """List a lab's nodes; exit 1 where one does not run. Example: gpunode lab status"""
-    nodes = Lab(name).nodes()
+    """List a lab's nodes, its vendor repository and their faults; exit 1 where one does not run.
+
+    Example: gpunode lab status
+    """
+    lab = Lab(name)
+    nodes = lab.nodes()
     if not nodes:
         raise UsageError(f"lab {name} has no nodes: gpunode lab up --name {name}")
     rows = [("NODE", "OS", "HARDWARE", "STATE", "ADDRESS")]
@@ -99,11 +108,17 @@ def status(name: str) -> int:
         (node.name, node.os, node.hardware or "-", str(node.container.status), f"{node.address}:{node.port}")
         for node in nodes
     ]
+    vendor = lab.vendor() if lab.has_vendor() else None
+    if vendor:
+        rows.append(("vendor", "-", "-", str(vendor.container.status), vendor.url))
     _table(rows)
     for node in nodes:
         for each in node.faults() if node.hardware and node.running else ():
             click.echo(f"{node.name} has a fault: {each}")
-    return Exit.GOOD if all(node.running for node in nodes) else Exit.FAILED
+    for each in vendor.faults() if vendor and vendor.running else ():
+        click.echo(f"vendor has a fault: {each}")
+    running = all(node.running for node in nodes) and (vendor is None or vendor.running)
+    return Exit.GOOD if running else Exit.FAILED
 
 
 @command.command()
@@ -119,6 +134,8 @@ def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool
     """
     if heal and listed:
         raise UsageError("--heal and --list do not go together")
+    if listed and words:
+        raise UsageError(f"--list shows all faults: leave out {' '.join(words)}")
     if not words and not heal:
         listed = True
     lab = Lab(name)
@@ -138,6 +155,8 @@ def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool
 
 def _vendor_fault(lab: Lab, words: tuple[str, ...], *, heal: bool, listed: bool) -> int:
     vendor = lab.vendor()
+    if heal and len(words) > 1:
+        raise UsageError(f"{' '.join(words)}: one fault of the vendor repository, or none for all, is wanted")
     if listed:
         for each in vendor.faults():
             click.echo(f"set: {each}")
@@ -187,13 +206,18 @@ def inventory(name: str, path: bool) -> int:
 
 
 @command.command()
-@click.argument("kind", metavar=f"[{'|'.join(KINDS)}]")
+@click.argument("kind", metavar="KIND")
 @click.option("--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Where to write it.")
 def image(kind: str, output: Path) -> int:
-    """Write a container image for the workload in nodes: validate --image-file FILE. Example: gpunode lab image torch
-    --output torch.tar
+    """Write a container image for the workload in nodes (validate --image-file FILE).
+
+    KIND is torch (Python with PyTorch for the CPU) or, to see what validate makes of them, python, bare, hangs, floods.
+
+    Example: gpunode lab image torch --output torch.tar
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    _end_on_signals()
     kind_named(kind)
+    if not output.absolute().parent.is_dir() or output.is_dir():
+        raise UsageError(f"--output {output}: a file in a folder that is there is wanted")
     write_workload_image(connect(), kind, output, _say)
     return Exit.GOOD

@@ -16,7 +16,7 @@ def read_bundles(places: Sequence[str]) -> Iterator[Bundle]:
     Raises UsageError at once where there is nothing to read, and later at the first file that is no bundle.
     """
     if not places:
-        raise UsageError("--replay needs a bundle or a folder of bundles: gpunode validate --replay FILE|DIR...")
+        raise UsageError("--replay needs a bundle or a folder of bundles: --replay FILE|DIR...")
     paths = [path for place in places for path in _files(Path(place))]
     return _told_apart(_each_once(paths))
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from gpunode.cli.seconds import Seconds
 from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
 from gpunode.names import fold
@@ -138,7 +139,7 @@ PARALLEL = click.option(
 TIMEOUT = click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=1),
+    type=Seconds(1),
     default=120,
     show_default=True,
     metavar="SECONDS",

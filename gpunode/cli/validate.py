@@ -82,8 +82,10 @@ def command(  # noqa: PLR0913
         level_must_exist(level)
     expectation = read_expectation(expect) if expect else Expectation()
     places = outputs_.outputs(ctx)
-    if workload.given and (replay or level == "quick"):
-        reason = "--replay asks no node" if replay else "--level quick runs no workload"
+    runs = level != "quick" and reads_records(wanted)
+    if workload.given and (replay or not runs):
+        reason = "--level quick runs no workload" if level == "quick" else "no check that is selected reads a workload"
+        reason = "--replay asks no node" if replay else reason
         raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
     if replay:
         if selection.inventories or selection.limit is not None or selection.ask_become_pass:
@@ -97,7 +99,7 @@ def command(  # noqa: PLR0913
         nodes = [judging.bundle(bundle.host, bundle, None) for bundle in read_bundles(selection.hosts)]
     else:
         judging = Judging(expectation, level or "standard", wanted)
-        then = following(workload) if level != "quick" and reads_records(wanted) else None
+        then = following(workload) if runs else None
         nodes = [judging.answer(answer) for answer in selection.collect(save=folder, then=then)]
         nodes.sort(key=lambda node: node.host)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())

@@ -15,6 +15,7 @@ from packaging.version import Version
 from gpunode.catalog import GpuMatch, load
 from gpunode.checks import identify
 from gpunode.checks.gpus import model_of
+from gpunode.cli.seconds import Seconds
 from gpunode.cli.selection import Say
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
@@ -49,7 +50,7 @@ class Options:
     def given(self) -> list[str]:
         """The options that somebody wrote."""
         values = (self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s)
-        return [name for name, value in zip(NAMES, values, strict=True) if value]
+        return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
 
 
 NAMES = ("--image", "--image-file", "--no-container", "--force", "--workload-timeout")
@@ -79,7 +80,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--workload-timeout",
                 "workload_timeout_s",
-                type=click.FloatRange(min=20),
+                type=Seconds(20),
                 metavar="SECONDS",
                 help=f"Hard limit for a node's workload, its image included.  [default: {WORKLOAD_TIMEOUT_S:g}]",
             ),
@@ -91,6 +92,8 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def read_wish(options: Options) -> Wish:
     """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
+    if options.image is not None and not options.image.strip():
+        raise UsageError("--image: an image needs a name")
     if options.no_container and (options.image or options.image_file):
         raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
     file = read_image_file(options.image_file) if options.image_file else None

@@ -3,11 +3,12 @@
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import docker
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError, ImageNotFound, NotFound
 
 from gpunode.errors import UndeterminedError
 from gpunode.lab.bootstrap import debian_tree
@@ -68,6 +69,17 @@ def remove_images(client: docker.DockerClient, system: str | None = None, keep: 
                 continue
             removed.extend(image.tags)
     return removed
+
+
+def build_container(client: docker.DockerClient, kind: str) -> str:
+    """The name for the container that an image of that kind is made in; one that a killed build left is removed.
+
+    The caller holds the lock of that kind's images.
+    """
+    name = f"{REPOSITORY}-build-{kind}"
+    with suppress(NotFound):
+        client.containers.get(name).remove(force=True, v=True)
+    return name
 
 
 def _build(client: docker.DockerClient, recipe: Recipe, tag: str, say: Say) -> str:

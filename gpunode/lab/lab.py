@@ -25,7 +25,7 @@ from gpunode.lab.mirror import find_mirror
 from gpunode.lab.node import LAB_LABEL, NODE_LABEL, PORT_LABEL, LabNode
 from gpunode.lab.recipe import Recipe, architecture, system_named
 from gpunode.lab.state import State
-from gpunode.lab.vendor import Vendor
+from gpunode.lab.vendor import VENDOR_LABEL, Vendor
 from gpunode.lab.vendor import find as find_vendor
 from gpunode.lab.vendor import start as start_vendor
 
@@ -76,6 +76,10 @@ class Lab:
     def vendor(self) -> Vendor:
         """The lab's vendor repository; UsageError where it has none."""
         return find_vendor(self.client, self.name)
+
+    def has_vendor(self) -> bool:
+        """Whether the lab has a vendor repository, running or not."""
+        return any(VENDOR_LABEL in container.labels for container in self._containers())
 
     def up(
         self,
@@ -129,7 +133,7 @@ class Lab:
     ) -> None:
         started = time.monotonic()
         existing = self.nodes()
-        if existing and not self.state.key.exists():
+        if existing and not self.state.has_key:
             again = f"gpunode lab down --name {self.name}, then up"
             raise UndeterminedError(f"lab {self.name} has nodes, but {self.state.key} that opens them is gone: {again}")
         self.state.prepare()
@@ -215,7 +219,7 @@ class Lab:
                     self._remove_networks()
                 if not had_state:
                     self.state.remove()
-                elif self.state.key.exists():
+                elif self.state.has_key:
                     self.state.write(self.nodes())
             raise
 

@@ -155,6 +155,7 @@ class Maker:
     def _identity(self, new: NewNode, private: str, public: str) -> Iterator[Entry]:
         """What makes a node this node, in place before its first boot."""
         yield Entry("etc/machine-id", uuid.uuid4().hex + "\n", 0o444)
+        yield Entry("etc/motd", greeting(self.lab, new, self.system), 0o644)
         yield Entry("etc/ssh/ssh_host_ed25519_key", private, 0o600)
         yield Entry("etc/ssh/ssh_host_ed25519_key.pub", f"{public} {new.name}\n", 0o644)
         key = self.state.key.with_suffix(".pub").read_text(encoding="ascii")
@@ -170,3 +171,14 @@ class Maker:
         done = node.run(["sh", "-c", f'echo "{OPERATOR}:$PASSWORD" | chpasswd'], env={"PASSWORD": password})
         if done.returncode != 0:
             raise UndeterminedError(f"{node.name}: chpasswd: {done.stderr.strip()}")
+
+
+def greeting(lab: str, new: NewNode, system: System) -> str:
+    """What somebody who logs in to a node reads; the tools themselves answer as on a real server."""
+    tree = "Debian's packages under the name of " if system.lookalike else ""
+    lines = [f"{new.name}, a node of gpunode lab {lab}: a container with {tree}{system.id}."]
+    if new.hardware:
+        lines.append(
+            f"Its hardware ({new.hardware}), NVIDIA's tools and packages are simulated: no GPU is behind them."
+        )
+    return "\n".join(["", *lines, ""]) + "\n"

@@ -19,6 +19,7 @@ GROUP = "gpu_nodes"
 _FILES = ("id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config", "inventory.yml", "operator-password")
 _VENDOR_KEYS = ("nvidia", "container-toolkit", "ubuntu", "rpm")
 _VENDOR = "http://vendor"
+_KEYGEN_LIMIT_S = 30
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -75,6 +76,11 @@ class State:
         return self.folder / "id_ed25519"
 
     @property
+    def has_key(self) -> bool:
+        """Whether there is a whole pair; ssh-keygen writes the public key last."""
+        return self.key.exists() and self.key.with_suffix(".pub").exists()
+
+    @property
     def known_hosts(self) -> Path:
         """The nodes' host keys, known before the first connection."""
         return self.folder / "known_hosts"
@@ -105,7 +111,7 @@ class State:
 
     def prepare(self) -> None:
         """Make the folder, the key pair and the password where they do not exist."""
-        ours = {*_FILES, *(self.vendor_key(name).name for name in _VENDOR_KEYS)}
+        ours = {path.name for path in self._ours()}
         if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - ours):
             what = f"{self.folder} holds {min(foreign)}, which is no lab's"
             raise UsageError(f"{what}: choose another --name or {HOME_VARIABLE}")
@@ -116,7 +122,8 @@ class State:
             raise UndeterminedError(
                 f"{self.folder}: {err.strerror}: set {HOME_VARIABLE} to a folder of your own"
             ) from None
-        if not self.key.exists():
+        if not self.has_key:
+            self.key.unlink(missing_ok=True)
             make_key(self.key, "gpunode-lab")
         if not self.password.exists():
             _write(self.password, secrets.token_urlsafe(18) + "\n")
@@ -129,13 +136,17 @@ class State:
 
     def remove(self) -> bool:
         """Remove what a lab writes, and its folder when nothing else is in it; True where there was a lab."""
-        paths = [*(self.folder / name for name in _FILES), *map(self.vendor_key, _VENDOR_KEYS)]
-        found = [path for path in paths if path.exists()]
+        found = [path for path in self._ours() if path.exists()]
         for path in found:
             path.unlink()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
         return bool(found)
+
+    def _ours(self) -> list[Path]:
+        """What a lab writes, and what a write that was killed leaves."""
+        paths = [*(self.folder / name for name in _FILES), *map(self.vendor_key, _VENDOR_KEYS)]
+        return [*paths, *map(_beside, paths)]
 
     def _ssh_config(self, nodes: Sequence[Reachable]) -> str:
         hosts = [f"Host {node.name}\n  HostName {node.address}\n  Port {node.port}\n" for node in nodes]
@@ -195,18 +206,29 @@ def make_key(path: Path, comment: str) -> str:
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     try:
         subprocess.run(
-            argv, check=True, capture_output=True, timeout=30, start_new_session=True, stdin=subprocess.DEVNULL
+            argv,
+            check=True,
+            capture_output=True,
+            timeout=_KEYGEN_LIMIT_S,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
         raise UndeterminedError("ssh-keygen is missing: apt-get install openssh-client") from None
+    except subprocess.TimeoutExpired:
+        raise UndeterminedError(f"ssh-keygen did not end within {_KEYGEN_LIMIT_S} s") from None
     except subprocess.CalledProcessError as err:
         raise UndeterminedError(f"ssh-keygen: {err.stderr.decode(errors='replace').strip()}") from None
     return " ".join(path.with_name(path.name + ".pub").read_text(encoding="ascii").split()[:2])
 
 
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.new")
+
+
 def _write(path: Path, text: str) -> None:
     """Write a file of mode 0600 in one step."""
-    new = path.with_name(f".{path.name}.new")
+    new = _beside(path)
     new.unlink(missing_ok=True)
     new.touch(mode=0o600, exist_ok=False)
     new.write_text(text, encoding="utf-8")

@@ -26,9 +26,10 @@ from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.bootstrap import debian_tree
 from gpunode.lab.engine import docker_errors, need_space
-from gpunode.lab.image import IMAGE_LABEL
+from gpunode.lab.image import IMAGE_LABEL, build_container
+from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
-from gpunode.lab.recipe import SYSTEMS, Recipe, architecture
+from gpunode.lab.recipe import Recipe, System, architecture
 
 REPOSITORY = "gpunode-lab-workload"
 TORCH = "2.13.0+cpu"
@@ -38,7 +39,10 @@ _PYTHON = "3.11"
 _SITE = "usr/lib/python3/dist-packages"
 _LEFT_OUT = ("torch/include", "torch/test")
 """What only serves to build against PyTorch and to test it: a fifth of the wheel."""
+_TORCH_PREFIX = "gpunode-lab-torch-"
+_TEMPORARY = Path("/var/tmp")  # noqa: S108 (a disk, where /tmp may be memory)
 _PIP_LIMIT_S = 900
+_LOCK_LIMIT_S = 3000
 _FREE_GIB = 4
 
 Say = Callable[[str], None]
@@ -107,7 +111,16 @@ def ensure_workload_image(client: docker.DockerClient, name: str, say: Say) -> s
 
     Raises UndeterminedError with what to do where it cannot be made.
     """
-    kind = kind_named(name)
+    full = f"{REPOSITORY}:{name}-{kind_named(name).digest}"
+    if _there(client, full):
+        return full
+    with locked("image workload", _LOCK_LIMIT_S, say):
+        return _made(client, name, say)
+
+
+def _made(client: docker.DockerClient, name: str, say: Say) -> str:
+    """As ``ensure_workload_image``, under the lock."""
+    kind = KINDS[name]
     tag = f"{name}-{kind.digest}"
     full = f"{REPOSITORY}:{tag}"
     if _there(client, full):
@@ -159,16 +172,17 @@ def _changes(name: str) -> list[str]:
 
 
 def _base(client: docker.DockerClient, tag: str) -> None:
-    recipe = _Base(SYSTEMS["debian-12"], architecture(), find_mirror())
+    # A name of its own: a node's image may be built at the same time.
+    recipe = _Base(System("workload", "bookworm", "workload"), architecture(), find_mirror())
     with debian_tree(recipe) as tar, docker_errors(f"importing {REPOSITORY}:{tag}"), tar.open("rb") as stream:
         # From an open file: with a path the SDK sets no time limit.
         client.api.import_image(src=stream, repository=REPOSITORY, tag=tag, changes=_changes("python"))
 
 
 def _on_base(client: docker.DockerClient, name: str, tag: str, layer: IO[bytes], say: Say) -> None:
-    base = ensure_workload_image(client, "python", say)
+    base = _made(client, "python", say)
     with docker_errors(f"making {REPOSITORY}:{tag}"):
-        container = client.containers.create(base, labels={"gpunode.lab.build": name})
+        container = client.containers.create(base, name=build_container(client, "workload"))
         try:
             container.put_archive("/", layer)
             container.commit(repository=REPOSITORY, tag=tag, changes=_changes(name))
@@ -178,7 +192,10 @@ def _on_base(client: docker.DockerClient, name: str, tag: str, layer: IO[bytes],
 
 @contextmanager
 def _torch_layer() -> Iterator[IO[bytes]]:
-    with tempfile.TemporaryDirectory(prefix="gpunode-lab-torch-", dir="/var/tmp") as folder:
+    for stale in _TEMPORARY.glob(f"{_TORCH_PREFIX}*"):  # of a build that was killed
+        if stale.stat().st_uid == os.geteuid():
+            shutil.rmtree(stale, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_TORCH_PREFIX, dir=_TEMPORARY) as folder:
         need_space(Path(folder), _FREE_GIB)
         site = Path(folder, "site")
         _install_torch(site)

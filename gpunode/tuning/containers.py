@@ -20,6 +20,8 @@ ENGINES = "catalog (libraries.yml, container_engines)"
 NCCL_GUIDE = "catalog (sources.yml, ncclgdr)"
 KIND = "nvidia.com/gpu"
 GPUS_OPTION = (19, 3)
+GPU_ARGUMENTS = ("--gpus", "--device")
+"""Of ``docker run``, as they are named where they are left alone."""
 
 
 def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:

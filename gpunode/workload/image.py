@@ -44,12 +44,12 @@ def read_image_file(path: Path) -> ImageFile:
             manifest = archive.extractfile("manifest.json")
             entries: list[Any] = json.load(manifest) if manifest else []
             (entry,) = entries
-            config, tags = entry["Config"], entry["RepoTags"]
+            config, tags = str(entry["Config"]), [str(tag) for tag in entry["RepoTags"] or ()]
     except OSError as err:
         raise UsageError(f"--image-file {path}: {err.strerror or err}") from None
     except (tarfile.TarError, KeyError, TypeError, ValueError, EOFError):
         raise UsageError(f"--image-file {path}: not an archive of one image as docker save writes it") from None
-    digest = str(config).rsplit("/", 1)[-1].removesuffix(".json")
+    digest = config.rsplit("/", 1)[-1].removesuffix(".json")
     return ImageFile(path, f"sha256:{digest}", tags[0] if tags else None)
 
 

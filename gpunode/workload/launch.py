@@ -14,7 +14,7 @@ from gpunode.workload.container import Devices, Job, Program
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
 from gpunode.workload.image import ImageFile, provide
-from gpunode.workload.output import Output
+from gpunode.workload.output import LAUNCHERS, Output
 from gpunode.workload.payload import payload_zip
 from gpunode.workload.way import LaunchFailure, Way
 
@@ -119,7 +119,8 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
     start = program.code
     if not run.use.all:
         start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
-    stream = way.python(start, program.arguments)
+    # Over SSH it passes a login shell, and csh knows no text of several lines.
+    stream = way.python(f"exec({start!r})", program.arguments)
     try:
         container.converse(stream.sock, program.stdin, run.output.stdout, deadline)
     except OSError as err:
@@ -150,7 +151,7 @@ def _program(wish: Wish, limit_s: float) -> Program:
 
 def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:
     own = Record(
-        record="container",
+        record=LAUNCHERS,
         device="cuda" if run.use.indices else "cpu",
         seconds=round(time.monotonic() - run.started, 3),
         values={

@@ -8,6 +8,8 @@ from gpunode.workload.way import LaunchFailure
 MAX_BYTES = 4 * 1024 * 1024
 """Of records in one run; a node with sixteen GPUs gives about 100 KiB."""
 MAX_STDERR_BYTES = 64 * 1024 * 1024
+LAUNCHERS = "container"
+"""The record that tells whether a run came to its end: the launcher's to write, and nobody's inside."""
 _KEPT_STDERR = 4 * 1024
 
 
@@ -59,7 +61,7 @@ class Output:
             self.ended = str(record.get("ended"))
             code = record.get("exit_code")
             self.exit_code = code if isinstance(code, int) else None
-        else:
+        elif record["record"] != LAUNCHERS:
             self.records.append(record)
 
     @property

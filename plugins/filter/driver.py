@@ -28,6 +28,8 @@ RELEASE = "@RELEASE@"
 PIN_PRIORITY = 1001
 DAEMON = "nvidia-persistenced"
 PINNING = re.compile(r"nvidia-driver-pinning-")
+# They go with the driver and are no part of its closure: Ubuntu's modules carry the kernel's version.
+BESIDE = re.compile(rf"{PINNING.pattern}|linux-(modules|objects|signatures)-nvidia-")
 META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
 DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda\d|libcudadebugger|libnv|cuda-drivers)")
 
@@ -167,10 +169,21 @@ class Case:
         kernel = self.stack.module.kernel_packages if self.precompiled else ()
         return sorted({*self.own, *self.bound, *self.coming, *kernel} - gone)
 
+    @property
+    def freed(self) -> list[str]:
+        """Names that the role holds from before and that stay without the driver's hold, such as a kernel."""
+        leaving = {*self.going, *self.answer.get("remove", ())}
+        return sorted(_own_holds(self.apt) - {*self.closure, *leaving})
+
 
 def _need_gpunode() -> None:
     if MISSING is not None:
         raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({MISSING})")
+
+
+def _own_holds(apt: Mapping[str, Any]) -> set[str]:
+    """Installed packages that are held because the role did it."""
+    return set(apt.get("own_holds", ())) & set(apt.get("held", ())) & set(apt["installed"])
 
 
 def _is_header(name: str) -> bool:
@@ -223,6 +236,7 @@ def driver_plan(
         "going": case.going,
         "closure": closure,
         "held": sorted(held),
+        "freed": case.freed,
         "daemon": any(name == DAEMON or name.startswith("nvidia-compute-utils") for name in case.apt["installed"]),
         "loose": sorted(name for name in closure if name in have and name not in held),
         "versions": dict(sorted(case.own.items())),
@@ -285,7 +299,8 @@ def _reboot_reasons(case: Case, nouveau: bool, loaded: str) -> Iterator[str]:
 
 
 def _used(node: NodeFacts) -> bool:
-    return any(process.computes for process in node.gpu_processes or ())
+    """Something computes on a GPU; so it is taken where nobody could see it."""
+    return node.gpu_processes is None or any(process.computes for process in node.gpu_processes)
 
 
 def driver_question(
@@ -311,7 +326,10 @@ def driver_question(
 
 
 def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()) -> dict[str, Any]:
-    """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``."""
+    """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``.
+
+    ``freed`` stays, and was held for the driver's sake.
+    """
     _need_gpunode()
     node = NodeFacts.model_validate(plain(facts))
     closure = {
@@ -321,8 +339,10 @@ def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: It
     }
     have = [*apt["installed"], *apt["unfinished"]]
     mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
+    packages = {*closure, *(name for name in have if BESIDE.match(name) or name == DAEMON)}
     return {
-        "packages": sorted({*closure, *(name for name in have if PINNING.match(name) or name == DAEMON)}),
+        "packages": sorted(packages),
+        "freed": sorted(_own_holds(apt) - packages),
         "headers": sorted(name for name in have if name in mine or META_HEADERS.fullmatch(name)),
         "loaded": node.loaded_driver.version if node.loaded_driver else "",
     }
@@ -423,6 +443,11 @@ OF_APT = (
         r"Could not (resolve|connect)|[Cc]onnection (refused|failed)|Unable to connect|Failed to fetch|timed? out",
         "repository-unreachable",
         "see to the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url)",
+    ),
+    (
+        r"Unable to parse package file|Malformed entry|Malformed stanza|Invalid record in the preferences file",
+        "apt-refuses",
+        "apt cannot read a file on the node: mend it, or delete it where it is gpunode's: its role writes it anew",
     ),
     (r"did not end within", "repository-slow", "run this again, or name a nearer mirror with nvidia_repository_url"),
     (r"[Nn]o space left|enough free space", "disk-full", "make room, then run this again"),

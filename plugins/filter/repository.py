@@ -98,6 +98,11 @@ def repository_offer(
     if not given["key"]:
         known = KEYRING_SHA256.get(folder) if picture.arch == "x86_64" else None
         offer["fetch"] = {"url": url + KEYRING, "sha256": known}
+        if known is None and not re.match(r"https:|file:", url):
+            offer["problems"].append(
+                f"repository-key-unknown: nothing vouches for a key from {url}, which is not https, and no sum of its "
+                "keyring package is known: give the key with nvidia_repository_key"
+            )
     offer["old_lists"], problems = _old_lists(apt["sources"], url, paths["sources"])
     offer["problems"] += problems
     offer["files"] |= dict.fromkeys(offer["old_lists"], "")

@@ -155,6 +155,16 @@ MUTANTS = [
         skips=("container.gpus",),
     ),
     Mutant(
+        "container.gpus",
+        "CUDA does not start, with cuda-compat in use",
+        hgx,
+        [
+            *value(hgx, "versions.cuda", "forward_compat", new=True),
+            *value(hgx, "versions.cuda", "result", new=802),
+        ],
+        skips=("container.forward-compat",),
+    ),
+    Mutant(
         "container.forward-compat",
         "older than the driver",
         hgx,

@@ -22,7 +22,7 @@ dpkg-query -W -f '${Package}:${Architecture} ${Version} ${Status}\n' | sort
 echo ---
 { systemctl list-unit-files --no-legend --no-pager
   systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
-} | grep -v -E -e '^(session-|(run-)?user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' |
+} | grep -v -E -e ' not-found ' -e '^(session-|(run-)?user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' |
   sort
 """
 

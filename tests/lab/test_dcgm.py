@@ -30,7 +30,10 @@ systemctl enable --now --quiet dcgm.service
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("plays")
+    plays = tmp_path_factory.mktemp("plays")
+    for name in ("repository", "dcgm", "fabric"):
+        (plays / name).mkdir()
+    return plays
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def site(folder: Path) -> Iterator[Site]:
     try:
         lab.up(1, "debian-12", ["l40s-4"])
         site = Site(lab)
-        Roles(site, folder, "nvidia_repository").done()
+        Roles(site, folder / "repository", "nvidia_repository").done()
         site.sh("apt-get update -q; apt-get install -y -q datacenter-gpu-manager")
         site.sh(OLD_SERVICE)
         yield site
@@ -49,7 +52,7 @@ def site(folder: Path) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def dcgm(site: Site, folder: Path) -> Roles:
-    return Roles(site, folder, "dcgm")
+    return Roles(site, folder / "dcgm", "dcgm")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,8 @@ def test_a_second_run_changes_nothing_and_an_installed_version_is_kept(dcgm: Rol
     dcgm.done("-e", "dcgm_version=4.5.1")
     older = versions(dcgm.site)
     assert {version.partition("-")[0] for version in older.values()} == {"1:4.5.1"}
-    assert dcgm.done().recap["changed"] == 0
+    kept = dcgm.done()
+    assert kept.recap["changed"] == 0, kept.changed
     dcgm.done("-e", "dcgm_version=newest")
     assert dcgm.site.snapshot() == before
 
@@ -133,7 +137,7 @@ def test_a_package_that_vanished_stops_it_and_the_next_run_goes_on(dcgm: Roles, 
 
 
 def test_a_fabric_manager_that_no_board_needs_is_not_let_fail(site: Site, folder: Path) -> None:
-    fabric = Roles(site, folder, "nvidia_fabric")
+    fabric = Roles(site, folder / "fabric", "nvidia_fabric")
     assert fabric.done().recap["changed"] == 0
     assert "fabricmanager" not in site.sh("dpkg -l; find /etc/systemd")
     site.sh("apt-get install -y -q nvidia-fabricmanager")

@@ -11,6 +11,16 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
 
 
+def git(root: Path, *argv: str) -> None:
+    settings = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "-C", str(root), *settings, *argv], check=True, timeout=30)
+
+
+def commit(root: Path, message: str) -> None:
+    git(root, "add", ".")
+    git(root, "commit", "-q", "--allow-empty", "-m", message)
+
+
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script as a module, its root a fresh repository with one commit."""
@@ -20,39 +30,76 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "run_tests", module)
     spec.loader.exec_module(module)
-    for argv in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
-        settings = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        subprocess.run(["git", "-C", str(tmp_path), *settings, *argv], check=True, timeout=30)
+    git(tmp_path, "init", "-q")
+    commit(tmp_path, "first")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.delenv("GPUNODE_TEST_SINCE", raising=False)
     return module
 
 
-def test_without_a_base_everything_runs(runner: ModuleType) -> None:
-    assert runner.changed() is None
-    assert runner.concerned("roles/dcgm/")
-
-
-def test_a_clean_tree_at_its_base_runs_everything(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def since_the_commit(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with tests and scenarios to choose from, and the first commit as the base."""
+    for name in ("test_lab_nodes.py", "test_docker.py", "test_dcgm.py"):
+        touch(runner, f"tests/lab/{name}")
+    for name in ("default", "docker", "dcgm"):
+        touch(runner, f"molecule/{name}/molecule.yml")
+    commit(runner.ROOT, "tests")
     monkeypatch.setenv("GPUNODE_TEST_SINCE", "HEAD")
+    return runner
+
+
+def touch(runner: ModuleType, path: str) -> None:
+    target = runner.ROOT / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("changed\n", encoding="utf-8")
+
+
+def test_without_a_base_nothing_is_known(runner: ModuleType) -> None:
     assert runner.changed() is None
+    assert not runner.concerned("roles/dcgm/")
+
+
+def test_where_nothing_changed_the_core_runs(since_the_commit: ModuleType) -> None:
+    assert since_the_commit.lab_files(everything=False) == ["tests/lab/test_lab_nodes.py"]
+    assert since_the_commit.scenarios(everything=False) == ["default"]
+
+
+def test_everything_is_everything(since_the_commit: ModuleType) -> None:
+    assert len(since_the_commit.lab_files(everything=True)) == 3
+    assert since_the_commit.scenarios(everything=True) == ["dcgm", "default", "docker"]
 
 
 @pytest.mark.parametrize(
-    ("path", "dcgm", "docker"),
+    ("path", "files", "scenarios"),
     [
-        ("roles/dcgm/tasks/main.yml", True, False),
-        ("gpunode/catalog/gpus.yml", True, True),
-        ("docs/lab.md", False, False),
+        ("roles/dcgm/tasks/main.yml", {"test_dcgm"}, {"dcgm"}),
+        ("roles/preflight/tasks/main.yml", set(), {"dcgm", "docker"}),
+        ("tests/lab/test_docker.py", {"test_docker"}, set()),
+        ("docs/lab.md", set(), set()),
     ],
 )
 def test_a_change_runs_what_stands_on_it(
-    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, path: str, dcgm: bool, docker: bool
+    since_the_commit: ModuleType, path: str, files: set[str], scenarios: set[str]
 ) -> None:
-    monkeypatch.setenv("GPUNODE_TEST_SINCE", "HEAD")
-    target = runner.ROOT / path
-    target.parent.mkdir(parents=True)
-    target.write_text("changed\n", encoding="utf-8")
-    assert runner.changed() == [path]
-    assert runner.concerned("roles/dcgm/") is dcgm
-    assert runner.concerned("roles/docker/") is docker
+    touch(since_the_commit, path)
+    (since_the_commit.ROOT / path).write_text("changed again\n", encoding="utf-8")
+    assert since_the_commit.changed() == [path]
+    chosen = {Path(file).stem for file in since_the_commit.lab_files(everything=False)}
+    assert chosen == files | {"test_lab_nodes"}
+    assert set(since_the_commit.scenarios(everything=False)) == scenarios | {"default"}
+
+
+def test_what_tests_stand_on_is_there() -> None:
+    root = SCRIPT.parents[1]
+    spec = importlib.util.spec_from_file_location("run_tests_here", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["run_tests_here"] = module
+    spec.loader.exec_module(module)
+    folders = {folder for named in module.STANDS_ON.values() for folder in named}
+    assert {folder for folder in folders if not (root / folder).is_dir()} == set()
+    assert {name for name in module.STANDS_ON if not (root / "tests" / "lab" / f"{name}.py").is_file()} <= {
+        "test_driver_dnf"
+    }

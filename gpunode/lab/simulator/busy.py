@@ -22,7 +22,10 @@ def begin(fault: dict[str, Any]) -> None:
     index = int(re.sub(r"\D", "", fault["component"]))
     if not state.path(f"/dev/nvidia{index}").exists():
         raise FaultError(f"gpu-busy: /dev/nvidia{index} is not there: install and load a driver first")
-    user = pwd.getpwnam(fault["user"])
+    try:
+        user = pwd.getpwnam(fault["user"])
+    except KeyError:
+        raise FaultError(f"gpu-busy: user={fault['user']}: the node has no such user") from None
     reading, writing = os.pipe()
     if os.fork() == 0:
         _hold(index, user, writing)

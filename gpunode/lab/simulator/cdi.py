@@ -11,8 +11,8 @@ import re
 from typing import Any
 
 from . import state
-from .layout import numbers
 from .node import LIBRARY_FOLDERS, Node, loaded, package_release
+from .versions import numbers
 
 KIND = "nvidia.com/gpu"
 PROGRAMS = (

@@ -7,8 +7,8 @@ import sys
 from typing import Any, NamedTuple
 
 from . import ctk, ctk_config, state, toml_text
-from .layout import numbers
 from .node import package_release
+from .versions import numbers
 
 FILES = {
     "docker": "/etc/docker/daemon.json",

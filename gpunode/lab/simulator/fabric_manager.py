@@ -52,7 +52,7 @@ def _start(options: dict[str, str]) -> int:
         told = not node.has_fault("fabric-not-completed")
         with state.change() as (_, running):
             running["fabric_manager"] = os.getpid()
-            running["fabric"] = {"state": "Completed", "status": "Success"} if told else {"state": "In Progress"}
+            running["fabric"] = dict(COMPLETED) if told else {"state": "In Progress"}
         if told:
             daemon.log_line(log, f"[INFO] [tid {os.getpid()}] {CONFIGURED}")
 
@@ -66,6 +66,7 @@ def _start(options: dict[str, str]) -> int:
     return start_it(pid_file, start, stop)
 
 
+COMPLETED = {"state": "Completed", "status": "Success"}
 CONFIGURED = (
     "Successfully configured all the available NVSwitches to route GPU NVLink traffic. NVLink Peer-to-Peer support "
     "will be enabled once the GPUs are successfully registered with the NVLink fabric."

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import busy, kmsg, pci, replaced, state
+from . import busy, daemon, fabric_manager, kmsg, pci, replaced, state
 from .errors import FaultError
+from .readings import THROTTLES
 
 WRONG = 2
 Fault = dict[str, Any]
@@ -37,6 +38,8 @@ _XIDS = {
     119: "Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL)",
 }
 _UNKNOWN_XID = "Unknown error"
+_NODE = "node"
+_COMPONENT = re.compile(rf"gpu\d|{_NODE}$")
 _AMPERE_ON = ("ampere", "hopper", "blackwell")
 
 
@@ -126,6 +129,18 @@ def _link_down(fault: Fault) -> None:
     _say_xid(fault, 74, f"NVLink: fatal error detected on link {link or 0}(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")
 
 
+def _throttle(fault: Fault) -> None:
+    if fault["reason"] not in THROTTLES:
+        raise FaultError(f"throttle: reason={fault['reason']}: there are {', '.join(THROTTLES)}")
+
+
+def _join_fabric(fault: Fault) -> None:  # noqa: ARG001
+    """A fabric manager that was started meanwhile, and runs, completes what it could not."""
+    with state.change() as (_, running):
+        if running.get("fabric") and daemon.is_running(running.get("fabric_manager")):
+            running["fabric"] = dict(fabric_manager.COMPLETED)
+
+
 def _entry_only(fault: Fault) -> None:
     """The simulated tools read it from the list."""
 
@@ -144,7 +159,7 @@ KINDS: dict[str, Kind] = {
     "xid": Kind("gpu", "the driver reports this Xid", {"number": 31, "text": ""}, _xid),
     "nvlink-down": Kind("link", "a link is down (Xid 74)", {}, _link_down),
     "pcie-narrow": Kind("gpu", "the PCIe link runs at less than it can", {"width": 8, "gen": 0}, _narrow, _widen),
-    "throttle": Kind("gpu", "its clocks are held down", {"reason": "hw_thermal_slowdown"}, _entry_only),
+    "throttle": Kind("gpu", "its clocks are held down", {"reason": "hw_thermal_slowdown"}, _throttle),
     "smi-hangs": Kind("node", "nvidia-smi does not come back", {}, _entry_only),
     "fabric-manager-version": Kind(
         "node",
@@ -153,7 +168,7 @@ KINDS: dict[str, Kind] = {
         replaced.swap_fabric_manager,
         replaced.restore_fabric_manager,
     ),
-    "fabric-not-completed": Kind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only),
+    "fabric-not-completed": Kind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only, _join_fabric),
     "gpu-busy": Kind("gpu", "a process holds the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
 }
 
@@ -220,12 +235,17 @@ def begin(name: str, component: str | None, details: dict[str, str]) -> Fault:
 
 
 def heal(name: str | None, component: str | None) -> list[Fault]:
-    """Heal the faults that match, all without a name; those that were set."""
+    """Heal the faults that match, all without a name; those that were set. FaultError for what cannot be set."""
     if name is not None:
-        component = _component(name, known(name), component) if component else None
+        kind = known(name)
+        component = _component(name, kind, component) if component else None
+    elif component is not None and component != _NODE:
+        _gpu_named(component, state.hardware()["gpus"])
     with state.change_faults() as faults:
         healed = [
-            fault for fault in faults if name in (None, fault["fault"]) and component in (None, fault["component"])
+            fault
+            for fault in faults
+            if name in (None, fault["fault"]) and component in (None, fault["component"] or _NODE)
         ]
         faults[:] = [fault for fault in faults if fault not in healed]
     for fault in healed:
@@ -244,7 +264,7 @@ def known(name: str) -> Kind:
 def shown(fault: Fault) -> str:
     """A fault in one line: component, name, details."""
     details = [f"{key}={fault[key]}" for key in KINDS[fault["fault"]].details if fault.get(key) not in ("", None)]
-    return " ".join([fault["component"] or "node", fault["fault"], *details])
+    return " ".join([fault["component"] or _NODE, fault["fault"], *details])
 
 
 def _same(one: Fault, other: Fault) -> bool:
@@ -254,21 +274,29 @@ def _same(one: Fault, other: Fault) -> bool:
 
 def _component(name: str, kind: Kind, component: str | None) -> str | None:
     hardware = state.hardware()
-    count = len(hardware["gpus"])
     if kind.where == "node":
-        if component not in (None, "node"):
+        if component not in (None, _NODE):
             raise FaultError(f"{component}: {name} is a fault of the node: leave the component out")
         return None
-    form = r"gpu(\d+)(/link(\d+))?" if kind.where == "link" else r"gpu(\d+)()()"
-    match = re.fullmatch(form, component or "gpu0")
-    if not match or int(match[1]) >= count:
-        raise FaultError(f"{component}: {name} is a fault of a GPU; this node has gpu0 to gpu{count - 1}")
-    links = hardware["gpus"][int(match[1])]["nvlinks"]
+    place = component or "gpu0"
+    gpu, link = _gpu_named(place, hardware["gpus"])
+    links = gpu["nvlinks"]
     if kind.where == "link" and not links:
         raise FaultError(f"{name}: the GPUs of {hardware['name']} have no NVLink")
-    if match[3] and int(match[3]) >= links:
-        raise FaultError(f"{component}: gpu{match[1]} has link0 to link{links - 1}")
-    return component or "gpu0"
+    if kind.where == "gpu" and link is not None:
+        raise FaultError(f"{place}: {name} is a fault of a whole GPU: leave the link out")
+    if link is not None and link >= links:
+        raise FaultError(f"{place}: gpu{gpu['index']} has link0 to link{links - 1}")
+    return place
+
+
+def _gpu_named(component: str, gpus: list[dict[str, Any]]) -> tuple[dict[str, Any], int | None]:
+    """The GPU of ``gpu3`` or ``gpu3/link5``, and the link; FaultError names the GPUs there are."""
+    match = re.fullmatch(r"gpu(\d+)(?:/link(\d+))?", component)
+    if not match or int(match[1]) >= len(gpus):
+        there = "gpu0" if len(gpus) == 1 else f"gpu0 to gpu{len(gpus) - 1}"
+        raise FaultError(f"{component}: no such GPU; this node has {there}")
+    return gpus[int(match[1])], int(match[2]) if match[2] else None
 
 
 # --- the tool
@@ -281,10 +309,7 @@ def main(argv: list[str]) -> int:
         if "--list" in argv:
             _print_list()
         elif "--heal" in argv:
-            component = (
-                words.pop(0) if words and words[0].startswith(("gpu", "node")) and words[0] not in KINDS else None
-            )
-            for fault in heal(words[0] if words else None, component):
+            for fault in heal(*_healed(words)):
                 sys.stdout.write(f"healed {shown(fault)}\n")
         else:
             sys.stdout.write(f"set {shown(begin(*_wish(words)))}\n")
@@ -294,10 +319,19 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _healed(words: list[str]) -> tuple[str | None, str | None]:
+    """Fault and component as they were typed, either may be missing."""
+    left = list(words)
+    component = left.pop(0) if left and _COMPONENT.match(left[0]) else None
+    if len(left) > 1:
+        raise FaultError(f"{' '.join(words)}: what is healed is told by [COMPONENT] [FAULT] and no more")
+    return left[0] if left else None, component
+
+
 def _wish(words: list[str]) -> tuple[str, str | None, dict[str, str]]:
     """Fault, component and details as they were typed."""
     plain = [word for word in words if "=" not in word]
-    if not 1 <= len(plain) <= len(("component", "fault")):
+    if not 1 <= len(plain) <= len(("component", "fault")) or _COMPONENT.match(plain[-1]):
         raise FaultError(f"{' '.join(words) or 'nothing'}: [COMPONENT] FAULT [KEY=VALUE]... is wanted")
     details = dict(word.split("=", 1) for word in words if "=" in word)
     return plain[-1], plain[0] if len(plain) > 1 else None, details

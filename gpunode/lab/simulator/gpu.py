@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 OLDEST_FIRST = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
 NAMES = {"ada": "Ada Lovelace"}
-TITLE = {"mig": "Enabled", "off": "Disabled"}
 
 
 class Gpu:
@@ -154,8 +153,8 @@ class Gpu:
             if entry.get("fault") != "nvlink-down":
                 continue
             gpu, _, which = str(entry.get("component") or "").partition("/")
-            if gpu == f"gpu{self.number}" and which in ("", f"link{link}", str(link)):
-                return bool(which) or entry.get("link") in (None, link)
+            if gpu == f"gpu{self.number}" and which in ("", f"link{link}"):
+                return True
         return False
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-from pathlib import Path
 
 from . import state
 
@@ -86,8 +85,3 @@ def uname_library(name: str) -> bytes:
         header += struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, size, size, alignment)
     body = (header + hash_table + symbols + strings).ljust(text_at, b"\0") + text
     return body.ljust(dynamic_at, b"\0") + dynamic
-
-
-def modules_folder(name: str) -> Path:
-    """Where the modules of a kernel are."""
-    return state.path("/lib/modules/" + name)

@@ -9,8 +9,9 @@ it; between two captures the older layout is taken to last.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
+
+from .versions import in_range, numbers
 
 LAYOUT = """\
 product_name | Product Name
@@ -363,22 +364,6 @@ class Row:
     versions: str = ""
     condition: str = ""
     below: list[Row] = field(default_factory=list)
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """``580.95.05`` as (580, 95, 5)."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
-def in_range(versions: str, version: tuple[int, ...]) -> bool:
-    """True where ``580-``, ``-565`` or ``535-545`` holds the version; an empty range holds all."""
-    if not versions:
-        return True
-    first, _, last = versions.partition("-")
-    if first and version < numbers(first):
-        return False
-    bound = numbers(last)
-    return not bound or version[: len(bound)] <= bound
 
 
 def rows(version: str, traits: frozenset[str]) -> list[Row]:

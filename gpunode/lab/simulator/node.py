@@ -9,14 +9,14 @@ from typing import Any
 
 from . import state
 from .gpu import Gpu
-from .layout import numbers
+from .versions import numbers
 
 LIBRARY_FOLDERS = ("usr/lib/{arch}-linux-gnu", "usr/lib64", "usr/lib", "lib/{arch}-linux-gnu", "usr/local/lib")
 # The CUDA version of the driver's own libcuda, by branch; a branch between two rows has the one before it.
 CUDA_OF_BRANCH = {
-    470: "11.4", 510: "11.6", 515: "11.7", 520: "11.8", 525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3",
+    470: "11.4", 495: "11.5", 510: "11.6", 515: "11.7", 520: "11.8", 525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3",
     550: "12.4", 555: "12.5", 560: "12.6", 565: "12.7", 570: "12.8", 575: "12.9", 580: "13.0", 590: "13.1",
-    595: "13.2", 610: "13.3",
+    595: "13.2", 610: "13.3", 615: "13.4", 620: "13.5",
 }  # fmt: skip
 DEVICE_OWNER = "etc/gpunode/lab-node"
 MODPROBE_S = 60

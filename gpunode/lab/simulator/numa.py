@@ -8,7 +8,6 @@ from . import pci, state
 
 FOLDER = "/run/gpunode-lab/sys/node"
 """Seen as /sys/devices/system/node, where the host's kernel knows NUMA."""
-_PAGES_PER_KIB = 4
 _NEAR, _FAR = 10, 21
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from .gpu import Gpu
 
+THROTTLES = ("sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+"""Reasons that something else than the load holds clocks down, as a fault can be one."""
+
 
 def clocks(gpu: Gpu) -> dict[str, int]:
     """Clocks in force in MHz: graphics, sm, memory, video."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
 from .gpu import Gpu
-from .layout import numbers
 from .node import Node, loaded, package_release
+from .versions import numbers
 
 SUCCESS, INVALID, NOT_FOUND = 0, 2, 6
 NO_DRIVER, NO_LIBRARY, MISMATCH, UNKNOWN = 9, 12, 18, 255
@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     if argv[:1] in (["-h"], ["--help"]):
-        sys.stdout.write(f"NVIDIA System Management Interface -- v{package_release() or 'unknown'}\n")
+        sys.stdout.write(f"NVIDIA System Management Interface -- v{package_release() or 'unknown'}\n\n")
+        sys.stdout.write("Simulated by gpunode lab: no GPU is behind this. What it answers to: docs/simulator.md\n")
         return SUCCESS
     node = ready()
     if argv[:1] == ["--version"]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from .gpu import Gpu
-from .layout import numbers
 from .node import Node
 from .readings import ecc_counts, memory, power_w, temperature_c
 from .values import LOST
+from .versions import numbers
 
 NEWER_PROCESS_COLUMNS = 575
 COMPUTE_MODES = {"Default": "Default", "Exclusive_Process": "E. Process", "Prohibited": "Prohibited"}

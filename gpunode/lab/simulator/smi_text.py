@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from .gpu import Gpu
-from .layout import Row, numbers, rows
+from .layout import Row, rows
 from .node import Node
 from .readings import application_clocks, maximum_clocks
 from .values import values
+from .versions import numbers
 
 # Blocks of the layout that -d SECTION prints.
 SECTIONS = {

@@ -7,6 +7,7 @@ import re
 from . import state
 from .gpu import Gpu
 from .node import Node
+from .readings import fabric
 
 LEGEND = """
 Legend:
@@ -112,8 +113,7 @@ def _peer(gpu: Gpu, other: Gpu, how: str, kind: str) -> str:
     if gpu.mig or other.mig:
         return "NS"
     if joined:
-        in_fabric = gpu.in_fabric and (gpu.node.running.get("fabric") or {}).get("state") != "Completed"
-        return "NS" if in_fabric else "OK"
+        return "NS" if fabric(gpu).get("state") == "In Progress" else "OK"
     if how == "SYS":
         return "CNS" if not gpu.get("peer_access", True) else "OK"
     return "OK" if gpu.get("peer_access", True) else "NS"

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from xml.sax.saxutils import escape
 
 from .gpu import Gpu
-from .layout import Row, numbers, rows
+from .layout import Row, rows
 from .node import Node
 from .readings import application_clocks, maximum_clocks
 from .values import values
+from .versions import numbers
 
 DTD = ((590, "v13"), (525, "v12"), (0, "v11"))
 

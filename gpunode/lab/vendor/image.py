@@ -14,7 +14,7 @@ from docker.errors import ImageNotFound
 from gpunode.errors import UndeterminedError
 from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.engine import docker_errors
-from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Say, ensure_image, remove_images
+from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Say, build_container, ensure_image, remove_images
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.packages.plan import plan
@@ -99,7 +99,9 @@ def _build(client: docker.DockerClient, tools: str, tag: str, inputs: list[tuple
     say("vendor repository: building its packages")
     labels = {IMAGE_LABEL: KIND}
     argv = ["timeout", "-k", "5", str(_BUILD_LIMIT_S), "python3", f"/{_FOLDER}/build.py", f"/{_FOLDER}/plan.json"]
-    container = client.containers.create(tools, argv, network_mode="none", labels=labels)
+    container = client.containers.create(
+        tools, argv, name=build_container(client, KIND), network_mode="none", labels=labels
+    )
     try:
         container.put_archive("/", _tar(inputs))
         container.start()

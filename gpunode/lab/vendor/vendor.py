@@ -41,6 +41,11 @@ class Vendor:
     container: Container = field(repr=False)
     url: str = f"http://{NAME}"
 
+    @property
+    def running(self) -> bool:
+        """Whether its container ran when it was last looked at."""
+        return bool(self.container.status == "running")
+
     @cached_property
     def keys(self) -> dict[str, str]:
         """The public keys, armoured, by repository key: ``nvidia``, ``container-toolkit`` …"""
@@ -68,6 +73,8 @@ class Vendor:
     def fault(self, name: str, *arguments: str) -> None:
         """Switch a fault on, at once. ``package-gone`` takes shell patterns of file names as arguments."""
         _known(name)
+        if arguments and name != "package-gone":
+            raise UsageError(f"{' '.join(arguments)}: the vendor repository's fault {name} takes no further words")
         text = " ".join(arguments or (_GONE if name == "package-gone" else ()))
         script = 'printf %s "$1" > "/srv/on/.$0" && mv "/srv/on/.$0" "/srv/on/$0"'
         self._run(["sh", "-c", script, name, text])
@@ -125,6 +132,8 @@ class Vendor:
         raise UndeterminedError(f"the vendor repository does not {'stop' if wanted else 'begin'} to listen")
 
     def _run(self, argv: list[str]) -> str:
+        if not self.running:
+            raise UndeterminedError("the vendor repository does not run: gpunode lab up starts it")
         with docker_errors(f"vendor repository: {argv[0]}"):
             done = self.container.exec_run(["timeout", "-k", "5", "30", *argv])
         text = cast(bytes, done.output).decode("utf-8", errors="replace")

@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +37,11 @@ UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 POLICY = Path("/usr/sbin/policy-rc.d")
+POLICY_TEXT = (
+    "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
+)
 PREFERENCES = "/etc/apt/preferences.d"
+SETTINGS = "/etc/apt/apt.conf.d/"
 OVERLAID = ("/etc/apt/sources.list.d", PREFERENCES)
 OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 
@@ -93,6 +98,21 @@ def output_of(argv, limit_s=ANSWER_LIMIT_S):
         rest = [line for line in said if line.strip()]
         raise AptError("; ".join(dict.fromkeys([*named[:4], *broken[:4]])) or (rest or [f"rc {child.returncode}"])[-1])
     return output.decode("utf-8", "replace")
+
+
+def patient(argv, limit_s, wait_s):
+    """``output_of`` a command, again while another apt holds a lock that apt does not wait for by itself.
+
+    ``DPkg::Lock::Timeout`` waits for dpkg's lock alone, not for that of the lists, which apt-daily takes.
+    """
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            return output_of(argv, limit_s)
+        except AptError as error:
+            if not re.search(r"Could not get lock /var/(lib|cache)/apt/", str(error)) or time.monotonic() > end:
+                raise
+        time.sleep(2)
 
 
 def matches(name, patterns):
@@ -153,7 +173,7 @@ def lay_over(folder, files):
     """Fill the private folder: links to the node's own files, and ``files`` in place of those of the same path."""
     moved = {}
     for path, content in files.items():
-        if not path.startswith(OVERLAID) and content:
+        if not path.startswith((*OVERLAID, SETTINGS)) and content:
             moved[path] = folder / path.strip("/").replace("/", "-")
             data = base64.b64decode(content["b64"]) if isinstance(content, dict) else content.encode()
             moved[path].write_bytes(data)
@@ -167,14 +187,16 @@ def lay_over(folder, files):
             (folder / Path(path).relative_to("/etc/apt")).write_text(text, encoding="utf-8")
     for name in ("lists/partial", "cache/archives/partial", "log"):
         (folder / name).mkdir(parents=True)
-    (folder / "apt.conf").write_text(PRIVATE.format(folder=folder), encoding="utf-8")
+    settings = [text for path, text in files.items() if path.startswith(SETTINGS) and isinstance(text, str)]
+    (folder / "apt.conf").write_text("\n".join([PRIVATE.format(folder=folder), *settings]), encoding="utf-8")
 
 
 @contextmanager
 def asking(question):
     """Options with which apt answers: of the node itself with fresh lists, or simulated, of a private folder."""
     if not question["simulate"]:
-        output_of(["apt-get", *question["options"], "--error-on=any", "update"], UPDATE_LIMIT_S)
+        update = ["apt-get", *question["options"], "--error-on=any", "update"]
+        patient(update, UPDATE_LIMIT_S, question["lock_wait_s"])
         yield question["options"]
         return
     with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
@@ -279,10 +301,11 @@ def leaving(question, present):
 @contextmanager
 def services_left_alone():
     """The packages' own scripts start and restart nothing: the role does so, where it may."""
-    if POLICY.exists():
+    # One of ours was left by a run that was killed.
+    if POLICY.exists() and POLICY.read_text(encoding="utf-8", errors="replace") != POLICY_TEXT:
         yield
         return
-    POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
+    POLICY.write_text(POLICY_TEXT, encoding="ascii")
     POLICY.chmod(0o755)
     try:
         yield
@@ -327,13 +350,15 @@ def told_and_done(question):
             argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS]
             argv += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", *arguments]
             if leave:
-                output_of(argv, question["limit_s"])
+                patient(argv, question["limit_s"], question["lock_wait_s"])
             else:
                 remember(question["memory"], present)
                 with services_left_alone():
-                    output_of(argv, question["limit_s"])
-        if said["hold"]:
-            output_of(["apt-mark", "hold", *said["hold"]])
+                    patient(argv, question["limit_s"], question["lock_wait_s"])
+        # A package that moved has lost its hold.
+        loose = [name for name, row in database().items() if not row[2] and matches(name, question["hold"])]
+        if loose and not leave:
+            output_of(["apt-mark", "hold", *sorted(loose)])
     except AptError as error:
         return {**said, "error": f"it broke off: {error}"}
     return {**said, "done": True}

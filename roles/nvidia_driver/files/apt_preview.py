@@ -29,6 +29,8 @@ import tempfile
 from pathlib import Path
 
 APT = Path("/etc/apt")
+OWN_SETTINGS = "gpunode-"
+"""In the names of all files that the roles put into apt.conf.d."""
 UPDATE_LIMIT_S = 180
 ANSWER_LIMIT_S = 60
 OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
@@ -92,11 +94,13 @@ def output_of(argv, limit_s=ANSWER_LIMIT_S):
 def lay_over(folder, question):
     """Fill the private folder: links to the node's own files, and those of the question in place of the same path."""
     keys, files = question.get("keys", {}), question["files"]
-    for name in ("sources.list.d", "preferences.d"):
+    for name in ("sources.list.d", "preferences.d", "apt.conf.d"):
         (folder / name).mkdir()
         for path in sorted((APT / name).glob("*")):
-            if str(path) not in files:
+            # Our own settings of apt are in the question; what a damaged file of ours says, a role is about to mend.
+            if str(path) not in files and not (name == "apt.conf.d" and OWN_SETTINGS in path.name):
                 (folder / name / path.name).symlink_to(path)
+    (folder / "first.conf").write_text(f'Dir::Etc::parts "{folder}/apt.conf.d/";\n', encoding="utf-8")
     for number, (path, content) in enumerate(keys.items()):
         (folder / f"key-{number}.asc").write_text(content, encoding="ascii")
         files = {name: text.replace(path, f"{folder}/key-{number}.asc") for name, text in files.items()}
@@ -225,9 +229,16 @@ def answer(question):
         folder = Path(name)
         folder.chmod(0o755)  # apt fetches as a user of its own
         lay_over(folder, question)
+        os.environ["APT_CONFIG"] = f"{name}/first.conf"  # read before all other files, where -c is read after them
         apt_get, apt_cache = ([tool, "-c", f"{name}/apt.conf"] for tool in ("apt-get", "apt-cache"))
-        output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
-        return transaction(question, folder, apt_get, apt_cache)
+        try:
+            output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
+            return transaction(question, folder, apt_get, apt_cache)
+        except AptError as error:
+            # The node's own files are linked there: a person is told where to find them.
+            raise AptError(
+                re.sub(rf"{re.escape(name)}/(?=(sources\.list|preferences|apt\.conf)\.d/)", f"{APT}/", str(error))
+            ) from None
 
 
 def leave(number, _frame):

@@ -59,6 +59,15 @@ def test_docker_arguments_are_one_line_of_plain_words(bundle: str, capsys: pytes
     assert "--ulimit memlock=-1" in line
 
 
+def test_arguments_that_bring_no_gpu_say_so_beside_them(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["env", "--replay", bundle, "--format", "docker-args"]) == 0
+    answer = capsys.readouterr()
+    assert "nvidia.com/gpu" not in answer.out
+    assert answer.err == "deb12-1: no GPUs among the arguments: no NVIDIA GPU here\n"
+    assert run(["env", "--replay", bundle, "--format", "shell"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_shell_takes_the_environment(bundle: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "env.sh"
     script.write_text(printed(capsys, "--replay", bundle, "--format", "shell", "--workload", "tensorflow"))

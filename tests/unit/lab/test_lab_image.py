@@ -6,13 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from docker.errors import APIError, ImageNotFound
+from docker.errors import APIError, ImageNotFound, NotFound
 
 from gpunode.errors import UndeterminedError
 from gpunode.lab import image as module
-from gpunode.lab.image import FRESH_DAYS, ensure_image, remove_images
+from gpunode.lab.image import FRESH_DAYS, build_container, ensure_image, remove_images
 from gpunode.lab.mirror import Mirror
 from gpunode.lab.recipe import SYSTEMS, Recipe
 
@@ -114,6 +115,14 @@ def test_images_in_use_are_kept(engine: Any) -> None:
     engine.add("gpunode-lab:debian-13-idle")
     assert remove_images(engine) == ["gpunode-lab:debian-13-idle"]
     assert list(engine.found) == ["gpunode-lab:debian-12-used"]
+
+
+def test_the_container_of_a_killed_build_goes() -> None:
+    client = Mock()
+    assert build_container(client, "vendor") == "gpunode-lab-build-vendor"
+    client.containers.get("gpunode-lab-build-vendor").remove.assert_called_once_with(force=True, v=True)
+    client.containers.get.side_effect = NotFound("none")
+    assert build_container(client, "vendor") == "gpunode-lab-build-vendor"
 
 
 def test_a_proxy_that_nodes_cannot_reach_is_told(engine: Any) -> None:

@@ -15,7 +15,8 @@ from gpunode.lab import make
 from gpunode.lab.archive import Entry, tar_of
 from gpunode.lab.lab import _new_names
 from gpunode.lab.lock import locked
-from gpunode.lab.make import Ports
+from gpunode.lab.make import NewNode, Ports, greeting
+from gpunode.lab.recipe import SYSTEMS
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,15 @@ def test_ports_skip_what_is_used_and_what_is_bound(monkeypatch: pytest.MonkeyPat
 def test_a_port_is_given_out_once() -> None:
     ports = Ports(set())
     assert len({ports.take() for _ in range(5)}) == 5
+
+
+def test_who_logs_in_reads_what_is_simulated() -> None:
+    plain = greeting("one", NewNode("deb12-1", 22000), SYSTEMS["debian-12"])
+    assert "simulated" not in plain
+    assert "a container with debian-12" in plain
+    alike = greeting("one", NewNode("t4-1-1", 22000, "t4-1"), SYSTEMS["ubuntu-24.04"])
+    assert "Debian's packages under the name of ubuntu-24.04" in alike
+    assert "simulated: no GPU is behind" in alike
 
 
 def test_archives_keep_mode_owner_and_folders() -> None:

@@ -135,6 +135,17 @@ def test_removing_takes_what_is_ours_and_no_more(state: State) -> None:
     assert not state.folder.exists()
 
 
+def test_what_a_killed_lab_left_is_no_foreign_file(state: State) -> None:
+    state.folder.mkdir(parents=True)
+    (state.folder / ".inventory.yml.new").write_text("half")
+    state.key.write_text("half a key")  # ssh-keygen writes the public one after it
+    state.prepare()
+    assert "PRIVATE KEY" in state.key.read_text()
+    (state.folder / ".vendor-nvidia.asc.new").write_text("half")
+    assert state.remove()
+    assert not state.folder.exists()
+
+
 def test_a_folder_of_somebody_else_is_refused(state: State) -> None:
     state.folder.mkdir(parents=True)
     (state.folder / "thesis.tex").write_text("x")

@@ -6,6 +6,7 @@ import pytest
 
 from gpunode.cli import run
 from gpunode.lab.state import HOME_VARIABLE
+from gpunode.lab.workload_image import KINDS
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,10 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "-n", "33", "--hardware", "t4-1", "--hardware", "v100-2"], 2, "a lab has 1 to 64 nodes"),
         (["image", "jax", "--output", "x.tar"], 2, "jax"),
         (["fault", "l40s-4-1", "xid", "--heal", "--list"], 2, "--heal and --list"),
+        (["fault", "l40s-4-1", "xid", "--list"], 2, "--list shows all faults: leave out xid"),
         (["fault", "l40s-4-1", "xid"], 3, "Docker engine"),
+        (["image", "bare", "--output", "/no/such/folder/x.tar"], 2, "--output /no/such/folder/x.tar"),
+        (["image", "bare", "--output", "/tmp"], 2, "--output /tmp: a file"),
         (["down"], 3, "Docker engine"),
         (["status"], 3, "Docker engine"),
         (["inventory"], 2, "gpunode lab up --name default"),
@@ -42,6 +46,12 @@ def test_bad_input_is_one_line(argv: list[str], code: int, line: str, capsys: py
     assert captured.err.startswith("gpunode: ")
     assert captured.err.count("\n") == 1
     assert line in captured.err
+
+
+def test_the_help_names_every_workload_image(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lab", "image", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(kind in told for kind in KINDS)
 
 
 def test_nothing_is_left_of_a_refused_lab(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Images of the workload for lab nodes: what they are told apart by, and what cannot be made."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,10 @@ class Absent:
 
 def test_a_torch_that_pip_does_not_find_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(workload_image, "TORCH", "0.0.0+none")
+    monkeypatch.setattr(workload_image, "locked", lambda *_: nullcontext())  # the machine's own builds go on
+    monkeypatch.setattr(workload_image, "_TEMPORARY", tmp_path)
+    stale = tmp_path / "gpunode-lab-torch-killed"
+    stale.mkdir()
     monkeypatch.setattr(workload_image, "TORCH_INDEX", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -62,3 +67,4 @@ def test_a_torch_that_pip_does_not_find_is_one_line(monkeypatch: pytest.MonkeyPa
     ) as err:
         ensure_workload_image(Absent(), "torch", lambda _: None)  # type: ignore[arg-type]
     assert len(str(err.value).splitlines()) == 1
+    assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """Hardware descriptions, the PCI bus they become, and what a simulated node remembers, loads and breaks."""
 
+import os
 import platform
 import re
 import struct
@@ -334,7 +335,12 @@ def test_a_reboot_ends_some_faults_and_books_what_inforom_keeps(root: Path) -> N
         (["smoke"], "no such fault; there are library-mismatch, gpu-lost"),
         (["gpu8", "throttle"], "this node has gpu0 to gpu7"),
         (["gpu0/link18", "nvlink-down"], "gpu0 has link0 to link17"),
-        (["gpu0/link1", "throttle"], "is a fault of a GPU"),
+        (["gpu0/link1", "throttle"], "is a fault of a whole GPU"),
+        (["throttle", "reason=heat"], "there are sw_power_cap, hw_slowdown"),
+        (["gpu0"], r"\[COMPONENT\] FAULT \[KEY=VALUE\]"),
+        (["--heal", "smoke"], "no such fault; there are library-mismatch, gpu-lost"),
+        (["--heal", "gpu8"], "this node has gpu0 to gpu7"),
+        (["--heal", "gpu0", "xid", "number=31"], r"\[COMPONENT\] \[FAULT\] and no more"),
         (["gpu0", "smi-hangs"], "leave the component out"),
         (["xid", "number=many"], "a number is wanted"),
         (["xid", "colour=red"], "it has number, text"),
@@ -356,6 +362,32 @@ def test_wrong_words_are_one_line_and_change_nothing(
     assert re.search(line, captured.err)
     assert state.faults() == []
     assert log(root) == before
+
+
+def test_a_job_of_nobody_is_one_line(root: Path) -> None:
+    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev/nvidia0").touch()
+    with pytest.raises(FaultError, match="user=nobody-here: the node has no such user"):
+        faults.begin("gpu-busy", "gpu0", {"user": "nobody-here"})
+    assert state.faults() == []
+
+
+def test_a_fabric_completes_when_its_fault_is_healed(root: Path) -> None:
+    faults.begin("fabric-not-completed", None, {})
+    (root / f"proc/{os.getpid()}").mkdir(parents=True)
+    with state.change() as (_, running):
+        running.update(fabric={"state": "In Progress"}, fabric_manager=os.getpid())
+    faults.main(["--heal", "node"])
+    assert state.running()["fabric"] == {"state": "Completed", "status": "Success"}
+    assert state.faults() == []
+
+
+def test_a_fabric_without_its_manager_stays_as_it_is(root: Path) -> None:
+    faults.begin("fabric-not-completed", None, {})
+    with state.change() as (_, running):
+        running.update(fabric={"state": "In Progress"}, fabric_manager=None)
+    faults.heal(None, None)
+    assert state.running()["fabric"] == {"state": "In Progress"}
 
 
 def test_a_second_library_wins_until_it_is_healed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

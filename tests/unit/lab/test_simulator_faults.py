@@ -89,6 +89,7 @@ def test_a_fabric_that_is_not_complete(node: SimulatedNode) -> None:  # noqa: F8
     node.lay("hgx-h100-8")
     node.fault("fabric-not-completed")
     assert {gpu["fabric"]["state"] for gpu in gpus(node)} == {"In Progress"}
+    assert "OK" not in node.ask("topo", "-p2p", "r").partition("Legend")[0]
 
 
 def test_a_busy_gpu_names_its_process(node: SimulatedNode) -> None:  # noqa: F811

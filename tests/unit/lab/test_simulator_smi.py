@@ -5,11 +5,23 @@ from typing import Any
 import pytest
 from simulated_node import SimulatedNode, node  # noqa: F401
 
+from gpunode.catalog import Catalog
 from gpunode.facts.links import parse_peer_access
 from gpunode.facts.parsers import smi_list, smi_nvlink, smi_q, smi_query, smi_table, smi_topo, smi_xml
 from gpunode.lab.hardware.describe import names
+from gpunode.lab.simulator.node import CUDA_OF_BRANCH
 
 DRIVERS = ("570.211.01", "580.95.05", "595.71.05")
+
+
+def test_each_branch_has_the_cuda_version_of_the_catalog() -> None:
+    branches = {int(name): row.native_cuda for name, row in Catalog().branches.items()}
+    known = {number: cuda for number, cuda in branches.items() if cuda and number >= min(CUDA_OF_BRANCH)}
+    assert {number: CUDA_OF_BRANCH.get(number) for number in known} == known
+
+
+def test_its_help_says_that_it_is_simulated(node: SimulatedNode) -> None:  # noqa: F811
+    assert "Simulated by gpunode lab" in node.ask("--help")
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -11,6 +11,7 @@ from plugin_loader import load
 from test_plugins_driver import BUNDLE, DAY, HGX, WISHES
 
 dnf = load("dnf")
+repository = load("rpm_repository")
 node = load("node")
 resolver = load("stack")
 
@@ -69,7 +70,7 @@ def with_driver(names: list[str], release: str = "580.95.05", version: str = "9.
 
 def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **settings: Any) -> dict[str, Any]:
     given = {"state": "auto", "url": "", "key": "", "proxy": "", "id": "ours", "paths": PATHS, **settings}
-    found: dict[str, Any] = dnf.dnf_repository(rocky(), {**DNF, **(state or {})}, source, given)
+    found: dict[str, Any] = repository.dnf_repository(rocky(), {**DNF, **(state or {})}, source, given)
     return found
 
 

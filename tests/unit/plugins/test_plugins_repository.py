@@ -21,10 +21,14 @@ PACKET = b"\xc6\x03\x04\x00\x01"
 
 
 def offer(
-    apt: dict[str, Any] | None = None, source: str = "nvidia", system: str = "12", **settings: Any
+    apt: dict[str, Any] | None = None,
+    source: str = "nvidia",
+    system: str = "12",
+    machine: str = "x86_64",
+    **settings: Any,
 ) -> dict[str, Any]:
     facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
-    facts["os"] = {**facts["os"], "version_id": system}
+    facts |= {"os": {**facts["os"], "version_id": system}, "architecture": machine}
     given = {"state": "auto", "url": "", "key": "", "proxy": "", "paths": PATHS, **settings}
     found: dict[str, Any] = repository.repository_offer(facts, {**APT, "sources": [], **(apt or {})}, source, given)
     return found
@@ -81,6 +85,18 @@ def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
 def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], words: str) -> None:
     (line,) = offer(**settings)["problems"]
     assert words in line
+
+
+def test_a_key_that_nothing_vouches_for_is_not_taken(tmp_path: Path) -> None:
+    mirror = "http://mirror.test/cuda"
+    (line,) = offer(machine="aarch64", url=mirror)["problems"]
+    assert line.startswith("repository-key-unknown: ")
+    assert "nvidia_repository_key" in line
+    assert offer(machine="aarch64")["problems"] == []
+    assert offer(url=mirror)["problems"] == []
+    file = tmp_path / "site.gpg"
+    file.write_bytes(PACKET)
+    assert offer(machine="aarch64", url=mirror, key=str(file))["problems"] == []
 
 
 def test_another_source_takes_it_away_unless_it_is_wished() -> None:

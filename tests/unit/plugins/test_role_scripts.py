@@ -104,6 +104,17 @@ def test_an_apt_that_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: p
     assert str(raised.value) == "W: GPG error: http://m: EXPKEYSIG 12; E: The repository is not signed."
 
 
+def test_a_file_that_apt_cannot_read_is_told_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "apt-get"
+    tool.write_text('#!/bin/sh\necho "E: Unable to parse ${2%/apt.conf}/preferences.d/x.pref (1)" >&2\nexit 100\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("APT_CONFIG", "")  # which is set for all that is asked
+    with pytest.raises(preview.AptError) as raised:
+        preview.answer({"files": {}})
+    assert str(raised.value) == "E: Unable to parse /etc/apt/preferences.d/x.pref (1)"
+
+
 def test_a_tool_that_hangs_is_killed_with_all_that_it_began(tmp_path: Path) -> None:
     with pytest.raises(preview.AptError, match="did not end within 1 s"):
         preview.output_of(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], 1)

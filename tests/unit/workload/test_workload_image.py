@@ -33,7 +33,10 @@ def test_an_image_without_a_name(tmp_path: Path) -> None:
     assert file.name is None
 
 
-@pytest.mark.parametrize("manifest", [[], {}, [{"Config": "x"}], [{"Config": "a", "RepoTags": []}] * 2, "text"])
+@pytest.mark.parametrize(
+    "manifest",
+    [[], {}, [{"Config": "x"}], [{"Config": "a", "RepoTags": []}] * 2, [{"Config": "a", "RepoTags": 5}], "text"],
+)
 def test_no_archive_of_one_image(tmp_path: Path, manifest: object) -> None:
     path = archive(tmp_path / "x.tar", manifest)
     with pytest.raises(UsageError, match=r"x.tar: not an archive of one image"):

@@ -1,12 +1,13 @@
 """What a run that did not come to the payload leaves: always one record, that the facts can read."""
 
+import ast
 import time
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine, FakeWay
+from fake_engine import FakeEngine, FakeWay, Stream
 from test_workload_gpus import TRAINING, node
 
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
@@ -69,6 +70,30 @@ def test_a_time_that_is_too_short_for_anything_is_told(way: FakeWay) -> None:
     server.shutdown()
     server.server_close()
     assert only(records)[0].error == "no time was left to run the payload (--workload-timeout S)"
+
+
+class Host(FakeWay):
+    """A node that is asked for its own Python."""
+
+    given = ""
+
+    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:  # noqa: ARG002
+        self.given = program
+        raise LaunchFailure("no-python", "python3 is not on the node")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_the_nodes_own_python_is_given_passes_any_login_shell(way: FakeWay, force: bool) -> None:
+    host = Host(way.server)
+    facts = node(TRAINING.model_copy(update={"gpu": "gpu0"}))
+    assert only(run(host, facts, in_container=False, force=force))[0].error == "python3 is not on the node"
+    assert len(host.given.splitlines()) == 1  # csh takes no text of several
+    (call,) = ast.parse(host.given).body
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    text = ast.literal_eval(call.value.args[0])
+    compile(text, "start", "exec")
+    assert ("CUDA_VISIBLE_DEVICES" in text) is not force
 
 
 def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) -> None:

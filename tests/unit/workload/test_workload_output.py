@@ -38,6 +38,10 @@ def test_noise_of_an_image_is_no_record() -> None:
     output.judge(10)
 
 
+def test_nothing_inside_speaks_for_the_launcher() -> None:
+    assert said({"record": "container", "values": {"complete": True}}, RECORD).records == [RECORD]
+
+
 @pytest.mark.parametrize(
     ("output", "kind", "words"),
     [

@@ -1,0 +1,27 @@
+"""``gpunode lab fault vendor``: words that are none, a repository that does not run. Its container is a stand-in."""
+
+from unittest.mock import Mock
+
+import pytest
+
+from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab.vendor import Vendor
+
+
+def test_words_that_a_fault_does_not_take_are_refused() -> None:
+    container = Mock(status="running")
+    with pytest.raises(UsageError, match="libcuda1_\\*: the vendor repository's fault unsigned takes no further words"):
+        Vendor(container).fault("unsigned", "libcuda1_*")
+    container.exec_run.assert_not_called()
+
+
+def test_packages_that_are_gone_can_be_named() -> None:
+    container = Mock(status="running")
+    container.exec_run.return_value = Mock(exit_code=0, output=b"")
+    Vendor(container).fault("package-gone", "libcuda1_*", "nvidia-smi*")
+    assert container.exec_run.call_args.args[0][-2:] == ["package-gone", "libcuda1_* nvidia-smi*"]
+
+
+def test_a_repository_that_does_not_run_says_what_starts_it() -> None:
+    with pytest.raises(UndeterminedError, match="the vendor repository does not run: gpunode lab up starts it"):
+        Vendor(Mock(status="exited")).faults()
