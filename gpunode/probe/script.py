@@ -969,8 +969,9 @@ def module_files(probe: Probe) -> None:
 
 
 def has_dpkg(probe: Probe) -> bool:
-    """True where dpkg is the node's package manager."""
-    return os.path.exists(probe.real("/var/lib/dpkg/status"))
+    """True where dpkg is the node's package manager; a system of RHEL's family may have a dpkg as a tool."""
+    rpm_family = re.search(r"(?m)^ID(_LIKE)?=.*\b(rhel|fedora|centos)\b", probe.read("/etc/os-release") or "")
+    return not rpm_family and os.path.exists(probe.real("/var/lib/dpkg/status"))
 
 
 def packages(probe: Probe) -> None:

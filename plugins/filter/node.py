@@ -20,6 +20,7 @@ except ImportError as err:
 else:
     MISSING = None
 
+MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
 # Facts without which nothing can be said of the node.
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
@@ -88,7 +89,7 @@ def preflight_problems(
 ) -> list[str]:
     """Why the node must not be provisioned as it is, one line each: its name, the reason, what to do.
 
-    ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed (None without dpkg). ``settings``:
+    ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` or ``dnf_state.py`` printed. ``settings``:
     ``min_free_mib`` by mount point; ``allow_secure_boot``, ``allow_busy``; ``removing`` where the driver goes away;
     ``switch`` where what stands in the way may go; ``precompiled`` where the distribution signs the modules;
     ``mok_hash`` where a password for enrolling a key was given.
@@ -133,13 +134,13 @@ def _unseen(node: NodeFacts) -> Iterator[str]:
 
 
 def _unsupported(node: NodeFacts) -> Iterator[str]:
-    """The roles install through apt; what the catalog knows of other systems is for plan alone."""
+    """The roles install through apt or dnf; what the catalog knows of other systems is for plan alone."""
     if node.os is not None:
         row = load().os_of(node.os.id, node.os.version_id)
         name = node.os.pretty_name or f"{node.os.id} {node.os.version_id}"
-        known = ", ".join(one.name for one in load().systems.values() if one.supported and one.manager == "apt")
-        if row is not None and row.supported and row.manager != "apt":
-            yield f"unsupported: {name}: the roles install through apt alone so far, not {row.manager}: for {known}"
+        known = ", ".join(one.name for one in load().systems.values() if one.supported and one.manager in MANAGERS)
+        if row is not None and row.supported and row.manager not in MANAGERS:
+            yield f"unsupported: {name}: the roles install through apt and dnf alone, not {row.manager}: for {known}"
         elif row is None or not row.supported:
             yield f"unsupported: {name} is not supported; supported are {known}"
     if node.architecture is not None and node.architecture not in ARCHITECTURES:

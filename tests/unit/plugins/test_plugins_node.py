@@ -61,8 +61,8 @@ def test_facts_that_are_none_are_refused() -> None:
     ("change", "words"),
     [
         (
-            {"os": {"id": "rocky", "version_id": "9.6", "codename": None, "pretty_name": "Rocky Linux 9.6"}},
-            "unsupported: Rocky Linux 9.6: the roles install through apt alone so far, not dnf",
+            {"os": {"id": "rocky", "version_id": "8.10", "codename": None, "pretty_name": "Rocky Linux 8.10"}},
+            "unsupported: Rocky Linux 8.10 is not supported",
         ),
         (
             {"os": {"id": "ubuntu", "version_id": "20.04", "codename": "focal", "pretty_name": "Ubuntu 20.04"}},
@@ -77,7 +77,7 @@ def test_facts_that_are_none_are_refused() -> None:
             "packages could not be seen: dpkg-query: killed",
         ),
     ],
-    ids=["dnf", "system", "release without number", "architecture", "space", "secure boot", "gap"],
+    ids=["old rpm system", "system", "release without number", "architecture", "space", "secure boot", "gap"],
 )
 def test_each_reason_is_one_line(facts: dict[str, Any], change: dict[str, Any], words: str) -> None:
     facts.update(change)

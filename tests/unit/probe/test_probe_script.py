@@ -128,6 +128,16 @@ def test_packages_of_the_gpu_stack_alone_are_kept(tmp_path: Path) -> None:
     assert "rpm-packages" not in bundle.commands
 
 
+def test_rpm_is_asked_on_its_systems_although_a_dpkg_stands_beside_it(tmp_path: Path) -> None:
+    put(tmp_path, "/var/lib/dpkg/status", "")
+    put(tmp_path, "/etc/os-release", 'ID="rocky"\nID_LIKE="rhel centos fedora"\n')
+    tool(tmp_path / "bin", "dpkg-query", printing([]))
+    tool(tmp_path / "bin", "rpm", printing(["nvidia-driver-cuda\t580.95.05\t1\tx86_64\t-\tv\tp\t3"]))
+    bundle = collect(tmp_path, tmp_path / "bin")
+    assert bundle.commands["rpm-packages"].stdout.startswith("nvidia-driver-cuda")
+    assert "dpkg-packages" not in bundle.commands
+
+
 def test_rpm_is_asked_where_there_is_no_dpkg(tmp_path: Path) -> None:
     rows = [
         "bash\t5\t1\tx86_64\tbash-5-1.src.rpm\tv\tp\t0",

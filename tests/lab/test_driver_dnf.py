@@ -1,0 +1,144 @@
+"""The repository and the driver through a real dnf, on a look-alike of Rocky: rpm logic alone, no module is built.
+
+The tests of this file share one node and run in their order.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from playbook_runs import Site, yaml_list
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+
+OLDER = ("-e", "nvidia_driver_version=580.95.05")
+BEFORE_580 = ("-e", "nvidia_driver_version=570")
+CHANGE = "Change the driver's packages in one transaction"
+BOTH = {"nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-kmod-common", "libnvidia-ml", "nvidia-persistenced"}
+# rpm's database, dnf's streams, locks and repositories; dnf's cache of what repositories have is no part of it.
+STATE = """
+rpm --query --all --queryformat '%{NAME} %{EVR}\\n' | sort
+grep -r . /etc/dnf/modules.d /etc/dnf/plugins/versionlock.list /etc/yum.repos.d /etc/pki/rpm-gpg 2>/dev/null || true
+"""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    lab = Lab(f"dnf-driver-{os.getpid()}")
+    try:
+        lab.up(1, "rocky-9", ["hgx-h100-8"])
+        yield Site(lab)
+    finally:
+        lab.down()
+
+
+def driver(site: Site) -> dict[str, str]:
+    """Installed packages of the driver: name to version, without epoch and release."""
+    said = site.sh("rpm --query --all --queryformat '%{NAME} %{VERSION}\\n' '*nvidia*'")
+    return dict(line.split() for line in said.splitlines())
+
+
+def test_it_announces_and_changes_nothing(site: Site) -> None:
+    before = site.sh(STATE)
+    run = site.play("--check", *OLDER)
+    assert run.rc == 0, run.output[-3000:]
+    assert "stream: nvidia-driver:580-open" in run.output
+    announced = {line.split("=")[0] for line in yaml_list(run.output, "install")}
+    assert announced >= BOTH | {"nvidia-fabricmanager", "libnvidia-nscq"}
+    assert yaml_list(run.output, "lock") == announced
+    assert site.sh(STATE) == before
+
+
+def test_one_transaction_brings_the_closure_in_one_version(site: Site) -> None:
+    run = site.play(*OLDER)
+    assert run.rc == 0, run.output[-3000:]
+    assert "are not done on this node" in run.output.replace("\n", " ")
+    have = driver(site)
+    assert set(have) >= BOTH | {"nvidia-fabricmanager", "libnvidia-nscq"}
+    assert set(have.values()) == {"580.95.05"}
+    assert site.sh("dnf --quiet history list | grep -c '^ *[0-9]'").strip() == "1"
+    again = site.play(*OLDER)
+    assert (again.rc, again.recap["changed"]) == (0, 0), again.changed
+
+
+def test_nothing_of_it_moves_by_itself(site: Site) -> None:
+    assert "580.178.04" in site.sh("dnf --quiet --disableplugin=versionlock list --upgrades")
+    before = driver(site)
+    site.sh("dnf --assumeyes upgrade")
+    assert driver(site) == before
+    site.sh("! dnf --assumeyes install nvidia-open-580.178.04")
+    assert driver(site) == before
+
+
+def test_a_damaged_lock_list_is_repaired_and_other_lines_stay(site: Site) -> None:
+    path = "/etc/dnf/plugins/versionlock.list"
+    site.sh(f"sed -i /nvidia-fabricmanager/d {path} && echo 'somebodys-tool-1.0-1.*' >> {path}")
+    run = site.play(*OLDER)
+    assert (run.rc, run.paths) == (0, {path}), run.output[-3000:]
+    text = site.sh(f"cat {path}")
+    assert "nvidia-fabricmanager-3:580.95.05" in text
+    assert "somebodys-tool-1.0-1.*" in text
+
+
+def test_locks_of_others_are_refused_by_name(site: Site) -> None:
+    path = "/etc/dnf/plugins/versionlock.list"
+    site.sh(f"echo 'libnvidia-ml-3:580.95.05-1*' >> {path}")
+    before = site.sh(STATE)
+    run = site.play(*BEFORE_580)
+    assert run.rc != 0
+    assert "held-packages: libnvidia-ml-3:580.95.05-1*" in run.output.replace("\n", " ")
+    assert site.sh(STATE) == before
+    site.sh(f"sed -i '/^libnvidia-ml-3:580.95.05-1[*]$/d' {path}")
+
+
+def test_a_repository_out_of_reach_is_refused(site: Site) -> None:
+    before = site.sh(STATE)
+    vendor = site.lab.vendor()
+    vendor.fault("unreachable")
+    try:
+        run = site.play(*BEFORE_580)
+    finally:
+        vendor.heal()
+    assert run.rc != 0
+    assert "repository-unreachable:" in run.output
+    assert site.sh(STATE) == before
+
+
+def test_another_branch_comes_in_one_transaction_with_the_names_that_it_has(site: Site) -> None:
+    run = site.play(*BEFORE_580)
+    assert run.rc == 0, run.output[-3000:]
+    assert run.changed[CHANGE] == [""]
+    have = driver(site)
+    assert set(have) >= BOTH | {"nvidia-fabric-manager"}
+    assert "nvidia-fabricmanager" not in have
+    assert set(have.values()) == {"570.211.01"}
+    assert "stream=570-open" in site.sh("cat /etc/dnf/modules.d/nvidia-driver.module")
+    assert site.sh("dnf --quiet history list | grep -c '^ *[0-9]'").strip() == "2"
+    again = site.play(*BEFORE_580)
+    assert (again.rc, again.recap["changed"]) == (0, 0), again.changed
+
+
+def test_packages_that_are_signed_by_another_key_do_not_come(site: Site) -> None:
+    wrong = str(site.lab.inventory_path.with_name("vendor-container-toolkit.asc"))
+    site.sh("rpm --erase --allmatches gpg-pubkey")
+    before = driver(site)
+    run = site.play("-e", f"nvidia_repository_key={wrong}", *OLDER)
+    assert run.rc != 0
+    assert "repository-unsigned:" in run.output
+    assert driver(site) == before
+    assert "stream=570-open" in site.sh("cat /etc/dnf/modules.d/nvidia-driver.module")
+
+
+def test_it_goes_again(site: Site) -> None:
+    gone = ("-e", "nvidia_driver_state=absent", "-e", "nvidia_repository_state=absent")
+    run = site.play(*gone)
+    assert run.rc == 0, run.output[-3000:]
+    assert driver(site) == {}
+    left = site.sh(STATE)
+    assert "gpunode" not in left
+    assert "state=enabled" not in left
+    assert "somebodys-tool-1.0-1.*" in left
+    again = site.play(*gone)
+    assert (again.rc, again.recap["changed"]) == (0, 0), again.changed

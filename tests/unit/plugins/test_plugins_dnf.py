@@ -1,0 +1,274 @@
+"""What the roles are told to do on a node with dnf: repository, streams, locks, refusals; from facts alone."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from plugin_loader import load
+from test_plugins_driver import BUNDLE, DAY, HGX, WISHES
+
+dnf = load("dnf")
+repository = load("rpm_repository")
+node = load("node")
+resolver = load("stack")
+
+ROLES = Path(__file__).parents[3] / "roles"
+PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
+SETTINGS = {"profile": "headless", "extra_packages": [], "header_packages": [], "switch": False}
+DNF: dict[str, Any] = {
+    "error": None,
+    "lock_holder": None,
+    "unfinished": [],
+    "installed": {},
+    "twice": [],
+    "streams": {},
+    "repositories": [],
+    "locks": [],
+    "own_locks": [],
+    "versionlock": True,
+    "runfile": False,
+}
+ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nxg==\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+def rocky(version: str = "9.6", **changes: Any) -> dict[str, Any]:
+    facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    system = {"id": "rocky", "version_id": version, "codename": None, "pretty_name": f"Rocky Linux {version}"}
+    bare = {"pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None, "kernels": []}
+    found: dict[str, Any] = {**facts, "os": {**facts["os"], **system, "id_like": ["rhel"]}, **bare, **changes}
+    return found
+
+
+def stack_of(facts: dict[str, Any], version: str = "580.95.05", **wishes: Any) -> dict[str, Any]:
+    answer = resolver.node_plan(facts, {**WISHES, "version": version, **wishes}, today=DAY)
+    assert answer["problems"] == []
+    found: dict[str, Any] = answer["stack"]
+    return found
+
+
+def rpm(name: str, release: str = "580.95.05", vendor: str = "NVIDIA CORPORATION") -> dict[str, Any]:
+    return {
+        "name": name,
+        "version": f"3:{release}-1.el9",
+        "architecture": "x86_64",
+        "source": name,
+        "maintainer": vendor,
+        "installed": True,
+        "state": "installed",
+        "held": False,
+    }
+
+
+def with_driver(names: list[str], release: str = "580.95.05", version: str = "9.6") -> tuple[dict[str, Any], Any]:
+    facts = rocky(version, packages=[rpm(name, release) for name in names])
+    state = {**DNF, "installed": dict.fromkeys(names, f"3:{release}-1.el9"), "streams": {}}
+    return facts, state
+
+
+def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **settings: Any) -> dict[str, Any]:
+    given = {"state": "auto", "url": "", "key": "", "proxy": "", "id": "ours", "paths": PATHS, **settings}
+    found: dict[str, Any] = repository.dnf_repository(rocky(), {**DNF, **(state or {})}, source, given)
+    return found
+
+
+# --- which systems
+
+
+def test_the_catalog_says_which_program_manages_packages() -> None:
+    assert dnf.package_manager(rocky()) == "dnf"
+    assert dnf.package_manager(rocky("10.1")) == "dnf"
+    assert dnf.package_manager(node.node_facts(BUNDLE.read_text(encoding="utf-8"))) == "apt"
+
+
+def test_preflight_takes_systems_with_dnf() -> None:
+    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
+    settings |= {"switch": False, "precompiled": False, "mok_hash": False}
+    assert node.preflight_problems(rocky(), DNF, settings) == []
+    said = node.preflight_problems(rocky(), {**DNF, "lock_holder": "dnf (pid 7)"}, settings)
+    assert said == ["package-lock: dnf (pid 7) still holds the package lock: let it end, then run this again"]
+
+
+def test_what_keeps_dnf_from_working_is_named() -> None:
+    assert dnf.dnf_problems(None) == []
+    assert dnf.dnf_problems(DNF) == []
+    said = dnf.dnf_problems({**DNF, "error": "No module named 'dnf'", "twice": ["nvidia-driver-cuda"], "runfile": True})
+    assert [line.split(":")[0] for line in said] == ["no-dnf", "half-done", "runfile"]
+
+
+# --- the repository
+
+
+def test_nvidias_repository_checks_signatures() -> None:
+    text = offer()["files"][PATHS["repository"]]
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/"
+    assert {f"baseurl={url}", "gpgcheck=1", "enabled=1", f"gpgkey={url}D42D0685.pub"} <= set(text.splitlines())
+    assert "proxy" not in text
+
+
+def test_a_mirror_comes_with_its_key(tmp_path: Path) -> None:
+    key = tmp_path / "key.asc"
+    key.write_text(ARMOUR, encoding="ascii")
+    found = offer(url="http://mirror/repos", key=str(key), proxy="http://proxy:3128")
+    lines = found["files"][PATHS["repository"]].splitlines()
+    assert {"gpgkey=file:///etc/pki/ours", "proxy=http://proxy:3128"} <= set(lines)
+    assert found["files"][PATHS["key"]] == ARMOUR
+    assert found["problems"] == []
+
+
+def test_a_key_that_proves_nothing_is_refused(tmp_path: Path) -> None:
+    assert offer(url="http://mirror/repos")["problems"][0].startswith(
+        "nvidia_repository_key: http://mirror/repos is not"
+    )
+    (tmp_path / "key").write_bytes(b"\xc6\x03")
+    assert "no armoured OpenPGP key" in offer(key=str(tmp_path / "key"))["problems"][0]
+
+
+def test_old_files_go_and_mixed_ones_are_refused() -> None:
+    nvidias = "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64"
+    alone = {"id": "cuda", "file": "/etc/yum.repos.d/cuda-rhel9.repo", "urls": [nvidias]}
+    mixed = [
+        {"id": "cuda", "file": "/etc/yum.repos.d/all.repo", "urls": [nvidias]},
+        {"id": "site", "file": "/etc/yum.repos.d/all.repo", "urls": ["http://site/"]},
+    ]
+    assert offer({"repositories": [alone]})["old_lists"] == [alone["file"]]
+    found = offer({"repositories": mixed})
+    assert found["old_lists"] == []
+    assert found["problems"][0].startswith("repository-twice: /etc/yum.repos.d/all.repo")
+
+
+# --- the driver
+
+
+@pytest.mark.parametrize(
+    ("version", "stream", "fabric"),
+    [
+        ("570.211.01", "nvidia-driver:570-open", "nvidia-fabric-manager"),
+        ("580.95.05", "nvidia-driver:580-open", "nvidia-fabricmanager"),
+    ],
+)
+def test_the_question_has_the_stream_and_the_whole_closure(version: str, stream: str, fabric: str) -> None:
+    facts = rocky()
+    question = dnf.dnf_plan(facts, DNF, stack_of(facts, version), SETTINGS)["question"]
+    assert question["stream"] == stream
+    assert {fabric, "nvidia-driver-cuda", "kmod-nvidia-open-dkms"} <= set(question["bound"])
+    assert question["constraint"] == version
+    assert question["free"] == []
+
+
+def test_rhel_10_has_no_streams_and_locks_all_the_same() -> None:
+    facts, state = with_driver(["nvidia-driver-cuda"], version="10.1")
+    plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
+    assert plan["question"]["stream"] is None
+    assert plan["locks"] == ["nvidia-driver-cuda-3:580.95.05-1.el9.*"]
+
+
+def test_without_the_plugin_it_comes_in_the_same_transaction() -> None:
+    facts = rocky()
+    plan = dnf.dnf_plan(facts, {**DNF, "versionlock": False}, stack_of(facts), SETTINGS)
+    assert plan["question"]["free"] == ["python3-dnf-plugin-versionlock"]
+
+
+def test_a_node_that_has_all_is_settled() -> None:
+    names = dnf.dnf_plan(rocky(), DNF, stack_of(rocky()), SETTINGS)["question"]["bound"]
+    facts, state = with_driver([*names, "nvidia-kmod-common"])
+    state["streams"] = {"nvidia-driver": "580-open"}
+    plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
+    assert plan["settled"]
+    assert len(plan["locks"]) == len(names) + 1
+    others: list[dict[str, Any]] = [
+        {"streams": {"nvidia-driver": "595-open"}},
+        {"versionlock": False},
+        {"installed": {}},
+    ]
+    for other in others:
+        assert not dnf.dnf_plan(facts, {**state, **other}, stack_of(facts), SETTINGS)["settled"]
+
+
+def test_a_package_of_another_version_is_told() -> None:
+    facts, state = with_driver(["nvidia-driver-cuda"])
+    facts["packages"].append(rpm("libnvidia-ml", "580.178.04"))
+    plan = dnf.dnf_plan(facts, state, stack_of(facts), SETTINGS)
+    assert plan["wrong_versions"] == ["libnvidia-ml 580.178.04"]
+    assert plan["locks"] == ["nvidia-driver-cuda-3:580.95.05-1.el9.*"]
+
+
+def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
+    facts, state = with_driver(["nvidia-driver-cuda"], "570.211.01")
+    facts["packages"].append(rpm("nvidia-settings", "570.211.01", "RPM Fusion"))
+    state["locks"] = ["nvidia-driver-cuda-3:570.211.01-1.el9.*", "bash-0:5.1-1.*"]
+    matched = stack_of(facts, switch=True, source="nvidia")
+    said = dnf.dnf_refusals(facts, state, matched, SETTINGS, {})
+    assert [line.split(":")[0] for line in said] == ["other-source", "held-packages"]
+    assert "bash" not in "".join(said)
+    switched = {**SETTINGS, "switch": True}
+    assert dnf.dnf_refusals(facts, state, matched, switched, {}) == []
+    question = dnf.dnf_plan(facts, state, matched, switched)["question"]
+    assert question["remove"] == ["nvidia-settings"]
+    assert question["ignore_locks"] == ["nvidia-driver-cuda-3:570.211.01-1.el9.*"]
+
+
+def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
+    facts = rocky()
+    answer: dict[str, Any] = {
+        "lacking": {"nvidia-driver-cuda": ["580.95.05", "580.65.06"], "nvidia-fabricmanager": ["580.65.06"]},
+        "common": ["580.65.06"],
+        "constraint": "580.95.05",
+    }
+    said = dnf.dnf_refusals(facts, DNF, stack_of(facts), SETTINGS, answer)
+    assert said[0].startswith("closure-lags: 580.95.05")
+    assert "nvidia_driver_version: 580.65.06" in said[0]
+    answer["lacking"]["nvidia-fabricmanager"] = []
+    assert dnf.dnf_refusals(facts, DNF, stack_of(facts), SETTINGS, answer)[0].startswith("package-gone: nvidia-fabric")
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("Failed to download metadata for repo 'x': Cannot download repomd.xml", "repository-unreachable"),
+        ("not signed as it has to be: Public key for x.rpm is not installed", "repository-unsigned"),
+        ("would-remove: dnf would take away bash for it", "would-remove"),
+        ("Problem: nothing provides dkms", "dnf-refuses"),
+    ],
+)
+def test_what_dnf_says_has_a_name(said: str, name: str) -> None:
+    assert dnf.dnf_error(said).startswith(f"{name}:")
+
+
+def test_all_of_the_closure_goes_and_the_stream_with_it() -> None:
+    facts, state = with_driver(["nvidia-driver-cuda", "nvidia-kmod-common"])
+    state["streams"] = {"nvidia-driver": "580-open"}
+    question = dnf.dnf_removal(facts, state)
+    assert question["remove"] == ["nvidia-driver-cuda", "nvidia-kmod-common"]
+    assert question["reset"] == "nvidia-driver"
+
+
+# --- the scripts
+
+
+def script(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of the roles; dnf itself is on nodes alone."""
+    base = ModuleType("dnf.module.module_base")
+    monkeypatch.setitem(sys.modules, "dnf", ModuleType("dnf"))
+    monkeypatch.setitem(sys.modules, "dnf.module", ModuleType("dnf.module"))
+    monkeypatch.setitem(sys.modules, "dnf.module.module_base", base)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROLES / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_our_locks_are_told_from_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = script("preflight/files/dnf_state.py", monkeypatch)
+    transaction = script("nvidia_driver/files/dnf_transaction.py", monkeypatch)
+    mark = state.LOCK_MARK
+    path = tmp_path / "versionlock.list"
+    path.write_text(f"bash-5.*\n# BEGIN {mark}\nnvidia-a-1.*\n# END {mark}\n\nzsh-5.*\n", encoding="utf-8")
+    monkeypatch.setattr(state, "LOCKLIST", str(path))
+    assert state.locks() == (["bash-5.*", "zsh-5.*"], ["nvidia-a-1.*"])
+    assert transaction.foreign_locks(str(path), mark, ["zsh-5.*"]) == ["bash-5.*", ""]
+    assert transaction.foreign_locks(str(tmp_path / "none"), mark, []) == []
