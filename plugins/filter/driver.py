@@ -27,6 +27,8 @@ TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
 RELEASE = "@RELEASE@"
 PIN_PRIORITY = 1001
 DAEMON = "nvidia-persistenced"
+HELPERS = (DAEMON, "nvidia-modprobe")
+"""Packages that come with the driver and are of no use without it, with versions of their own in Debian."""
 PINNING = re.compile(r"nvidia-driver-pinning-")
 # They go with the driver and are no part of its closure: Ubuntu's modules carry the kernel's version.
 BESIDE = re.compile(rf"{PINNING.pattern}|linux-(modules|objects|signatures)-nvidia-")
@@ -339,7 +341,7 @@ def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: It
     }
     have = [*apt["installed"], *apt["unfinished"]]
     mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
-    packages = {*closure, *(name for name in have if BESIDE.match(name) or name == DAEMON)}
+    packages = {*closure, *(name for name in have if BESIDE.match(name) or name in HELPERS)}
     return {
         "packages": sorted(packages),
         "freed": sorted(_own_holds(apt) - packages),
