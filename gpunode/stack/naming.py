@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from gpunode.catalog import PackageSet
-from gpunode.catalog.software import Pinning
+from gpunode.catalog.software import Pinning, System
 from gpunode.stack.model import PackageChoice
 from gpunode.stack.rules import Case
 
@@ -23,7 +23,11 @@ def version_word(case: Case) -> str:
 
 def applies(case: Case, row: PackageSet | Pinning) -> bool:
     """A row of names or of pinning is for this system and branch."""
-    system, branch = case.candidate.system, case.candidate.branch.number
+    return is_for(row, case.candidate.system, case.candidate.branch.number)
+
+
+def is_for(row: PackageSet | Pinning, system: System, branch: int) -> bool:
+    """A row of names or of pinning is for a system and a branch."""
     return (
         row.family == system.family
         and (not row.systems or system.id in row.systems)

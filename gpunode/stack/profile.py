@@ -1,23 +1,38 @@
-"""The driver's package names in another variant than the one that the stack was given."""
+"""What roles ask beside the stack: other variants of the driver's packages, and what of a driver is on the node."""
 
 from gpunode.catalog import Catalog
-from gpunode.stack.model import Stack
+from gpunode.catalog.origins import upstream_version
+from gpunode.facts import NodeFacts
+from gpunode.stack.model import InstalledPackage, Stack
+from gpunode.stack.naming import is_for
+from gpunode.stack.picture import picture_from_facts
+
+TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
+"""Components that move with the driver in one transaction; those that have versions of their own do not."""
 
 
 def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[str, ...]:
     """Names of the driver's packages in a ``variant`` of the catalog (``full``); empty where the source has none."""
-    branch, family = stack.driver.branch, catalog.os(stack.os).family
+    branch, system = stack.driver.branch, catalog.os(stack.os)
     for row in catalog.packages.values():
         fits = (
             row.component == "driver"
             and row.origin == stack.source
-            and row.family == family
             and row.variant == variant
             and row.flavour in (None, stack.module.flavour)
-            and (not row.systems or stack.os in row.systems)
-            and (row.first_branch is None or branch >= row.first_branch)
-            and (row.last_branch is None or branch <= row.last_branch)
+            and is_for(row, system, branch)
         )
         if fits:
             return tuple(name.format(branch=branch, version=stack.driver.constraint) for name in row.names)
     return ()
+
+
+def installed_closure(node: NodeFacts, catalog: Catalog) -> dict[str, InstalledPackage]:
+    """Every installed package of a driver closure, whoever published it, by name."""
+    found = picture_from_facts(node, catalog).installed
+    return {package.name: package for package in found.closure} if found else {}
+
+
+def releases_from(source: str, installed: dict[str, InstalledPackage]) -> dict[str, str]:
+    """Of these packages those that came from ``source``: name to release."""
+    return {name: upstream_version(row.version) for name, row in installed.items() if row.origin == source}

@@ -13,17 +13,15 @@ from ansible.errors import AnsibleFilterError
 
 try:
     from gpunode.catalog import load
-    from gpunode.catalog.origins import closure_line, upstream_version
+    from gpunode.catalog.origins import closure_line
     from gpunode.facts import NodeFacts
-    from gpunode.stack import Stack, driver_names, picture_from_facts
+    from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, picture_from_facts, releases_from
     from gpunode.variables import plain
 except ImportError as err:
     MISSING: str | None = str(err)
 else:
     MISSING = None
 
-# Components that move with the driver in one transaction.
-TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
 MODULE = "nvidia-driver"
 PLUGIN = "python3-dnf-plugin-versionlock"
 DAEMON = "nvidia-persistenced"
@@ -81,14 +79,12 @@ class Case:
     @cached_property
     def installed(self) -> dict[str, Any]:
         """Every installed package of a driver closure, whoever published it, by name."""
-        found = picture_from_facts(self.node, load()).installed
-        return {package.name: package for package in found.closure} if found else {}
+        return installed_closure(self.node, load())
 
     @cached_property
     def own(self) -> dict[str, str]:
         """Installed packages of the closure from the stack's source: name to release."""
-        source = self.stack.source
-        return {name: upstream_version(row.version) for name, row in self.installed.items() if row.origin == source}
+        return releases_from(self.stack.source, self.installed)
 
     @property
     def strangers(self) -> list[str]:

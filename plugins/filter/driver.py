@@ -14,15 +14,13 @@ try:
     from gpunode.catalog import load
     from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
     from gpunode.facts import NodeFacts
-    from gpunode.stack import Stack, driver_names, picture_from_facts
+    from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, picture_from_facts, releases_from
     from gpunode.variables import plain
 except ImportError as err:
     MISSING: str | None = str(err)
 else:
     MISSING = None
 
-# Components that move with the driver in one transaction; those that have versions of their own belong to other roles.
-TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
 # Stands for the release in texts that are made before it is settled on.
 RELEASE = "@RELEASE@"
 PIN_PRIORITY = 1001
@@ -49,14 +47,12 @@ class Case:
     @cached_property
     def installed(self) -> dict[str, Any]:
         """Every installed package of a driver closure, whoever published it, by name."""
-        found = picture_from_facts(self.node, load()).installed
-        return {package.name: package for package in found.closure} if found else {}
+        return installed_closure(self.node, load())
 
     @cached_property
     def own(self) -> dict[str, str]:
         """Installed packages of the closure from the stack's source: name to release."""
-        source = self.stack.source
-        return {name: upstream_version(row.version) for name, row in self.installed.items() if row.origin == source}
+        return releases_from(self.stack.source, self.installed)
 
     @property
     def strangers(self) -> list[str]:
