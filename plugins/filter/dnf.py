@@ -15,7 +15,7 @@ try:
     from gpunode.catalog import load
     from gpunode.catalog.origins import closure_line
     from gpunode.facts import NodeFacts
-    from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, picture_from_facts, releases_from
+    from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from
     from gpunode.variables import plain
 except ImportError as err:
     MISSING: str | None = str(err)
@@ -293,7 +293,6 @@ def dnf_error(said: str) -> str:
 def dnf_removal(facts: Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, Any]:
     """What goes with the driver: a question for ``dnf_transaction.py``, as ``dnf_plan`` gives it."""
     node = _node(facts)
-    found = picture_from_facts(node, load()).installed
     return {
         "stream": None,
         "reset": MODULE if MODULE in dnf["streams"] else None,
@@ -301,7 +300,7 @@ def dnf_removal(facts: Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, A
         "constraint": "*",
         "free": [],
         "closure": [],
-        "remove": sorted(package.name for package in found.closure) if found else [],
+        "remove": sorted(installed_closure(node, load())),
         "expendable": EXPENDABLE,
         "ignore_locks": [],
     }
