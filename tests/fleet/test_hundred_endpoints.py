@@ -120,7 +120,7 @@ def test_without_the_bad_ones(fleet: Endpoints, capsys: pytest.CaptureFixture[st
         )
         print(f"  clush, the output alone: {line(other, 94)}")
     assert other.rc == 0, other.stderr[-2000:]
-    assert other.stdout.count('"schema"') == 94
+    assert other.stdout.count('"schema": "gpunode.bundle/1"') == 94
 
 
 def test_one_faulty_among_them(fleet: Endpoints, capsys: pytest.CaptureFixture[str]) -> None:
