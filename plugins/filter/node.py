@@ -91,21 +91,24 @@ def preflight_problems(
 
     ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` or ``dnf_state.py`` printed. ``settings``:
     ``min_free_mib`` by mount point; ``allow_secure_boot``, ``allow_busy``; ``removing`` where the driver goes away;
-    ``switch`` where what stands in the way may go; ``precompiled`` where the distribution signs the modules;
+    ``settled`` where none of its packages would change; ``switch`` where what stands in the way may go; ``precompiled`` where the distribution signs the modules;
     ``mok_hash`` where a password for enrolling a key was given.
     """
     node = _node(facts)
-    switches = ("allow_busy", "allow_secure_boot", "removing", "switch", "precompiled", "mok_hash")
+    switches = ("allow_busy", "allow_secure_boot", "removing", "settled", "switch", "precompiled", "mok_hash")
     loose = [name for name in switches if not isinstance(settings[name], bool)]
     if loose:
         raise AnsibleFilterError(f"{', '.join(loose)} must be true or false, not text: use | bool")
     lines = [*_unseen(node), *_unsupported(node), *_package_manager(apt or {})]
     if not settings["switch"] and not settings["removing"]:
         lines += [*_mixed_origins(node), *_left_by_others(apt or {})]
-    if not settings["allow_busy"]:
-        lines += _busy(node)
+    if not settings["settled"]:
+        if not settings["allow_busy"]:
+            lines += _busy(node)
+        if not settings["removing"]:
+            lines += _too_full(node, settings["min_free_mib"])
     if not settings["removing"]:
-        lines += [*_other_line(node), *_too_full(node, settings["min_free_mib"])]
+        lines += _other_line(node)
         if not settings["precompiled"]:
             lines += _no_headers(node, apt or {})
             if not settings["allow_secure_boot"]:

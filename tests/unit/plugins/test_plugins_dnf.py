@@ -84,7 +84,7 @@ def test_the_catalog_says_which_program_manages_packages() -> None:
 
 
 def test_preflight_takes_systems_with_dnf() -> None:
-    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
+    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False, "settled": False}
     settings |= {"switch": False, "precompiled": False, "mok_hash": False}
     assert node.preflight_problems(rocky(), DNF, settings) == []
     said = node.preflight_problems(rocky(), {**DNF, "lock_holder": "dnf (pid 7)"}, settings)

@@ -13,7 +13,7 @@ spelling = load("variables")
 
 ROOT = Path(__file__).parents[3]
 BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
-SWITCHES = ("allow_secure_boot", "allow_busy", "removing", "switch", "precompiled", "mok_hash")
+SWITCHES = ("allow_secure_boot", "allow_busy", "removing", "settled", "switch", "precompiled", "mok_hash")
 SETTINGS: dict[str, Any] = {"min_free_mib": {"/": 1}, **dict.fromkeys(SWITCHES, False)}
 APT: dict[str, Any] = {"lock_holder": None, "unfinished": [], "runfile": False, "lists": True, "headers": []}
 
@@ -106,6 +106,14 @@ def test_a_process_that_computes_refuses_the_node_unless_allowed(facts: dict[str
         "busy: GPUs are in use by train (pid 41, ada): end them, or set gpunode_allow_busy: true"
     ]
     assert problems(facts, allow_busy=True) == []
+
+
+def test_a_node_whose_driver_is_as_it_should_be_may_be_busy_and_full(facts: dict[str, Any]) -> None:
+    facts["gpu_processes"] = [{"pid": 41, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]
+    facts["disk_free_mib"] = dict.fromkeys(facts["disk_free_mib"], 1)
+    room = {"min_free_mib": dict.fromkeys(facts["disk_free_mib"], 2)}
+    assert {line.split(":")[0] for line in problems(facts, **room)} == {"busy", "disk-full"}
+    assert problems(facts, settled=True, **room) == []
 
 
 def test_headers_must_be_had_for_the_newest_kernel(facts: dict[str, Any]) -> None:
