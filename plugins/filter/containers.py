@@ -256,7 +256,10 @@ def restart_obstacles(state: Mapping[str, Any], facts: Mapping[str, Any], text: 
     running = int(state.get("running") or 0)
     if running and not (state.get("live_restore") and stays):
         found.append(f"{running} container{'s run' if running > 1 else ' runs'} and would end: live-restore is off")
-    users = [process for process in NodeFacts.model_validate(plain(facts)).gpu_processes or () if process.computes]
+    processes = NodeFacts.model_validate(plain(facts)).gpu_processes
+    if processes is None:
+        found.append("it could not be seen who uses the GPUs")
+    users = [process for process in processes or () if process.computes]
     if users:
         named = ", ".join(f"{user.name or '?'} (pid {user.pid}, {user.user or '?'})" for user in users[:5])
         found.append(f"GPUs are in use by {named}{f' and {len(users) - 5} more' if len(users) > 5 else ''}")

@@ -91,7 +91,8 @@ def preflight_problems(
 
     ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` or ``dnf_state.py`` printed. ``settings``:
     ``min_free_mib`` by mount point; ``allow_secure_boot``, ``allow_busy``; ``removing`` where the driver goes away;
-    ``settled`` where none of its packages would change; ``switch`` where what stands in the way may go; ``precompiled`` where the distribution signs the modules;
+    ``settled`` where none of its packages would change; ``switch`` where what stands in the way may go;
+    ``precompiled`` where the distribution signs the modules;
     ``mok_hash`` where a password for enrolling a key was given.
     """
     node = _node(facts)

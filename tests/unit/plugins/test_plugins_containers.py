@@ -247,6 +247,8 @@ def test_running_containers_and_gpu_processes_stand_against_a_restart() -> None:
     assert containers.restart_obstacles({"running": 2, "live_restore": True}, busy, stays) == [
         "GPUs are in use by python3 (pid 7, anna)"
     ]
+    unseen = {**facts, "gpu_processes": None, "gaps": {"gpu_processes": "/proc was not read"}}
+    assert containers.restart_obstacles({}, unseen, None) == ["it could not be seen who uses the GPUs"]
 
 
 @pytest.mark.parametrize(

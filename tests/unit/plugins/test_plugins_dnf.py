@@ -84,8 +84,8 @@ def test_the_catalog_says_which_program_manages_packages() -> None:
 
 
 def test_preflight_takes_systems_with_dnf() -> None:
-    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False, "settled": False}
-    settings |= {"switch": False, "precompiled": False, "mok_hash": False}
+    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
+    settings |= {"settled": False, "switch": False, "precompiled": False, "mok_hash": False}
     assert node.preflight_problems(rocky(), DNF, settings) == []
     said = node.preflight_problems(rocky(), {**DNF, "lock_holder": "dnf (pid 7)"}, settings)
     assert said == ["package-lock: dnf (pid 7) still holds the package lock: let it end, then run this again"]

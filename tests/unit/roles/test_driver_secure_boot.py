@@ -45,6 +45,18 @@ def test_a_person_is_called_only_for_a_key_that_is_staged(mok_hash: str, key: An
     assert words in reason.render(nvidia_driver_mok_hash=mok_hash, __nvidia_driver_key_staged=staged)
 
 
+@pytest.mark.parametrize(("staging", "due"), [({"changed": True}, True), ({"changed": False, "skipped": True}, False)])
+def test_a_reboot_is_due_for_a_key_that_was_just_staged_and_not_again(staging: dict[str, Any], due: bool) -> None:
+    template = NativeEnvironment().from_string(VARIABLES["__nvidia_driver_reboot_reasons"])
+    reasons: Any = template.render(
+        nvidia_driver_state="present",
+        __nvidia_driver_plan={"reboot_reasons": []},
+        __nvidia_driver_key_reason="the key waits",
+        __nvidia_driver_staging=staging,
+    )
+    assert reasons == (["the key waits"] if due else [])
+
+
 def test_no_module_is_loaded_or_exchanged_while_the_key_waits() -> None:
     tasks = yaml.safe_load((ROLE / "tasks" / "service.yml").read_text(encoding="utf-8"))
     touching = [task for task in tasks if "modprobe" in str(task) or "reload.yml" in str(task)]
