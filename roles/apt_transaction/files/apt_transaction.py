@@ -1,6 +1,6 @@
 """One apt transaction on this node: told, or told and done. Prints what it is as JSON.
 
-Runs as ``python3 -c`` with the standard library alone. Standard input is the question::
+Runs as ``python3 -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
 
     {"install": ["NAME" | "NAME=PATTERN"],  what is to be there; a pattern is a shell pattern of versions
      "purge": [patterns],                   what goes in the same transaction
@@ -20,84 +20,36 @@ are left alone, so that a node that has all is asked nothing of apt. An ``error`
 done; with ``"done": false`` the transaction itself broke off.
 """
 
-import base64
 import fnmatch
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from apt_private import (
+    APT,
+    OPTIONS,
+    PREFERENCES,
+    SETTINGS,
+    SIGNALS,
+    AptError,
+    lay_over,
+    leave_orderly,
+    link_own,
+    output_of,
+    private_folder,
+    read_from,
+)
+
 UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 POLICY = Path("/usr/sbin/policy-rc.d")
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
 )
-PREFERENCES = "/etc/apt/preferences.d"
-SETTINGS = "/etc/apt/apt.conf.d/"
-OVERLAID = ("/etc/apt/sources.list.d", PREFERENCES)
-OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
-
-# Everything that apt writes goes to the private folder; hooks of the node's own configuration must not run for it.
-# Only what is asked here is fetched: no translations, sources, contents.
-PRIVATE = """
-#clear APT::Update;
-#clear Acquire::IndexTargets;
-Acquire::IndexTargets::deb::Packages {{
-  MetaKey "$(COMPONENT)/binary-$(ARCHITECTURE)/Packages";
-  flatMetaKey "Packages";
-  ShortDescription "Packages";
-  Description "$(RELEASE)/$(COMPONENT) $(ARCHITECTURE) Packages";
-  flatDescription "$(RELEASE) Packages";
-  Optional "no";
-}};
-Acquire::http::Timeout "20";
-Acquire::https::Timeout "20";
-Dir::State::lists "{folder}/lists/";
-Dir::Cache "{folder}/cache/";
-Dir::Log "{folder}/log/";
-Dir::Etc::sourceparts "{folder}/sources.list.d/";
-Dir::Etc::preferencesparts "{folder}/preferences.d/";
-"""
-
-
-class AptError(Exception):
-    """Nothing was done, or it broke off; the text says why in one line."""
-
-
-def output_of(argv, limit_s=ANSWER_LIMIT_S):
-    """Standard output of a command; its process group is killed where it does not end in time or we are told to go."""
-    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        output, errors = child.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise AptError(f"{argv[0]} did not end within {limit_s} s") from None
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-    if child.returncode != 0:
-        said = (errors + b"\n" + output).decode("utf-8", "replace").split("\n")
-        named = [line for line in said if line.startswith("E: ")]
-        broken = [line.strip() for line in said if re.match(r" \S+ : |dpkg: error|.*[Nn]o space left", line)]
-        rest = [line for line in said if line.strip()]
-        raise AptError("; ".join(dict.fromkeys([*named[:4], *broken[:4]])) or (rest or [f"rc {child.returncode}"])[-1])
-    return output.decode("utf-8", "replace")
 
 
 def patient(argv, limit_s, wait_s):
@@ -124,7 +76,7 @@ def database():
     """Name to (version, whole, held) of all packages of which something is on the node."""
     form = "${Package}\\t${Version}\\t${db:Status-Status}\\t${db:Status-Want}\\n"
     found = {}
-    for line in output_of(["dpkg-query", "-W", "-f", form]).splitlines():
+    for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_LIMIT_S).splitlines():
         name, version, status, want = line.split("\t")
         if status not in ("config-files", "not-installed"):
             whole = status in ("installed", "triggers-awaited", "triggers-pending")
@@ -143,52 +95,23 @@ def lacking(wanted, present):
     return found
 
 
-def link_own(folder, whole, files):
-    """A folder of links to the node's own files of one of apt's folders, without those that ``files`` has."""
-    own = folder / Path(whole).name
-    own.mkdir()
-    for path in sorted(Path(whole).glob("*")):
-        if str(path) not in files:
-            (own / path.name).symlink_to(path)
-    return own
-
-
 @contextmanager
-def preferences_to_come(question):
-    """Options with which apt obeys the preferences as they will be: the caller writes them when all went well."""
-    files = {path: text for path, text in question["files"].items() if path.startswith(PREFERENCES)}
-    if question["simulate"] or not files:
-        yield []
+def apt_as_it_will_be(question):
+    """Have apt obey the preferences that the caller writes when all went well, and pass over damaged files of ours."""
+    if question["simulate"] and question["state"] == "present":  # a whole folder of apt's is laid over for it
+        yield
         return
-    with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
-        Path(name).chmod(0o755)
-        own = link_own(Path(name), PREFERENCES, files)
-        for path, text in files.items():
+    files = {} if question["simulate"] else question["files"]
+    preferences = {path: text for path, text in files.items() if Path(path).parent == APT / PREFERENCES}
+    with private_folder() as folder:
+        left_out = [*link_own(folder, SETTINGS, {}), *link_own(folder, PREFERENCES, preferences)]
+        for path, text in preferences.items():
             if text:
-                (own / Path(path).name).write_text(text, encoding="utf-8")
-        yield ["-o", f"Dir::Etc::preferencesparts={own}/"]
-
-
-def lay_over(folder, files):
-    """Fill the private folder: links to the node's own files, and ``files`` in place of those of the same path."""
-    moved = {}
-    for path, content in files.items():
-        if not path.startswith((*OVERLAID, SETTINGS)) and content:
-            moved[path] = folder / path.strip("/").replace("/", "-")
-            data = base64.b64decode(content["b64"]) if isinstance(content, dict) else content.encode()
-            moved[path].write_bytes(data)
-    for whole in OVERLAID:
-        link_own(folder, whole, files)
-    for path, content in files.items():
-        if path.startswith(OVERLAID) and content:
-            text = content
-            for old, new in moved.items():
-                text = text.replace(old, str(new))
-            (folder / Path(path).relative_to("/etc/apt")).write_text(text, encoding="utf-8")
-    for name in ("lists/partial", "cache/archives/partial", "log"):
-        (folder / name).mkdir(parents=True)
-    settings = [text for path, text in files.items() if path.startswith(SETTINGS) and isinstance(text, str)]
-    (folder / "apt.conf").write_text("\n".join([PRIVATE.format(folder=folder), *settings]), encoding="utf-8")
+                (folder / PREFERENCES / Path(path).name).write_text(text, encoding="utf-8")
+        if preferences or left_out:
+            parts = f'Dir::Etc::parts "{folder}/{SETTINGS}/";\nDir::Etc::preferencesparts "{folder}/{PREFERENCES}/";\n'
+            read_from(folder, parts)
+        yield
 
 
 @contextmanager
@@ -199,18 +122,16 @@ def asking(question):
         patient(update, UPDATE_LIMIT_S, question["lock_wait_s"])
         yield question["options"]
         return
-    with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # apt fetches as a user of its own
+    with private_folder() as folder:
         lay_over(folder, question["files"])
-        options = ["-c", f"{name}/apt.conf"]
+        options = ["-c", f"{folder}/apt.conf"]
         output_of(["apt-get", *options, "--error-on=any", "update"], UPDATE_LIMIT_S)
         yield options
 
 
 def simulated(options, arguments):
     """What apt-get would install (name to version) and remove (names)."""
-    said = output_of(["apt-get", *options, "--simulate", "--assume-yes", *OPTIONS, *arguments])
+    said = output_of(["apt-get", *options, "--simulate", "--assume-yes", *OPTIONS, *arguments], ANSWER_LIMIT_S)
     install = {
         name.partition(":")[0]: version for name, version in re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", said)
     }
@@ -221,7 +142,7 @@ def simulated(options, arguments):
 def offered(options, entry):
     """The versions of a package that the node's sources have, newest first."""
     name = entry.partition("=")[0]
-    lines = output_of(["apt-cache", *options, "madison", name]).splitlines()
+    lines = output_of(["apt-cache", *options, "madison", name], ANSWER_LIMIT_S).splitlines()
     return list(dict.fromkeys(line.split("|")[1].strip() for line in lines if line.count("|") >= 2))
 
 
@@ -325,8 +246,8 @@ def remember(path, present):
 
 def answer(question):
     """Tell what is to be done, and do it where it is asked for."""
-    with preferences_to_come(question) as preferences:
-        options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}", *preferences]
+    options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
+    with apt_as_it_will_be(question):
         return told_and_done({**question, "options": options})
 
 
@@ -358,17 +279,10 @@ def told_and_done(question):
         # A package that moved has lost its hold.
         loose = [name for name, row in database().items() if not row[2] and matches(name, question["hold"])]
         if loose and not leave:
-            output_of(["apt-mark", "hold", *sorted(loose)])
+            output_of(["apt-mark", "hold", *sorted(loose)], ANSWER_LIMIT_S)
     except AptError as error:
         return {**said, "error": f"it broke off: {error}"}
     return {**said, "done": True}
-
-
-def leave_orderly(number, _frame):
-    """Go in an orderly way, once: what is under way is killed and the private folder removed."""
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def main():

@@ -1,6 +1,6 @@
 """Print what apt would do on this node if some files of /etc/apt were different, as JSON. Changes nothing on the node.
 
-Runs as ``python3 -c`` with the standard library alone. Standard input is the question::
+Runs as ``python3 -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
 
     {"files": {path of a file below /etc/apt: content, empty for a file that is not to be},
      "keys": {path of a key: its armoured text},
@@ -20,101 +20,15 @@ Where some package is not to be had at the release: ``{"lacking": {name: [releas
 
 import fnmatch
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-APT = Path("/etc/apt")
-OWN_SETTINGS = "gpunode-"
-"""In the names of all files that the roles put into apt.conf.d."""
+from apt_private import APT, OPTIONS, SIGNALS, AptError, lay_over, leave_orderly, output_of, private_folder
+
 UPDATE_LIMIT_S = 180
 ANSWER_LIMIT_S = 60
-OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
-# Everything that apt writes goes to the private folder; hooks of the node's own configuration must not run for it.
-# Only what is asked here is fetched: no translations, sources, contents.
-CONFIGURATION = """
-#clear APT::Update;
-#clear Acquire::IndexTargets;
-Acquire::IndexTargets::deb::Packages {{
-  MetaKey "$(COMPONENT)/binary-$(ARCHITECTURE)/Packages";
-  flatMetaKey "Packages";
-  ShortDescription "Packages";
-  Description "$(RELEASE)/$(COMPONENT) $(ARCHITECTURE) Packages";
-  flatDescription "$(RELEASE) Packages";
-  Optional "no";
-}};
-Acquire::http::Timeout "20";
-Acquire::https::Timeout "20";
-Dir::State::lists "{folder}/lists/";
-Dir::Cache "{folder}/cache/";
-Dir::Log "{folder}/log/";
-Dir::Etc::sourceparts "{folder}/sources.list.d/";
-Dir::Etc::preferencesparts "{folder}/preferences.d/";
-"""
-
-
-class AptError(Exception):
-    """apt did not do what it was asked for; the text says why."""
-
-
-def output_of(argv, limit_s=ANSWER_LIMIT_S):
-    """Standard output of a command; its process group is killed where it does not end in time or we are told to go."""
-    environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        output, errors = child.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise AptError(f"{argv[0]} did not end within {limit_s} s") from None
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-    if child.returncode != 0:
-        said = (errors or output).decode("utf-8", "replace").split("\n")
-        # Why a signature is not taken, apt says in a warning.
-        why = [line for line in said if (line.startswith("W: ") and "GPG error" in line) or "igning key" in line]
-        named = why + [line for line in said if line.startswith("E: ")] or [line for line in said if line.strip()]
-        raise AptError("; ".join(named[:3]) or f"{argv[0]} ended with {child.returncode}")
-    return output.decode("utf-8", "replace")
-
-
-def lay_over(folder, question):
-    """Fill the private folder: links to the node's own files, and those of the question in place of the same path."""
-    keys, files = question.get("keys", {}), question["files"]
-    for name in ("sources.list.d", "preferences.d", "apt.conf.d"):
-        (folder / name).mkdir()
-        for path in sorted((APT / name).glob("*")):
-            # Our own settings of apt are in the question; what a damaged file of ours says, a role is about to mend.
-            if str(path) not in files and not (name == "apt.conf.d" and OWN_SETTINGS in path.name):
-                (folder / name / path.name).symlink_to(path)
-    (folder / "first.conf").write_text(f'Dir::Etc::parts "{folder}/apt.conf.d/";\n', encoding="utf-8")
-    for number, (path, content) in enumerate(keys.items()):
-        (folder / f"key-{number}.asc").write_text(content, encoding="ascii")
-        files = {name: text.replace(path, f"{folder}/key-{number}.asc") for name, text in files.items()}
-    for path, content in files.items():
-        if content and Path(path).parent.name in ("sources.list.d", "preferences.d"):
-            (folder / Path(path).relative_to(APT)).write_text(content, encoding="utf-8")
-    for name in ("lists/partial", "cache/archives/partial", "log"):
-        (folder / name).mkdir(parents=True)
-    (folder / "apt.conf").write_text(CONFIGURATION.format(folder=folder) + own_settings(files), encoding="utf-8")
-
-
-def own_settings(files):
-    """Settings of apt among the files of the question: a proxy."""
-    return "\n".join(text for path, text in files.items() if Path(path).parent.name == "apt.conf.d")
 
 
 def upstream(version):
@@ -126,7 +40,7 @@ def upstream(version):
 def offers(apt_cache, names):
     """Versions by package, newest first; empty for a package that is in no list."""
     found = {name: [] for name in names}
-    for line in output_of([*apt_cache, "madison", *names]).splitlines() if names else []:
+    for line in output_of([*apt_cache, "madison", *names], ANSWER_LIMIT_S).splitlines() if names else []:
         name, version = (part.strip() for part in line.split("|")[:2])
         if name in found and version not in found[name]:
             found[name].append(version)
@@ -167,11 +81,12 @@ def without(packages, text):
 
 def simulate(apt_get, apt_cache, arguments, more=()):
     """What ``apt-get install`` would install and remove; ``source`` is what a package is built from."""
-    said = output_of([*apt_get, *more, "--simulate", "--assume-yes", *OPTIONS, "install", *arguments])
+    said = output_of([*apt_get, *more, "--simulate", "--assume-yes", *OPTIONS, "install", *arguments], ANSWER_LIMIT_S)
     versions = dict(re.findall(r"(?m)^Inst (\S+) (?:\[\S+\] )?\((\S+) ", said))
     built_from = {}
     if versions:
-        shown = output_of([*apt_cache, "show", *(f"{name}={version}" for name, version in versions.items())])
+        exact = [f"{name}={version}" for name, version in versions.items()]
+        shown = output_of([*apt_cache, "show", *exact], ANSWER_LIMIT_S)
         for stanza in shown.split("\n\n"):
             fields = dict(re.findall(r"(?m)^(Package|Source): (\S+)", stanza))
             if "Package" in fields:
@@ -187,7 +102,7 @@ def simulate(apt_get, apt_cache, arguments, more=()):
 
 def transaction(question, folder, apt_get, apt_cache):
     """The whole answer from lists that are there: a release, and one transaction that brings the node to it."""
-    known = set(output_of([*apt_cache, "pkgnames"]).split())
+    known = set(output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split())
     bound = {name: pattern for name, pattern in question["bound"].items() if name in known}
     optional = [name for name in question["optional"] if name in known]
     there = offers(apt_cache, sorted({*question["bound"], *optional}))
@@ -225,33 +140,17 @@ def transaction(question, folder, apt_get, apt_cache):
 
 def answer(question):
     """The answer to one question, from lists that are fetched for it and thrown away."""
-    with tempfile.TemporaryDirectory(prefix="gpunode-apt-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)  # apt fetches as a user of its own
-        lay_over(folder, question)
-        os.environ["APT_CONFIG"] = f"{name}/first.conf"  # read before all other files, where -c is read after them
-        apt_get, apt_cache = ([tool, "-c", f"{name}/apt.conf"] for tool in ("apt-get", "apt-cache"))
-        try:
-            output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
-            return transaction(question, folder, apt_get, apt_cache)
-        except AptError as error:
-            # The node's own files are linked there: a person is told where to find them.
-            raise AptError(
-                re.sub(rf"{re.escape(name)}/(?=(sources\.list|preferences|apt\.conf)\.d/)", f"{APT}/", str(error))
-            ) from None
-
-
-def leave(number, _frame):
-    """Go in an orderly way, once: what is under way is killed and the private folder removed."""
-    for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
+    with private_folder() as folder:
+        lay_over(folder, {**question["files"], **question.get("keys", {})})
+        apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
+        output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
+        return transaction(question, folder, apt_get, apt_cache)
 
 
 def main():
     """Print one JSON document."""
     for number in SIGNALS:
-        signal.signal(number, leave)
+        signal.signal(number, leave_orderly)
     try:
         said = answer(json.load(sys.stdin))
     except (AptError, OSError) as error:

@@ -1,13 +1,12 @@
 """The script of the role apt_transaction, with apt's and dpkg's answers in place of them."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from apt_scripts import load
 
-FILE = Path(__file__).parents[3] / "roles" / "apt_transaction" / "files" / "apt_transaction.py"
 DATABASE = {
     "libcuda1": "580.95.05-1 installed hold",
     "nvidia-kernel-open-dkms": "580.95.05-1 installed hold",
@@ -20,12 +19,7 @@ DATABASE = {
 
 @pytest.fixture
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("apt_transaction", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("apt_transaction")
 
 
 class Machine:

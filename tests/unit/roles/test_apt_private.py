@@ -1,0 +1,149 @@
+"""What the scripts that ask apt have in common, and that each is one program with it."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from apt_scripts import TASKS, load, program
+
+GOOD = "# Managed\nPackage: cuda-* src:a\nPin: version 12.9.*\nPin-Priority: 1001\n"
+needs_apt = pytest.mark.skipif(shutil.which("apt-cache") is None, reason="this machine has no apt")
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The scripts' common part; the node's files of apt lie in ``tmp_path/apt``."""
+    module = load("apt_preview")
+    for part in module.PARTS:
+        (tmp_path / "apt" / part).mkdir(parents=True)
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr(module, "APT", tmp_path / "apt")
+    return module
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_text_is_one_program_for_old_interpreters_too(name: str) -> None:
+    text = program(name)
+    ast.parse(text, feature_version=(3, 8))
+    assert len(text.encode()) < 128 << 10, "Linux takes no longer argument"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", text], input="[]", capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "TypeError: list indices must be" in done.stderr, "it read its question"
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "words"),
+    [
+        (
+            "Reading package lists...",
+            "W: GPG error: http://m: EXPKEYSIG 12\nW: other\nE: The repository is not signed.",
+            "W: GPG error: http://m: EXPKEYSIG 12; E: The repository is not signed.",
+        ),
+        (
+            "The following packages have unmet dependencies:\n a : Depends: b but it is not installable",
+            "E: Unable to correct problems, you have held broken packages.",
+            "E: Unable to correct problems, you have held broken packages.; a : Depends: b but it is not installable",
+        ),
+        (
+            "",
+            "dpkg: error processing package a (--configure):\nE: Sub-process /usr/bin/dpkg returned an error code (1)",
+            "E: Sub-process /usr/bin/dpkg returned an error code (1); dpkg: error processing package a (--configure):",
+        ),
+        ("", "Signing key on AB is not bound: SHA1", "Signing key on AB is not bound: SHA1"),
+        ("progress", "first\nsecond\nthird", "first; second; third"),
+        ("", "", "rc 100"),
+    ],
+    ids=["a signature", "dependencies", "dpkg", "sqv", "words of no kind", "no words"],
+)
+def test_of_what_apt_says_the_reason_is_told(script: ModuleType, output: str, errors: str, words: str) -> None:
+    tool = ["sh", "-c", 'printf %s "$1"; printf %s "$2" >&2; exit 100', "sh", output, errors]
+    with pytest.raises(script.AptError) as raised:
+        script.output_of(tool, 10)
+    assert str(raised.value) == words
+
+
+def test_a_tool_that_hangs_is_killed_with_all_that_it_began(script: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(script.AptError, match="did not end within 1 s"):
+        script.output_of(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], 1)
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+
+
+@needs_apt
+@pytest.mark.parametrize(
+    ("path", "text", "linked"),
+    [
+        ("preferences.d/gpunode-cuda.pref", GOOD, True),
+        ("preferences.d/gpunode-cuda.pref", "# Managed\n", True),
+        ("preferences.d/gpunode-cuda.pref", "", True),
+        ("preferences.d/gpunode-cuda.pref", "damaged\n", False),
+        ("preferences.d/gpunode-cuda.pref", GOOD.replace("Package: ", ""), False),
+        ("preferences.d/gpunode-cuda.pref", GOOD[: GOOD.index("Pin-Priority")], False),
+        ("preferences.d/theirs.pref", "damaged\n", True),
+        ("apt.conf.d/52gpunode-docker", 'Unattended-Upgrade::Package-Blacklist {\n  "^a$";\n};\n', True),
+        ("apt.conf.d/52gpunode-docker", "damaged\n", False),
+        ("apt.conf.d/99theirs", "damaged\n", True),
+        ("sources.list.d/gpunode-docker.sources", "damaged\n", True),
+    ],
+)
+def test_a_damaged_file_of_ours_is_left_out_and_a_good_one_obeyed(
+    script: ModuleType, tmp_path: Path, path: str, text: str, linked: bool
+) -> None:
+    (tmp_path / "apt" / path).write_text(text)
+    part = path.partition("/")[0]
+    left_out = script.link_own(tmp_path / "private", part, {})
+    assert (tmp_path / "private" / path).exists() == linked
+    assert left_out == ([] if linked else [tmp_path / "apt" / path])
+
+
+@needs_apt
+def test_the_other_files_of_the_node_say_nothing_of_ours(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "apt" / "apt.conf.d" / "52gpunode-docker").write_text("damaged\n")
+    (tmp_path / "apt" / "preferences.d" / "a.pref").write_text("damaged\n")
+    (tmp_path / "apt" / "preferences.d" / "gpunode-cuda.pref").write_text(GOOD)
+    script.lay_over(tmp_path / "private", {})
+    linked = {str(path.relative_to(tmp_path / "private")) for path in (tmp_path / "private").glob("*.d/*")}
+    assert linked == {"preferences.d/a.pref", "preferences.d/gpunode-cuda.pref"}
+
+
+def test_an_apt_that_does_not_answer_says_nothing_of_the_file(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "apt-cache"
+    tool.write_text("#!/bin/sh\nsleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(script, "JUDGE_LIMIT_S", 1)
+    (tmp_path / "apt" / "preferences.d" / "gpunode-cuda.pref").write_text(GOOD)
+    with pytest.raises(script.AptError, match="did not end within 1 s"):
+        script.link_own(tmp_path / "private", "preferences.d", {})
+
+
+@needs_apt
+@pytest.mark.parametrize("parts", [{}, {"simulate": True, "state": "absent"}], ids=["done", "told"])
+@pytest.mark.parametrize("damaged", [True, False])
+def test_a_transaction_too_passes_over_what_another_role_will_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool, parts: dict[str, object]
+) -> None:
+    script = load("apt_transaction")
+    monkeypatch.setattr(script, "APT", tmp_path)
+    for part in script.PARTS:
+        (tmp_path / part).mkdir()
+    (tmp_path / "preferences.d" / "gpunode-dcgm.pref").write_text("damaged" if damaged else GOOD)
+    (tmp_path / "preferences.d" / "gpunode-cuda.pref").write_text(GOOD)
+    (tmp_path / "apt.conf.d" / "52gpunode-docker").write_text("damaged" if damaged else "")
+    with script.apt_as_it_will_be({"simulate": False, "state": "present", "files": {}, **parts}):
+        assert ("APT_CONFIG" in script.ENVIRONMENT) == damaged, "a sound node's apt is left as it is"
+        if damaged:
+            words = ["-o", "Dir::State::status=/dev/null", "-o", "Dir::Cache::pkgcache=", "-o"]
+            said = script.output_of(["apt-cache", *words, "Dir::Cache::srcpkgcache=", "policy"], 60)
+            assert "Pinned packages:" in said
+            folder = Path(script.ENVIRONMENT["APT_CONFIG"]).parent
+            assert [path.name for path in (folder / "preferences.d").iterdir()] == ["gpunode-cuda.pref"]
+    assert "APT_CONFIG" not in script.ENVIRONMENT
