@@ -22,6 +22,7 @@ from gpunode.workload.image import Image
 from gpunode.workload.output import Output
 from gpunode.workload.way import LaunchFailure
 
+KIND = "nvidia.com/gpu"
 LABEL = "gpunode.validate"
 LIMIT_LABEL = "gpunode.validate.limit-s"
 SHM_BYTES = 8 * 2**30
@@ -40,21 +41,21 @@ class Devices:
 
     how: str
     """``cdi``, ``runtime``, ``none``."""
-    indices: tuple[int, ...] | None = None
-    """Of the host; None: all."""
+    names: tuple[str, ...] | None = None
+    """As ``how`` has them: names of a CDI specification, or ``INDEX`` and ``INDEX:MIG``. None: all."""
 
     @property
     def requests(self) -> list[DeviceRequest]:
         """As the engine's API takes it."""
         if self.how == "none":
             return []
-        names = ["all"] if self.indices is None else [str(index) for index in self.indices]
         if self.how == "cdi":
-            return [DeviceRequest(driver="cdi", device_ids=[f"nvidia.com/gpu={name}" for name in names])]
+            names = ("all",) if self.names is None else self.names
+            return [DeviceRequest(driver="cdi", device_ids=[f"{KIND}={name}" for name in names])]
         capabilities = [["gpu", "compute", "utility"]]
-        if self.indices is None:
+        if self.names is None:
             return [DeviceRequest(count=-1, capabilities=capabilities)]
-        return [DeviceRequest(device_ids=names, capabilities=capabilities)]
+        return [DeviceRequest(device_ids=list(self.names), capabilities=capabilities)]
 
 
 @dataclass(frozen=True)

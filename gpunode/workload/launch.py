@@ -9,8 +9,8 @@ from typing import Any
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record, RecordContainer
-from gpunode.workload import container, engine, gpus
-from gpunode.workload.container import Devices, Job, Program
+from gpunode.workload import container, devices, engine, gpus
+from gpunode.workload.container import KIND, Devices, Job, Program
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
 from gpunode.workload.image import ImageFile, provide
@@ -72,6 +72,8 @@ def launch(way: Way, node: NodeFacts, wish: Wish, deadline: float, say: Callable
     kind, error = "done", None
     try:
         run.use = gpus.choose(node, force=wish.force, without=wish.named or not wish.in_container)
+        if wish.in_container:
+            run.use = devices.without_empty_mig(run.use, node)
         if run.use.skipped is not None:
             kind = "busy" if run.use.busy else "skipped"
         elif wish.in_container:
@@ -92,25 +94,31 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
     name = wish.image(run.node)
     run.container = RecordContainer(image=name)  # told also where the engine refuses
     with engine.found(way, deadline) as found:
-        devices = devices_for(found, run.use, run.node)
-        run.container = RecordContainer(image=name, engine=f"docker {found.version}", gpus=devices.how)
+        given = devices_for(found, run.use, run.node)
+        run.container = RecordContainer(image=name, engine=f"docker {found.version}", gpus=given.how)
         run.values |= {"engine_version": found.version, "api_version": found.api_version}
         run.values["removed_stale"] = len(container.sweep(found))
         image = provide(found, name, wish.file, say)
         run.values |= {"image_id": image.id, "brought": image.brought}
         say("running")
         limit_s = _limit(deadline)
-        container.run(found, Job(image, devices, _program(wish, limit_s), limit_s), run.output)
+        container.run(found, Job(image, given, _program(wish, limit_s), limit_s), run.output)
         run.output.judge(limit_s)
 
 
 def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
-    """How the engine is asked for the GPUs: by CDI where it looks for it and the node has a specification."""
+    """How the engine is asked for the GPUs: by CDI where it looks for it and the node has a specification.
+
+    Raises LaunchFailure where a part of the GPUs is to be asked for by CDI and the specification lacks one of them.
+    """
     if not use.indices:
         return Devices("none")
-    described = any(spec.kind == "nvidia.com/gpu" for spec in node.cdi_specs or ())
+    described = any(spec.kind == KIND for spec in node.cdi_specs or ())
     by_cdi = found.knows_cdi and (described or not found.has_nvidia_runtime)
-    return Devices("cdi" if by_cdi else "runtime", None if use.all else use.indices)
+    how = "cdi" if by_cdi else "runtime"
+    if use.all:
+        return Devices(how)
+    return Devices(how, devices.cdi_names(use, node) if by_cdi else tuple(one.id for one in devices.of_gpus(use, node)))
 
 
 def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:

@@ -119,12 +119,12 @@ def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]
 
 def test_devices_come_as_the_specification_has_them(place: Place) -> None:
     assert place.run(Devices("cdi"))["got"] == ["GOT_0", "GOT_1"]
-    assert place.run(Devices("cdi", (1,)))["got"] == ["GOT_1"]
+    assert place.run(Devices("cdi", ("1",)))["got"] == ["GOT_1"]
     assert place.run(Devices("none"))["got"] == []
 
 
 def test_the_container_may_nothing_that_it_does_not_need(place: Place) -> None:
-    seen = place.run(Devices("cdi", (1,)))
+    seen = place.run(Devices("cdi", ("1",)))
     assert (seen["capabilities"], seen["new"], seen["socket"]) == ("0000000000000000", "1", False)
     assert seen["network"] == ["lo"]
     assert (seen["visible"], seen["parent"], seen["shm"]) == ("void", 1, 8 * 2**30)
@@ -133,7 +133,7 @@ def test_the_container_may_nothing_that_it_does_not_need(place: Place) -> None:
 def test_a_device_that_no_specification_has_is_named(place: Place) -> None:
     began = time.monotonic()
     with pytest.raises(LaunchFailure, match="gives no GPUs to containers") as caught:
-        place.run(Devices("cdi", (7,)))
+        place.run(Devices("cdi", ("7",)))
     assert caught.value.kind == "no-gpu-support"
     assert "nvidia.com/gpu=7" in str(caught.value)
     assert time.monotonic() - began < 100

@@ -1,17 +1,32 @@
 """How GPUs are asked for: by CDI where the engine and the node have it, else by the runtime."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_engine import FakeEngine, FakeWay
+from test_workload_gpus import TRAINING
+from test_workload_gpus import node as node_with
 
+from gpunode.facts import NodeFacts
+from gpunode.facts.models.gpu import GpuProcess, Smi
+from gpunode.facts.models.software import CdiSpec
+from gpunode.facts.models.workload import ContainerValues, Record, values_of
+from gpunode.probe.script import CDI_TOKEN
+from gpunode.workload import LaunchFailure, Wish, launch
+from gpunode.workload.devices import without_empty_mig
 from gpunode.workload.engine import Engine
-from gpunode.workload.gpus import Use
+from gpunode.workload.gpus import Use, choose
 from gpunode.workload.launch import devices_for
 
 SPEC = (SimpleNamespace(kind="nvidia.com/gpu"),)
 OTHER = (SimpleNamespace(kind="intel.com/gpu"),)
 USE = Use((0, 1))
+PATH = "/var/run/cdi/nvidia.yaml"
+CDI = Engine(None, "28.5.1", "1.51", {"CDISpecDirs": ["/etc/cdi"], "Runtimes": {"nvidia": {}}}, 0.0)
+CDI_ALONE = Engine(None, "28.5.1", "1.51", {"CDISpecDirs": ["/etc/cdi"], "Runtimes": {"runc": {}}}, 0.0)
+OLD = Engine(None, "20.10.24", "1.41", {}, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +48,171 @@ def test_the_way_that_both_sides_have(info: dict[str, Any], specs: Any, how: str
     assert devices_for(engine, Use(), node).how == "none"
 
 
+def spec(*devices: str, path: str = PATH, kind: str = "nvidia.com/gpu") -> CdiSpec:
+    values: dict[str, Any] = dict.fromkeys(CdiSpec.model_fields)
+    return CdiSpec.model_construct(**values | {"path": path, "kind": kind, "devices": devices})
+
+
+def mig(gpu: int, *instances: int) -> dict[str, Any]:
+    return {
+        "index": gpu,
+        "uuid": f"GPU-{gpu}",
+        "mig_mode": True,
+        "mig_devices": [{"index": index} for index in instances],
+    }
+
+
+def busy(*gpus: dict[str, Any], specs: tuple[CdiSpec, ...] | None = (), **changes: Any) -> tuple[Use, NodeFacts]:
+    """A node on whose gpu3 somebody computes, and what a run may use of it."""
+    if gpus:
+        listed = [*gpus, {"index": 3, "uuid": "GPU-3"}]
+        changes |= {"smi": Smi(document={"gpus": listed})}
+    facts = node_with(TRAINING, **changes).model_copy(update={"cdi_specs": specs})
+    return choose(facts, force=False, without=False), facts
+
+
 def test_a_part_of_the_gpus_is_named_one_by_one() -> None:
-    engine = Engine(None, "20.10.24", "1.41", {}, 0.0)
-    node: Any = SimpleNamespace(cdi_specs=())
-    assert devices_for(engine, USE, node).indices is None
-    assert devices_for(engine, Use((1,), all=False), node).indices == (1,)
+    use, facts = busy()
+    assert devices_for(OLD, USE, facts).names is None
+    assert devices_for(OLD, use, facts).names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [
+        (("0", "1", "2", "3", "all"), ("0", "1", "2")),
+        (("gpu0", "gpu1", "gpu2", "gpu3", "all"), ("gpu0", "gpu1", "gpu2")),
+        (("GPU-0", "GPU-1", "GPU-2", "GPU-3", "all"), ("GPU-0", "GPU-1", "GPU-2")),
+        # By both, as the toolkit writes it by default: an index may be another GPU's since it was written.
+        (("0", "1", "2", "3", "GPU-0", "GPU-1", "GPU-2", "GPU-3", "all"), ("GPU-0", "GPU-1", "GPU-2")),
+    ],
+)
+def test_gpus_are_asked_for_by_the_names_that_the_specification_has(
+    names: tuple[str, ...], asked: tuple[str, ...]
+) -> None:
+    use, facts = busy(specs=(spec("0", path="/etc/cdi/other.json", kind="example.org/fpga"), spec(*names)))
+    given = devices_for(CDI, use, facts)
+    assert (given.how, given.names) == ("cdi", asked)
+    (request,) = given.requests
+    assert request["DeviceIDs"] == [f"nvidia.com/gpu={name}" for name in asked]
+
+
+def test_a_gpu_without_a_uuid_goes_by_its_index() -> None:
+    use, facts = busy({"index": 0, "uuid": None}, specs=(spec("0", "3"),))
+    assert devices_for(CDI, use, facts).names == ("0",)
+
+
+def test_without_a_busy_gpu_all_are_asked_for_whatever_their_names() -> None:
+    facts = node_with().model_copy(update={"cdi_specs": (spec("GPU-other", "all"),)})
+    (request,) = devices_for(CDI, choose(facts, force=False, without=False), facts).requests
+    assert request["DeviceIDs"] == ["nvidia.com/gpu=all"]
+
+
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [
+        (("0", "1", "1:0", "1:2", "3", "all"), ("0", "1:0", "1:2")),
+        (("gpu0", "mig1:0", "mig1:2", "gpu3", "all"), ("gpu0", "mig1:0", "mig1:2")),
+    ],
+)
+def test_a_gpu_in_mig_mode_is_asked_for_as_its_mig_devices(names: tuple[str, ...], asked: tuple[str, ...]) -> None:
+    use, facts = busy({"index": 0, "uuid": "GPU-0", "mig_mode": False}, mig(1, 0, 2), specs=(spec(*names),))
+    assert devices_for(CDI, use, facts).names == asked
+    assert devices_for(OLD, use, facts).names == ("0", "1:0", "1:2")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "specs", "said"),
+    [
+        (
+            ({"index": 0, "uuid": "GPU-0"}, {"index": 1, "uuid": "GPU-1"}),
+            (spec("GPU-0", "GPU-9", "all"),),
+            f"{PATH} has no device for gpu1: nvidia-ctk cdi generate --output={PATH} writes it anew. "
+            "Once nobody computes on gpu3, all GPUs are asked for and no name is needed",
+        ),
+        (
+            ({"index": 0, "uuid": "GPU-0"}, {"index": 1, "uuid": "GPU-1"}),
+            (spec("5", path="/etc/cdi/nvidia.yaml"), spec("6")),
+            f"/etc/cdi/nvidia.yaml and {PATH} have no device for gpu0, gpu1: nvidia-ctk cdi generate --output={PATH} ",
+        ),
+        ((mig(0, 0, 1),), (spec("0", "0:0", "3", "all"),), f"{PATH} has no device for MIG device 1 of gpu0: "),
+        (
+            (mig(0, 0),),
+            (spec("MIG-5", "GPU-3", "all"),),
+            "for MIG device 0 of gpu0: nvidia-ctk cdi generate --device-name-strategy=index --output=",
+        ),
+    ],
+)
+def test_a_gpu_that_the_specification_lacks_is_named_with_the_remedy(
+    gpus: tuple[dict[str, Any], ...], specs: tuple[CdiSpec, ...], said: str
+) -> None:
+    use, facts = busy(*gpus, specs=specs)
+    with pytest.raises(LaunchFailure) as caught:
+        devices_for(CDI, use, facts)
+    assert said in str(caught.value)
+    assert (caught.value.kind, len(str(caught.value).splitlines())) == ("no-gpu-support", 1)
+
+
+def test_where_there_is_no_specification_none_is_made_up() -> None:
+    use, facts = busy(specs=())
+    with pytest.raises(LaunchFailure, match=r"no CDI specification of nvidia\.com/gpu in .* names gpu0, gpu1, gpu2"):
+        devices_for(CDI_ALONE, use, facts)
+    unseen = facts.model_copy(update={"cdi_specs": None, "gaps": {"cdi_specs": "/etc/cdi: permission denied"}})
+    with pytest.raises(LaunchFailure, match="permission denied") as caught:
+        devices_for(CDI_ALONE, use, unseen)
+    assert caught.value.kind == "unknown"
+
+
+def test_a_gpu_in_mig_mode_without_an_instance_is_left_out() -> None:
+    use, facts = busy({"index": 0, "uuid": "GPU-0"}, mig(1), specs=(spec("0", "1", "3"),))
+    left = without_empty_mig(use, facts)
+    assert (left.indices, left.busy, left.skipped) == ((0,), use.busy, None)
+    assert devices_for(CDI, left, facts).names == ("0",)
+    every = choose(facts.model_copy(update={"gpu_processes": ()}), force=False, without=False)
+    assert without_empty_mig(every, facts) == every
+
+
+def test_a_node_whose_idle_gpus_have_no_instance_is_a_skip() -> None:
+    _, facts = busy(mig(0), specs=(spec("0", "3"),))
+    record = run(facts, {})
+    assert record.error is None
+    assert record.skipped == (
+        "GPUs are in use: gpu3: python3 (pid 4242, alice); MIG is on and has no instance: gpu0; --force uses them all "
+        "the same"
+    )
+
+
+def run(facts: NodeFacts, info: dict[str, Any]) -> Record:
+    """The launcher's own record of a run on an engine without images."""
+    engine = FakeEngine(answers={"GET /containers/json": (200, [])})
+    engine.info |= info
+    server = engine.start()
+    try:
+        wish = Wish(image=lambda _: "site/image:1")
+        *_, last = launch(FakeWay(server), facts, wish, time.monotonic() + 30, lambda _: None)
+    finally:
+        server.shutdown()
+        server.server_close()
+    return Record.model_validate(last)
+
+
+def test_a_launch_that_cannot_name_a_gpu_ends_in_a_record_that_says_so() -> None:
+    _, facts = busy({"index": 0, "uuid": "GPU-0"}, specs=(spec("GPU-9"),))
+    record = run(facts, {"CDISpecDirs": ["/etc/cdi"]})
+    assert record.error is not None
+    assert "has no device for gpu0: nvidia-ctk cdi generate" in record.error
+    assert record.values["kind"] == "no-gpu-support"
+
+
+def test_what_was_handed_in_is_counted_without_what_was_left_out() -> None:
+    other = GpuProcess(pid=7, name="Xorg", type="G", gpu="gpu0")
+    _, facts = busy({"index": 0, "uuid": "GPU-0"}, mig(1), specs=(spec("0"),), gpu_processes=(TRAINING, other))
+    values = values_of(run(facts, {"CDISpecDirs": ["/etc/cdi"]}), ContainerValues)
+    assert isinstance(values, ContainerValues)
+    assert (values.gpus, values.busy) == (1, ("gpu3: python3 (pid 4242, alice)",))
+
+
+@pytest.mark.parametrize("name", ["0", "0:1", "gpu0", "mig0:1", "GPU-4cf8db2d-06c0", "MIG-4cf8db2d-06c0", "all"])
+@pytest.mark.parametrize("form", ['- name: "{}"\n', "- name: {}\n", '{{"name":"{}","containerEdits":{{}}}}'])
+def test_the_probe_reads_a_device_by_any_of_the_toolkits_names(name: str, form: str) -> None:
+    assert CDI_TOKEN.findall(form.format(name)) == [("name", name)]

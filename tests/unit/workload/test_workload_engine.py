@@ -173,10 +173,10 @@ def test_only_our_own_leftovers_past_their_limit_are_swept(server: ThreadingHTTP
 def test_gpus_are_asked_for_as_the_engine_has_them() -> None:
     (cdi,) = Devices("cdi").requests
     assert (cdi["Driver"], cdi["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=all"])
-    (some,) = Devices("cdi", (0, 3)).requests
-    assert some["DeviceIDs"] == ["nvidia.com/gpu=0", "nvidia.com/gpu=3"]
+    (some,) = Devices("cdi", ("0", "gpu3")).requests
+    assert some["DeviceIDs"] == ["nvidia.com/gpu=0", "nvidia.com/gpu=gpu3"]
     (every,) = Devices("runtime").requests
     assert (every["Count"], every["Capabilities"]) == (-1, [["gpu", "compute", "utility"]])
-    (two,) = Devices("runtime", (1, 2)).requests
-    assert (two["DeviceIDs"], two["Count"]) == (["1", "2"], 0)
+    (two,) = Devices("runtime", ("1", "2:0")).requests
+    assert (two["DeviceIDs"], two["Count"]) == (["1", "2:0"], 0)
     assert Devices("none").requests == []

@@ -1,0 +1,100 @@
+"""What a container is to be given of a node's GPUs, in the words of who hands it in."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gpunode.facts import NodeFacts
+from gpunode.workload.container import KIND
+from gpunode.workload.gpus import Use
+from gpunode.workload.way import LaunchFailure
+
+_FOLDERS = "/etc/cdi or /var/run/cdi"
+_WRITTEN = "/var/run/cdi/nvidia.yaml"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A whole GPU, or one MIG device of one."""
+
+    gpu: int
+    uuid: str | None = None
+    mig: int | None = None
+    """Of its GPU; None: the whole GPU."""
+
+    @property
+    def id(self) -> str:
+        """``0``, ``0:1``: as the NVIDIA runtime takes it, by the driver's order."""
+        return str(self.gpu) if self.mig is None else f"{self.gpu}:{self.mig}"
+
+    @property
+    def component(self) -> str:
+        """``gpu0``, ``MIG device 1 of gpu0``."""
+        return f"gpu{self.gpu}" if self.mig is None else f"MIG device {self.mig} of gpu{self.gpu}"
+
+    @property
+    def cdi_names(self) -> tuple[str, ...]:
+        """As nvidia-ctk may call it, by its strategies ``uuid``, ``index`` and ``type-index``."""
+        by_index = (self.id, f"{'gpu' if self.mig is None else 'mig'}{self.id}")
+        # Indices are those of the day on which the specification was written; a UUID stays with its GPU.
+        return (self.uuid, *by_index) if self.uuid else by_index
+
+
+def without_empty_mig(use: Use, node: NodeFacts) -> Use:
+    """The GPUs of a run without those on which nothing can run: MIG is on, and has no instance."""
+    if use.all or not use.indices:
+        return use
+    able = {device.gpu for device in of_gpus(use, node)}
+    empty = [f"gpu{index}" for index in use.indices if index not in able]
+    if able:
+        return replace(use, indices=tuple(index for index in use.indices if index in able))
+    reason = f"GPUs are in use: {', '.join(use.busy)}; MIG is on and has no instance: {', '.join(empty)}"
+    return replace(use, indices=(), skipped=f"{reason}; --force uses them all the same")
+
+
+def of_gpus(use: Use, node: NodeFacts) -> Iterator[Device]:
+    """The GPUs of a run, one in MIG mode as its MIG devices: CUDA computes on those alone."""
+    document = (node.smi.document if node.smi else None) or {}
+    for gpu in document.get("gpus", ()):
+        if gpu["index"] not in use.indices:
+            continue
+        if gpu.get("mig_mode"):
+            yield from (Device(gpu["index"], mig=one["index"]) for one in gpu.get("mig_devices") or ())
+        else:
+            yield Device(gpu["index"], gpu.get("uuid"))
+
+
+def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
+    """The devices of a run as the node's CDI specification calls them.
+
+    Raises LaunchFailure where it has no name for one of them: an engine refuses a device that is not there.
+    """
+    if node.cdi_specs is None:
+        reason = node.gap("cdi_specs") or "not in the collected data"
+        raise LaunchFailure("unknown", f"CDI specifications were not seen ({reason}). {_instead(use)}")
+    specs = [spec for spec in node.cdi_specs if spec.kind == KIND]
+    known = {name for spec in specs for name in spec.devices}
+    named = {device: _name(device, known) for device in of_gpus(use, node)}
+    nameless = [device for device, name in named.items() if name is None]
+    if not nameless:
+        return tuple(name for name in named.values() if name is not None)
+    those = ", ".join(device.component for device in nameless)
+    if not specs:
+        what = f"no CDI specification of {KIND} in {_FOLDERS} names {those}"
+    else:
+        paths = " and ".join(spec.path for spec in specs)
+        what = f"{paths} {'has' if len(specs) == 1 else 'have'} no device for {those}"
+    # nvidia-smi does not tell to which GPU a MIG device's UUID belongs.
+    told_by_uuid = any(device.mig is not None for device in nameless) and any(name.startswith("MIG-") for name in known)
+    strategy = " --device-name-strategy=index" if told_by_uuid else ""
+    path = specs[-1].path if specs else _WRITTEN
+    remedy = f"nvidia-ctk cdi generate{strategy} --output={path} writes it anew"
+    raise LaunchFailure("no-gpu-support", f"{what}: {remedy}. {_instead(use)}")
+
+
+def _name(device: Device, known: Iterable[str]) -> str | None:
+    return next((name for name in device.cdi_names if name in known), None)
+
+
+def _instead(use: Use) -> str:
+    busy = ", ".join(dict.fromkeys(line.partition(":")[0] for line in use.busy))
+    return f"Once nobody computes on {busy}, all GPUs are asked for and no name is needed"
