@@ -46,7 +46,7 @@ from gpunode.facts.models.system import (
     TimeSync,
     Unit,
 )
-from gpunode.facts.models.workload import Record
+from gpunode.facts.models.workload import MalformedRecord, Record
 
 __all__ = [
     "MAY_BE_NONE",
@@ -77,6 +77,7 @@ __all__ = [
     "Limits",
     "LoadedDriver",
     "Machine",
+    "MalformedRecord",
     "Memory",
     "MemoryController",
     "ModuleFile",
@@ -247,8 +248,8 @@ class NodeFacts(Fact):
     """Commands that did not come back in time, as they were called; not those that were left out because of them."""
 
     # Inside a container
-    records: tuple[Record, ...] | None = None
-    """What workloads recorded on the node; a gap where none was run."""
+    records: tuple[MalformedRecord | Record, ...] | None = None
+    """What workloads recorded on the node, results that are no records first; a gap where none was run."""
 
     @property
     def gpus_on_bus(self) -> tuple[PciDevice, ...] | None:

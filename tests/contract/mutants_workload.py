@@ -322,9 +322,9 @@ RECORD = {
 }
 MISSING: Missing = {
     check: [
-        # No workload was run; one record is of no kind; the part's own record is not there; its values are rubbish.
+        # No workload was run; the part's own record is of no kind; it is not there; its values are rubbish.
         (hgx, [Edit(("results",), None, [])]),
-        (hgx, [Edit(("results", 0), None, {"record": "rubbish"})]),
+        (hgx, [result(hgx(), RECORD[check], new={"record": RECORD[check]})]),
         (hgx, [Edit(("results",), None, [one for one in hgx()["results"] if one["record"] != RECORD[check]])]),
         (hgx, [result(hgx(), RECORD[check], "values", new={"gpus": "many"})]),
     ]

@@ -7,6 +7,8 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from gpunode.facts.models.base import Fact
 
 SCHEMA: Literal["gpunode.record/1"] = "gpunode.record/1"
+NAME = r"^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?$"
+"""``TEST`` or ``TEST.PART``."""
 
 
 class RecordContainer(Fact):
@@ -27,7 +29,7 @@ class Record(Fact):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    record: str = Field(pattern=r"^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)?$")
+    record: str = Field(pattern=NAME)
     """``TEST`` or ``TEST.PART``: ``container``, ``versions.torch``, ``frameworks.compile``."""
     schema_name: Literal["gpunode.record/1"] = Field(SCHEMA, alias="schema")
     device: Literal["cuda", "cpu"]
@@ -51,6 +53,16 @@ class Record(Fact):
         return self
 
 
+class MalformedRecord(Record):
+    """A result that is no record, under the name that it has: it tells nothing, and its values cannot be had.
+
+    It is a record of its own, so that what was judged of the others stands, and no check takes it for absent.
+    """
+
+    malformed: str
+    """Which result, and what is wrong with it, in one line."""
+
+
 class Values(Fact):
     """Base of what a record's ``values`` hold. Keys that are not known here are let be: images may be newer than we."""
 
@@ -63,6 +75,8 @@ Text = Annotated[str, Field(max_length=500)]
 
 def values_of(record: Record, kind: type[AnyValues]) -> AnyValues | str:
     """A record's values as their kind has them, else the reason in one line."""
+    if isinstance(record, MalformedRecord):
+        return record.malformed
     try:
         return kind.model_validate(record.values)
     except ValidationError as err:

@@ -6,8 +6,8 @@ import pytest
 from facts_samples import LIMITS_RECORD as LIMITS
 from pydantic import ValidationError
 
-from gpunode.facts import facts_from_bundle
-from gpunode.facts.models.workload import LimitValues, Record, values_of
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.models.workload import LimitValues, MalformedRecord, Record, values_of
 from gpunode.probe.bundle import Bundle
 
 
@@ -42,11 +42,45 @@ def test_no_records_is_a_gap() -> None:
         ({"error": "a", "skipped": "b"}, "both there"),
     ],
 )
-def test_a_record_that_is_none_is_a_gap_with_its_place(change: dict[str, Any], said: str) -> None:
-    node = facts([LIMITS, LIMITS | change])
-    assert node.records is None
-    assert "result 1" in node.gaps["records"]
-    assert said in node.gaps["records"]
+def test_a_result_that_is_no_record_takes_no_other_with_it_and_tells_its_place(
+    change: dict[str, Any], said: str
+) -> None:
+    node = facts([LIMITS | {"record": "versions.system"}, LIMITS | change])
+    assert "records" not in node.gaps
+    broken, *_, good = node.records
+    assert good.model_dump(by_alias=True, mode="json") == LIMITS | {"record": "versions.system"}
+    answer = values_of(broken, LimitValues)
+    assert isinstance(answer, str)
+    assert "result 1" in answer
+    assert said in answer
+    assert len(answer.splitlines()) == 1
+
+
+def test_a_malformed_record_keeps_its_name_component_and_container() -> None:
+    (record,) = facts([LIMITS | {"component": "cuda:3", "seconds": None}]).records
+    assert (record.record, record.component) == ("versions.limits", "cuda:3")
+    assert record.container.engine == "docker 20.10.24"
+    assert "versions.limits: seconds: " in record.malformed
+
+
+@pytest.mark.parametrize("name", [None, 7, ["versions.limits"], {}, "Rubbish here", "versions.limits\n"])
+def test_a_result_without_a_name_counts_against_the_run(name: object) -> None:
+    run = LIMITS | {"record": "container"}
+    broken, good = facts([run, LIMITS | {"record": name}]).records
+    assert (broken.record, good.model_dump(by_alias=True, mode="json")) == ("container", run)
+    assert "result 1" in values_of(broken, LimitValues)
+
+
+def test_of_two_under_one_name_the_malformed_is_not_hidden() -> None:
+    broken, _ = facts([LIMITS, LIMITS | {"device": "tpu"}]).records
+    assert "device" in broken.malformed
+
+
+def test_a_malformed_record_stays_malformed_in_a_document() -> None:
+    node = facts([LIMITS, LIMITS | {"device": "tpu"}])
+    again = NodeFacts.model_validate_json(node.model_dump_json())
+    assert again.records == node.records
+    assert [type(record) for record in again.records or ()] == [MalformedRecord, Record]
 
 
 def test_values_of_another_kind_are_told_and_do_not_raise() -> None:

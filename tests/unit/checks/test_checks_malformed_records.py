@@ -1,0 +1,97 @@
+"""A result that is no record: the checks that need it say so, all others judge as ever."""
+
+from typing import Any
+
+import pytest
+from test_checks_workload import CONTAINER, DRIVER, T4
+
+from gpunode.checks import Expectation, Finding, Status, judge
+from gpunode.facts import facts_from_bundle
+from gpunode.facts.workload import JUDGED
+from gpunode.probe.bundle import Bundle
+
+
+def result(name: str, values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    common = {"schema": "gpunode.record/1", "device": "cuda", "seconds": 1.0, "container": CONTAINER}
+    return {**common, "record": name, "values": values, **more}
+
+
+def tensor(gpu: int) -> dict[str, Any]:
+    return result("frameworks.tensor", {"max_error": 0.0, "allocated_bytes": 1024}, component=f"cuda:{gpu}")
+
+
+RESULTS = [
+    result("versions.limits", {"shm_bytes": 2**33, "memlock_bytes": -1, "stack_bytes": 2**26}, device="cpu"),
+    result("frameworks.amp", {"dtype": "bfloat16", "losses": [2.0, 1.0]}),
+    tensor(0),
+    tensor(1),
+    result("container", {"complete": True, "gpus": 2}),
+]
+
+
+def judged(results: list[dict[str, Any]]) -> dict[str, list[Finding]]:
+    bundle = Bundle(host="n", collected_at="now", commands={}, files={}, results=results)
+    known = {"pci": (T4,), "loaded_driver": DRIVER, "architecture": "x86_64", "gaps": {}}
+    node = facts_from_bundle(bundle).model_copy(update=known)
+    found: dict[str, list[Finding]] = {}
+    for finding in judge(node, Expectation(), level="standard"):
+        if finding.check.startswith(("container.", "framework.")):
+            found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "checks"),
+    [
+        (0, {"container.shm", "container.memlock", "container.stack"}),
+        (1, {"framework.amp"}),
+        (3, {"framework.tensor"}),
+        (4, {"container.runs"}),
+    ],
+)
+@pytest.mark.parametrize("change", [{"seconds": None}, {"device": "tpu"}, {"schema": "gpunode.record/2"}, {"new": 1}])
+def test_the_checks_of_the_broken_record_alone_are_errors(
+    number: int, checks: set[str], change: dict[str, Any]
+) -> None:
+    well = judged(RESULTS)
+    broken = judged([one | change if index == number else one for index, one in enumerate(RESULTS)])
+    assert {check for check in well if broken[check] != well[check]} == checks
+    for check in checks:
+        assert Status.PASS in {finding.status for finding in well[check]}
+        (error,) = [finding for finding in broken[check] if finding.status is Status.ERROR]
+        assert f"result {number} is no workload's record {RESULTS[number]['record']}: " in error.message
+        assert next(iter(change)) in error.message
+
+
+def test_of_several_gpus_the_one_whose_record_is_broken_is_named() -> None:
+    found = judged([*RESULTS[:3], tensor(1) | {"seconds": "long"}, RESULTS[4]])["framework.tensor"]
+    assert {(finding.component, finding.status) for finding in found} == {
+        ("cuda:0", Status.PASS),
+        ("cuda:1", Status.ERROR),
+    }
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"values": {}}, "result 5 is no workload's record: record: Field required"),
+        ({"record": "rubbish"}, "result 5 is no workload's record rubbish: device: Field required"),
+        ({"record": "versions.tensorflow"}, "result 5 is no workload's record versions.tensorflow: device: Field"),
+    ],
+)
+def test_a_broken_result_that_no_check_needs_is_told_by_the_run(result: dict[str, Any], said: str) -> None:
+    well, broken = judged(RESULTS), judged([*RESULTS, result])
+    assert {check for check in well if broken[check] != well[check]} == {"container.runs"}
+    (finding,) = broken["container.runs"]
+    assert finding.status is Status.ERROR
+    assert said in finding.message
+
+
+@pytest.mark.parametrize("name", sorted(JUDGED - {"container"}))
+def test_a_record_that_is_said_to_be_judged_is(name: str) -> None:
+    told = judged([*RESULTS, {"record": name}])
+    assert [
+        check
+        for check, found in told.items()
+        if check != "container.runs" and any(f"no workload's record {name}: " in one.message for one in found)
+    ]
