@@ -140,14 +140,20 @@ def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
         yield Verdict(status, f"{files} open files", "nofile", expected=NOFILE_LEAST, measured=files)
     if not node.infiniband:
         return
-    memory = _limit(node, "memlock")
+    memory = _limit(node, "memlock", per_unit=1024)
     status = Status.PASS if memory in UNLIMITED else Status.WARN
-    message = f"{memory or 'the default amount'} of memory may be locked"
-    yield Verdict(status, message, "memlock", expected="unlimited", measured=memory)
+    is_number = memory is not None and memory.isdigit()
+    amount = f"{int(memory or 0) // 1024} KiB" if is_number else memory or "the default amount"
+    message = f"{amount} of memory may be locked"
+    yield Verdict(status, message, "memlock", expected="unlimited", measured=memory, unit="bytes" if is_number else None)
 
 
-def _limit(node: NodeFacts, item: str) -> str | None:
-    """The hard limit for users after limits.conf, else systemd's default; the last line of a kind counts."""
+def _limit(node: NodeFacts, item: str, per_unit: int = 1) -> str | None:
+    """The hard limit for users after limits.conf, else systemd's default; the last line of a kind counts.
+
+    Memory is in KiB in limits.conf and in bytes in systemd's settings: ``per_unit`` is what the former is multiplied by.
+    Source: limits.conf(5), systemd.exec(5).
+    """
     limits = node.limits
     if limits is None:
         return None
@@ -156,7 +162,9 @@ def _limit(node: NodeFacts, item: str) -> str | None:
         for limit in limits.settings
         if limit.item == item and limit.domain == "*" and limit.type in ("hard", "-")
     ]
-    return lines[-1] if lines else (limits.defaults or {}).get(item)
+    if not lines:
+        return (limits.defaults or {}).get(item)
+    return str(int(lines[-1]) * per_unit) if lines[-1].isdigit() else lines[-1]
 
 
 DEBUGGING: dict[str, tuple[str, ...]] = {

@@ -190,7 +190,8 @@ def ssh(name: str, node: str, argv: tuple[str, ...]) -> NoReturn:
     if f"Host {node}\n" not in config.read_text(encoding="utf-8"):
         Lab(name).node(node)  # names the nodes there are
     try:
-        os.execvp("ssh", ["ssh", "-F", str(config), node, *(("--", *argv) if argv else ())])  # noqa: S606
+        wanted = argv[1:] if argv[:1] == ("--",) else argv
+        os.execvp("ssh", ["ssh", "-F", str(config), node, *(("--", *wanted) if wanted else ())])  # noqa: S606
     except FileNotFoundError:
         raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None
 

@@ -195,6 +195,8 @@ def test_the_verbs_tell_the_same(lab: Lab, nodes: dict[str, LabNode], capfd: pyt
 def test_lab_ssh_exits_as_the_command_does(lab: Lab, nodes: dict[str, LabNode]) -> None:
     done = gpunode("ssh", "--name", lab.name, "deb12-1", "sh", "-c", "'echo out; exit 7'")
     assert (done.returncode, done.stdout) == (7, "out\n")
+    done = gpunode("ssh", "--name", lab.name, "deb12-1", "--", "echo", "out")
+    assert (done.returncode, done.stdout) == (0, "out\n")
     done = gpunode("ssh", "--name", lab.name, "deb12-9", "true")
     assert done.returncode == 2
     assert "has no node deb12-9: it has deb12-1, deb12-2, deb13-1" in done.stderr

@@ -603,18 +603,19 @@ def limits(*lines: tuple[str, str, str, str], **defaults: str) -> Limits:
 
 
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("found", "status", "amount"),
     [
-        (limits(("*", "-", "memlock", "unlimited"), nofile="524288"), "pass"),
-        (limits(("*", "-", "memlock", "unlimited"), ("*", "hard", "memlock", "64"), nofile="524288"), "warn"),
-        (limits(("alice", "-", "memlock", "unlimited"), memlock="8388608", nofile="524288"), "warn"),
-        (limits(("*", "soft", "memlock", "64"), memlock="infinity", nofile="524288"), "pass"),
+        (limits(("*", "-", "memlock", "unlimited"), nofile="524288"), "pass", "unlimited"),
+        (limits(("*", "-", "memlock", "unlimited"), ("*", "hard", "memlock", "64"), nofile="524288"), "warn", "64 KiB"),
+        (limits(("alice", "-", "memlock", "unlimited"), memlock="8388608", nofile="524288"), "warn", "8192 KiB"),
+        (limits(("*", "soft", "memlock", "64"), memlock="infinity", nofile="524288"), "pass", "infinity"),
     ],
 )
-def test_memory_may_be_locked_where_there_is_rdma(found: Limits, status: str) -> None:
+def test_memory_may_be_locked_where_there_is_rdma(found: Limits, status: str, amount: str) -> None:
     device = IbDevice(name="mlx5_0", firmware=None, board_id=None, type=None, slot=None, numa_node=None, ports=())
     told = {finding.component: finding for finding in judged("host.limits", node(limits=found, infiniband=(device,)))}
     assert told["memlock"].status.value == status
+    assert told["memlock"].message == f"{amount} of memory may be locked"
     assert [finding.component for finding in judged("host.limits", node(limits=found))] == ["nofile"]
 
 
