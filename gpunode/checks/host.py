@@ -144,14 +144,14 @@ def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     status = Status.PASS if memory in UNLIMITED else Status.WARN
     is_number = memory is not None and memory.isdigit()
     amount = f"{int(memory or 0) // 1024} KiB" if is_number else memory or "the default amount"
-    message = f"{amount} of memory may be locked"
-    yield Verdict(status, message, "memlock", expected="unlimited", measured=memory, unit="bytes" if is_number else None)
+    told = partial(Verdict, component="memlock", expected="unlimited", measured=memory)
+    yield told(status, f"{amount} of memory may be locked", unit="bytes" if is_number else None)
 
 
 def _limit(node: NodeFacts, item: str, per_unit: int = 1) -> str | None:
     """The hard limit for users after limits.conf, else systemd's default; the last line of a kind counts.
 
-    Memory is in KiB in limits.conf and in bytes in systemd's settings: ``per_unit`` is what the former is multiplied by.
+    Memory is in KiB in limits.conf and in bytes in systemd's settings: ``per_unit`` multiplies the former.
     Source: limits.conf(5), systemd.exec(5).
     """
     limits = node.limits
