@@ -23,6 +23,7 @@ class Output:
         self.ended: str | None = None
         """How, in the watchdog's word; None where it never said."""
         self.exit_code: int | None = None
+        self._promised = 0
         self._rest = b""
         self._err = b""
         self._seen = {"stdout": 0, "stderr": 0}
@@ -57,6 +58,8 @@ class Output:
             return
         if record["record"] == "end":
             self.complete = True
+            promised = record.get("records")
+            self._promised = promised if isinstance(promised, int) else 0
         elif record["record"] == "watchdog":
             self.ended = str(record.get("ended"))
             code = record.get("exit_code")
@@ -75,6 +78,10 @@ class Output:
         """Raise LaunchFailure with the reason where the payload did not come to its end."""
         words = self.last_words
         if self.ended == "exit" and self.exit_code == 0 and self.complete:
+            if len(self.records) < self._promised:
+                raise LaunchFailure(
+                    "broke-off", f"{len(self.records)} of the payload's {self._promised} records came whole{words}"
+                )
             return
         if self.ended == "time-limit":
             raise LaunchFailure(

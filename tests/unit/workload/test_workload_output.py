@@ -33,7 +33,8 @@ def test_records_come_one_a_line_however_they_are_cut() -> None:
 
 
 def test_noise_of_an_image_is_no_record() -> None:
-    output = said("Welcome to the image", "[1, 2]", '{"no": "record"}', RECORD, {"record": "end"}, watchdog())
+    end = {"record": "end", "records": 1}
+    output = said("Welcome to the image", "[1, 2]", '{"no": "record"}', RECORD, end, watchdog())
     assert output.records == [RECORD]
     output.judge(10)
 
@@ -51,6 +52,11 @@ def test_nothing_inside_speaks_for_the_launcher() -> None:
         (said(RECORD, watchdog("stopped", None)), "broke-off", "stopped on the node (stopped)"),
         (said(RECORD), "broke-off", "out of memory, or the connection was lost"),
         (said(RECORD, watchdog("exit", 0)), "payload", "exit code 0"),
+        (
+            said(RECORD, '{"record": "vers', {"record": "end", "records": 2}, watchdog()),
+            "broke-off",
+            "1 of the payload's 2",
+        ),
         (said(err="python3 is 3.6, 3.8 or later is needed\n"), "no-python", "name another image"),
     ],
 )
