@@ -128,7 +128,7 @@ def _containerd(target: dict[str, Any], main: dict[str, Any], wish: Wish) -> Non
     version = int(main.get("version", 2))
     target["version"] = version
     key = PLUGINS.get(version, PLUGINS[2])
-    # containerd before 2 takes the last file's section as a whole: a drop-in has to repeat what the main file says there.
+    # containerd before 2 takes the last file's section as a whole: a drop-in repeats what the main file has there.
     plugin = target.setdefault("plugins", {}).setdefault(key, copy.deepcopy(main.get("plugins", {}).get(key, {})))
     settings = plugin.setdefault("containerd", {})
     runtimes = settings.setdefault("runtimes", {})
