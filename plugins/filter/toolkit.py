@@ -127,8 +127,8 @@ def cdi_refresh_env(text: str | None, old_cdi: bool) -> dict[str, Any]:
 def cdi_refresh_reason(facts: Mapping[str, Any], output: str = SPEC) -> str | None:
     """Why the specification has to be written anew, None where it fits.
 
-    ``facts`` is a NodeFacts document. A node whose driver is not loaded has nothing to write one of, and with the module
-    of another release in memory the unit cannot: it does so at the boot that is due then.
+    ``facts`` is a NodeFacts document. A node whose driver is not loaded has nothing to write one of, and with the
+    module of another release in memory the unit cannot: it does so at the boot that is due then.
     """
     _need_gpunode()
     node = NodeFacts.model_validate(plain(facts))

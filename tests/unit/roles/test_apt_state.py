@@ -1,27 +1,15 @@
-"""The scripts that roles run on a node: what they decide by themselves."""
+"""What preflight learns of the node's apt."""
 
-import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from apt_scripts import load, program
 
-ROLES = Path(__file__).parents[3] / "roles"
-
-
-def script(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROLES / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-state = script("preflight/files/apt_state.py")
+state = load("apt_state")
 
 
 def test_holds_of_our_own_are_read_from_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +38,23 @@ def test_who_holds_the_package_lock_is_told_by_name(tmp_path: Path, monkeypatch:
 
 def test_the_state_of_this_machine_is_a_document() -> None:
     said = subprocess.run(
-        [sys.executable, str(ROLES / "preflight/files/apt_state.py")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
+        [sys.executable, "-"], input=program("apt_state"), capture_output=True, text=True, check=True, timeout=120
     ).stdout
     document = json.loads(said)
     assert document is None or {"sources", "installed", "held", "own_holds", "key", "interrupted"} <= document.keys()
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
+@pytest.mark.parametrize("part", ["apt.conf.d", "preferences.d", "sources.list.d"])
+def test_a_damaged_file_of_ours_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setattr(state, "APT", tmp_path)
+    for name in state.PARTS:
+        (tmp_path / name).mkdir()
+    (tmp_path / part / "50gpunode-docker.sources").write_text("damaged\n")
+    theirs = tmp_path / "sources.list.d" / "theirs.sources"
+    theirs.write_text("Types: deb\nURIs: http://a.invalid/b\nSuites: bookworm\nComponents: main\n")
+    with state.passing_over_damaged({}):
+        assert "Package files:" in state.said_by(["apt-cache", *state.NO_CACHE, "policy"])
+        assert [one["file"] for one in state.sources()] == [str(theirs)]
+            str(theirs)
+        ]
