@@ -56,5 +56,3 @@ def test_a_damaged_file_of_ours_hides_nothing(tmp_path: Path, monkeypatch: pytes
     with state.passing_over_damaged({}):
         assert "Package files:" in state.said_by(["apt-cache", *state.NO_CACHE, "policy"])
         assert [one["file"] for one in state.sources()] == [str(theirs)]
-            str(theirs)
-        ]
