@@ -1,18 +1,20 @@
 """Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
 
 Runs as ``python3 - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
-python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``.
+python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``;
+where apt cannot be asked at all: ``{"error": one line}``.
 """
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from apt_private import APT, SOURCES, AptError, output_of, passing_over_damaged
+from apt_private import APT, SIGNALS, SOURCES, AptError, leave_orderly, output_of, passing_over_damaged
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
 # apt writes a cache that is out of date anew whenever it is asked; a look is to change nothing. Without one it is slow.
@@ -191,12 +193,19 @@ def awaited(limit_s):
 
 def main():
     """Print one JSON document."""
+    for number in SIGNALS:
+        signal.signal(number, leave_orderly)
     if not Path("/var/lib/dpkg/status").exists():
         json.dump(None, sys.stdout)
         return
     holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
-    with passing_over_damaged({}):
-        asked = {"sources": sources(), "headers": header_packages()}
+    try:
+        with passing_over_damaged({}):
+            asked = {"sources": sources(), "headers": header_packages()}
+    except (AptError, OSError) as error:
+        # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
+        json.dump({"error": " ".join(str(error).split())}, sys.stdout)
+        return
     state = {
         **asked,
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
