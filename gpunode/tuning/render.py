@@ -16,8 +16,13 @@ def docker_args(tuning: Tuning) -> list[str]:
 def shell(tuning: Tuning) -> str:
     """For ``eval`` or a file that a shell reads: each variable below its reason."""
     return _head(tuning) + "".join(
-        f"# {setting.reason}\nexport {setting.name}={shlex.quote(setting.value)}\n" for setting in tuning.environment
+        f"# {setting.reason}\nexport {setting.name}={_quoted(setting.value)}\n" for setting in tuning.environment
     )
+
+
+def _quoted(value: str) -> str:
+    # zsh takes a word behind = for the name of a program.
+    return f"'{value}'" if value.startswith("=") and "'" not in value else shlex.quote(value)
 
 
 def env_file(tuning: Tuning) -> str:

@@ -52,13 +52,19 @@ def without_empty_mig(use: Use, node: NodeFacts) -> Use:
 
 
 def of_gpus(use: Use, node: NodeFacts) -> Iterator[Device]:
-    """The GPUs of a run, one in MIG mode as its MIG devices: CUDA computes on those alone."""
+    """The GPUs of a run, one in MIG mode as its MIG devices: CUDA computes on those alone.
+
+    Raises LaunchFailure where nvidia-smi does not tell which MIG device one is.
+    """
     document = (node.smi.document if node.smi else None) or {}
     for gpu in document.get("gpus", ()):
         if gpu["index"] not in use.indices:
             continue
         if gpu.get("mig_mode"):
-            yield from (Device(gpu["index"], mig=one["index"]) for one in gpu.get("mig_devices") or ())
+            for one in gpu.get("mig_devices") or ():
+                if one["index"] is None:
+                    raise LaunchFailure("unknown", f"nvidia-smi tells no index of a MIG device of gpu{gpu['index']}")
+                yield Device(gpu["index"], mig=one["index"])
         else:
             yield Device(gpu["index"], gpu.get("uuid"))
 

@@ -13,6 +13,7 @@ class Use:
     indices: tuple[int, ...] = ()
     """Handed in, in the driver's order."""
     uuids: tuple[str, ...] = ()
+    """For a run on the host, which knows no MIG devices: of all GPUs that nobody computes on."""
     busy: tuple[str, ...] = ()
     """Left out: ``gpu3: python3 (pid 4242, alice)``."""
     all: bool = True

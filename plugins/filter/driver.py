@@ -29,7 +29,8 @@ HELPERS = (DAEMON, "nvidia-modprobe")
 """Packages that come with the driver and are of no use without it, with versions of their own in Debian."""
 PINNING = re.compile(r"nvidia-driver-pinning-")
 # They go with the driver and are no part of its closure: Ubuntu's modules carry the kernel's version.
-BESIDE = re.compile(rf"{PINNING.pattern}|linux-(modules|objects|signatures)-nvidia-")
+FOR_KERNELS = re.compile(r"linux-(modules|objects|signatures)-nvidia-")
+BESIDE = re.compile(rf"{PINNING.pattern}|{FOR_KERNELS.pattern}")
 META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
 DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda\d|libcudadebugger|libnv|cuda-drivers)")
 
@@ -147,12 +148,10 @@ class Case:
         pins = self.stack.pin.packages if self.stack.pin else ()
         pinning = [name for name in self.apt["installed"] if PINNING.match(name) and name not in pins]
         wanted = {*self.bound, *self.free, *self.optional}
-        modules = [
-            name
-            for name in self.own
-            if brings_kernel_module(name) and name not in wanted and not name.startswith("linux-modules-nvidia-")
-        ]
-        return sorted({*self.strangers, *pinning, *(modules if self.switches else ())})
+        modules = [name for name in self.own if brings_kernel_module(name)]
+        modules += [name for name in self.apt["installed"] if FOR_KERNELS.match(name)]
+        others = [name for name in modules if name not in wanted]
+        return sorted({*self.strangers, *pinning, *(others if self.switches else ())})
 
     @property
     def coming(self) -> list[str]:

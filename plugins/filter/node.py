@@ -103,13 +103,10 @@ def preflight_problems(
     lines = [*_unseen(node), *_unsupported(node), *_package_manager(apt or {})]
     if not settings["switch"] and not settings["removing"]:
         lines += [*_mixed_origins(node), *_left_by_others(apt or {})]
-    if not settings["settled"]:
-        if not settings["allow_busy"]:
-            lines += _busy(node)
-        if not settings["removing"]:
-            lines += _too_full(node, settings["min_free_mib"])
+    if not settings["settled"] and not settings["allow_busy"]:
+        lines += _busy(node)
     if not settings["removing"]:
-        lines += _other_line(node)
+        lines += [*_other_line(node), *_too_full(node, settings["min_free_mib"])]
         if not settings["precompiled"]:
             lines += _no_headers(node, apt or {})
             if not settings["allow_secure_boot"]:

@@ -147,11 +147,12 @@ def containerd_config(text: str | None) -> str:
 def cdi_refresh_reason(facts: Mapping[str, Any], output: str = SPEC) -> str | None:
     """Why the specification has to be written anew, None where it fits.
 
-    ``facts`` is a NodeFacts document. A node whose driver is not loaded has nothing to write one of.
+    ``facts`` is a NodeFacts document. A node whose driver is not loaded has nothing to write one of, and with the
+    module of another release in memory the unit cannot: it does so at the boot that is due then.
     """
     _need_gpunode()
     node = NodeFacts.model_validate(plain(facts))
-    if node.loaded_driver is None:
+    if node.loaded_driver is None or node.driver_library_version not in (None, node.loaded_driver.version):
         return None
     same = output.replace("/var/run/", "/run/")
     spec = next((spec for spec in node.cdi_specs or () if spec.path.replace("/var/run/", "/run/") == same), None)

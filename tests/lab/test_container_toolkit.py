@@ -180,7 +180,7 @@ def test_packages_of_two_versions_are_found_and_made_one(
 
 def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, provisioned: Run) -> None:
     before = roles.site.snapshot()
-    roles.site.sh(f"echo damaged > {PREFERENCES}; echo damaged > {SOURCES}; apt-mark unhold libnvidia-container1")
+    roles.site.sh(f"apt-mark unhold libnvidia-container1; echo damaged > {PREFERENCES}; echo damaged > {SOURCES}")
     roles.site.sh(f"sed -i s/nvidia-container-runtime/wrong/ {DAEMON}; systemctl disable -q nvidia-cdi-refresh.path")
     run = roles.done()
     assert run.paths == {PREFERENCES, SOURCES, DAEMON}

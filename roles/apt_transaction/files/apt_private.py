@@ -86,13 +86,16 @@ def reason(output, errors, code):
 
 
 def damaged(path, folder):
-    """Whether apt cannot read this file of its settings or preferences, asked of apt with no other file of the node."""
+    """Whether apt cannot read this file, asked of apt with no other file of the node."""
     alone = folder / "alone.conf"
     alone.write_text(f'Dir "{folder}/alone/";\nDir::State::status "/dev/null";\n', encoding="utf-8")
-    settings = ["apt-config", "-c", str(path), "dump"]
-    preferences = ["apt-cache", "-o", f"Dir::Etc::preferences={path}", "policy"]
+    judges = {
+        SETTINGS: ["apt-config", "-c", str(path), "dump"],
+        PREFERENCES: ["apt-cache", "-o", f"Dir::Etc::preferences={path}", "policy"],
+        SOURCES: ["apt-get", "-o", f"Dir::Etc::sourcelist={path}", "indextargets"],
+    }
     try:
-        output_of(settings if path.parent.name == SETTINGS else preferences, JUDGE_LIMIT_S, APT_CONFIG=str(alone))
+        output_of(judges[path.parent.name], JUDGE_LIMIT_S, APT_CONFIG=str(alone))
     except AptError as error:
         # That apt took too long, or could not run, says nothing of the file.
         if not str(error).startswith("E: "):
@@ -111,7 +114,7 @@ def link_own(folder, part, files):
     for path in sorted((APT / part).glob("*")):
         if str(path) in files:
             continue
-        if OWN in path.name and part != SOURCES and damaged(path, folder):
+        if OWN in path.name and damaged(path, folder):
             left_out.append(path)
         else:
             (folder / part / path.name).symlink_to(path)
@@ -139,6 +142,24 @@ def lay_over(folder, files):
     settings = [text for path, text in texts.items() if Path(path).parent.name == SETTINGS]
     (folder / "apt.conf").write_text("\n".join([CONFIGURATION.format(folder=folder), *settings]), encoding="utf-8")
     read_from(folder, f'Dir::Etc::parts "{folder}/{SETTINGS}/";\n')
+
+
+@contextmanager
+def passing_over_damaged(preferences):
+    """apt of the node itself, without damaged files of ours and with some ``preferences`` ({path: text}) as given.
+
+    An empty text is a file that is not to be there.
+    """
+    with private_folder() as folder:
+        left_out = [path for part in PARTS for path in link_own(folder, part, preferences)]
+        for path, text in preferences.items():
+            if text:
+                (folder / PREFERENCES / Path(path).name).write_text(text, encoding="utf-8")
+        if preferences or left_out:
+            folders = {"parts": SETTINGS, "preferencesparts": PREFERENCES, "sourceparts": SOURCES}
+            lines = [f'Dir::Etc::{name} "{folder}/{part}/";\n' for name, part in folders.items()]
+            read_from(folder, "".join(lines))
+        yield
 
 
 def read_from(folder, settings):

@@ -33,15 +33,13 @@ from apt_private import (
     APT,
     OPTIONS,
     PREFERENCES,
-    SETTINGS,
     SIGNALS,
     AptError,
     lay_over,
     leave_orderly,
-    link_own,
     output_of,
+    passing_over_damaged,
     private_folder,
-    read_from,
 )
 
 UPDATE_LIMIT_S = 300
@@ -102,15 +100,7 @@ def apt_as_it_will_be(question):
         yield
         return
     files = {} if question["simulate"] else question["files"]
-    preferences = {path: text for path, text in files.items() if Path(path).parent == APT / PREFERENCES}
-    with private_folder() as folder:
-        left_out = [*link_own(folder, SETTINGS, {}), *link_own(folder, PREFERENCES, preferences)]
-        for path, text in preferences.items():
-            if text:
-                (folder / PREFERENCES / Path(path).name).write_text(text, encoding="utf-8")
-        if preferences or left_out:
-            parts = f'Dir::Etc::parts "{folder}/{SETTINGS}/";\nDir::Etc::preferencesparts "{folder}/{PREFERENCES}/";\n'
-            read_from(folder, parts)
+    with passing_over_damaged({path: text for path, text in files.items() if Path(path).parent == APT / PREFERENCES}):
         yield
 
 

@@ -1,16 +1,20 @@
 """Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
 
-Runs as ``python3 - SECONDS`` with the standard library alone: python3-apt may not be there yet. It waits that long for
-another package manager to finish. Without dpkg: ``null``.
+Runs as ``python3 - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
+python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``;
+where apt cannot be asked at all: ``{"error": one line}``.
 """
 
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from apt_private import APT, SIGNALS, SOURCES, AptError, leave_orderly, output_of, passing_over_damaged
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
 # apt writes a cache that is out of date anew whenever it is asked; a look is to change nothing. Without one it is slow.
@@ -21,13 +25,12 @@ OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
-def output_of(argv):
+def said_by(argv):
     """Standard output of a command; empty where it fails, for the callers then know nothing."""
     try:
-        done = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
+        return output_of(argv, 60)
+    except (AptError, OSError):
         return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""
 
 
 def deb822_entries(text):
@@ -80,20 +83,22 @@ def origins():
     """(file, suite) of a source to what its Release file says; only of what was fetched already."""
     form = "$(SOURCESENTRY)|$(RELEASE)|$(ORIGIN)|$(CODENAME)"
     seen = {}
-    for line in output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines():
+    for line in said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines():
         parts = line.split("|")
         if len(parts) == 4:
             entry, suite, origin, codename = parts
-            seen[entry.rpartition(":")[0], suite] = {"origin": origin, "codename": codename}
+            file = Path(entry.rpartition(":")[0])
+            # Where a damaged file was passed over, apt was given links to the others.
+            own = APT / SOURCES / file.name if file.parent.name == SOURCES else file
+            seen[str(own), suite] = {"origin": origin, "codename": codename}
     return seen
 
 
 def sources():
     """Every enabled entry of the node's sources, with the file that it stands in."""
     seen = origins()
-    apt = Path("/etc/apt")
     found = []
-    for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))):
+    for path in (APT / "sources.list", *sorted((APT / SOURCES).glob("*"))):
         if path.suffix not in (".list", ".sources") or not path.is_file():
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -107,7 +112,7 @@ def packages():
     """Installed ones (name to version), names of those that dpkg left half-done, and of those that are held."""
     form = "${db:Status-Status}\\t${db:Status-Want}\\t${Package}\\t${Version}\\n"
     installed, unfinished, held = {}, [], []
-    for line in output_of(["dpkg-query", "-W", "-f", form]).splitlines():
+    for line in said_by(["dpkg-query", "-W", "-f", form]).splitlines():
         status, want, name, version = line.split("\t")
         if want == "hold":
             held.append(name)
@@ -123,7 +128,7 @@ def header_packages():
     fresh = CACHE.exists() and all(
         Path(path).stat().st_mtime < CACHE.stat().st_mtime for path in CACHED if Path(path).exists()
     )
-    return output_of(["apt-cache", *(() if fresh else NO_CACHE), "pkgnames", "linux-headers-"]).split()
+    return said_by(["apt-cache", *(() if fresh else NO_CACHE), "pkgnames", "linux-headers-"]).split()
 
 
 def own_holds():
@@ -188,19 +193,27 @@ def awaited(limit_s):
 
 def main():
     """Print one JSON document."""
+    for number in SIGNALS:
+        signal.signal(number, leave_orderly)
     if not Path("/var/lib/dpkg/status").exists():
         json.dump(None, sys.stdout)
         return
     holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+    try:
+        with passing_over_damaged({}):
+            asked = {"sources": sources(), "headers": header_packages()}
+    except (AptError, OSError) as error:
+        # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
+        json.dump({"error": " ".join(str(error).split())}, sys.stdout)
+        return
     state = {
-        "sources": sources(),
+        **asked,
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
-        "headers": header_packages(),
         **packages(),
         "own_holds": own_holds(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "key": key(),
-        "architecture": output_of(["dpkg", "--print-architecture"]).strip(),
+        "architecture": said_by(["dpkg", "--print-architecture"]).strip(),
         "lock_holder": holder,
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),
     }

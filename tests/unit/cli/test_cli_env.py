@@ -13,7 +13,7 @@ from gpunode.cli import run
 from gpunode.cli.schema import from_file
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
-from gpunode.tuning import docker_args, env_file, shell, tune
+from gpunode.tuning import Setting, docker_args, env_file, shell, tune
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-provisioned.json"
 
@@ -83,6 +83,13 @@ def test_an_env_file_has_comments_and_values_alone(bundle: str, capsys: pytest.C
         name, _, value = line.partition("=")
         assert line.startswith("#") or (name.isupper() and value and '"' not in value)
     assert "#   --shm-size" in text
+
+
+def test_zsh_finds_no_program_in_a_value() -> None:
+    setting = Setting(name="NCCL_IB_HCA", value="=mlx5_0:1", reason="it is near", source="none")
+    tuning = tune(facts_from_bundle(Bundle.model_validate(document())), "pytorch")
+    text = shell(tuning.model_copy(update={"environment": (setting,)}))
+    assert "export NCCL_IB_HCA='=mlx5_0:1'\n" in text
 
 
 def test_what_a_host_calls_itself_becomes_no_line_of_a_script() -> None:

@@ -325,6 +325,14 @@ def test_ubuntus_modules_go_and_the_kernel_stays_without_a_hold(bare: dict[str, 
     assert gone["freed"] == kernel
 
 
+def test_ubuntus_modules_go_in_the_transaction_that_brings_another_source(bare: dict[str, Any]) -> None:
+    modules = ["linux-modules-nvidia-580-server-open-6.8.0-60-generic", "linux-modules-nvidia-580-server-open-generic"]
+    version = "580.178.04-0ubuntu0.24.04.1"
+    there = {**bare, "packages": [package("libnvidia-compute-580-server", "1") | UBUNTU | {"version": version}]}
+    apt = {**APT, "installed": dict.fromkeys([*modules, "libnvidia-compute-580-server", "bash"], "1")}
+    assert planned(there, stack_of(bare), apt)["going"] == sorted(["libnvidia-compute-580-server", *modules])
+
+
 def test_what_was_held_for_a_driver_that_goes_is_let_go(bare: dict[str, Any]) -> None:
     kernel, driver_package = "linux-image-generic", "libcuda1"
     there = with_driver(bare, "580.95.05", held=True)

@@ -160,6 +160,8 @@ def test_one_that_fits_is_left_and_so_is_a_node_without_the_driver(facts: dict[s
     assert toolkit.cdi_refresh_reason({**facts, "cdi_specs": [spec()]}) is None
     assert toolkit.cdi_refresh_reason({**facts, "cdi_specs": [spec(path="/run/cdi/nvidia.yaml")]}) is None
     assert toolkit.cdi_refresh_reason({**facts, "cdi_specs": [], "loaded_driver": None}) is None
+    loaded = {"version": "570.10", "flavour": "open"}
+    assert toolkit.cdi_refresh_reason({**facts, "cdi_specs": [], "loaded_driver": loaded}) is None
 
 
 CNI = 'version = 2  # ours\n[plugins."io.containerd.grpc.v1.cri".cni]\nbin_dir = "/opt/cni"\n'

@@ -8,15 +8,24 @@ import yaml
 from jinja2 import Environment, StrictUndefined
 
 ROLES = Path(__file__).parents[3] / "roles"
-TASKS = {"apt_preview": ("nvidia_driver", "ask.yml"), "apt_transaction": ("apt_transaction", "main.yml")}
+TASKS = {
+    "apt_preview": ("nvidia_driver", "ask.yml"),
+    "apt_transaction": ("apt_transaction", "main.yml"),
+    "apt_state": ("preflight", "look.yml"),
+}
 
 
 def program(name: str) -> str:
-    """What the task hands to ``python3 -c``."""
+    """What the task hands to the node's Python, as its option ``-c`` or as its standard input."""
     role, tasks = TASKS[name]
-    task = yaml.safe_load((ROLES / role / "tasks" / tasks).read_text(encoding="utf-8"))[0]
-    interpreter, option, template = task["ansible.builtin.command"]["argv"]
-    assert (interpreter, option) == ("python3", "-c")
+    found = [
+        text
+        for task in yaml.safe_load((ROLES / role / "tasks" / tasks).read_text(encoding="utf-8"))
+        for command in [task.get("ansible.builtin.command", {})]
+        for text in [*command.get("argv", [])[2:3], command.get("stdin", "")]
+        if f"{name}.py" in text
+    ]
+    (template,) = found
     assert "\\" not in template, "Ansible, other than Jinja, takes no escapes in an expression"
 
     def lookup(plugin: str, path: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from apt_scripts import TASKS, load, program
 
 GOOD = "# Managed\nPackage: cuda-* src:a\nPin: version 12.9.*\nPin-Priority: 1001\n"
+SOURCE = "Types: deb\nURIs: http://a/b\nSuites: bookworm\nComponents: c\nSigned-By: /etc/apt/keyrings/gone.asc\n"
 needs_apt = pytest.mark.skipif(shutil.which("apt-cache") is None, reason="this machine has no apt")
 
 
@@ -28,13 +29,17 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_text_is_one_program_for_old_interpreters_too(name: str) -> None:
+    ast.parse(program(name), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("name", ["apt_preview", "apt_transaction"])
+def test_the_text_fits_into_an_argument_and_reads_its_question(name: str) -> None:
     text = program(name)
-    ast.parse(text, feature_version=(3, 8))
     assert len(text.encode()) < 128 << 10, "Linux takes no longer argument"
     done = subprocess.run(
         [sys.executable, "-I", "-c", text], input="[]", capture_output=True, text=True, check=False, timeout=60
     )
-    assert "TypeError: list indices must be" in done.stderr, "it read its question"
+    assert "TypeError: list indices must be" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,10 @@ def test_a_tool_that_hangs_is_killed_with_all_that_it_began(script: ModuleType, 
         ("apt.conf.d/52gpunode-docker", 'Unattended-Upgrade::Package-Blacklist {\n  "^a$";\n};\n', True),
         ("apt.conf.d/52gpunode-docker", "damaged\n", False),
         ("apt.conf.d/99theirs", "damaged\n", True),
-        ("sources.list.d/gpunode-docker.sources", "damaged\n", True),
+        ("sources.list.d/gpunode-docker.sources", "damaged\n", False),
+        ("sources.list.d/gpunode-docker.sources", SOURCE, True),
+        ("sources.list.d/gpunode-docker.sources", SOURCE.replace("URIs", "URI"), False),
+        ("sources.list.d/theirs.sources", "damaged\n", True),
     ],
 )
 def test_a_damaged_file_of_ours_is_left_out_and_a_good_one_obeyed(

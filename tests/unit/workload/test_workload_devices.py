@@ -53,7 +53,7 @@ def spec(*devices: str, path: str = PATH, kind: str = "nvidia.com/gpu") -> CdiSp
     return CdiSpec.model_construct(**values | {"path": path, "kind": kind, "devices": devices})
 
 
-def mig(gpu: int, *instances: int) -> dict[str, Any]:
+def mig(gpu: int, *instances: int | None) -> dict[str, Any]:
     return {
         "index": gpu,
         "uuid": f"GPU-{gpu}",
@@ -151,6 +151,12 @@ def test_a_gpu_that_the_specification_lacks_is_named_with_the_remedy(
         devices_for(CDI, use, facts)
     assert said in str(caught.value)
     assert (caught.value.kind, len(str(caught.value).splitlines())) == ("no-gpu-support", 1)
+
+
+def test_a_mig_device_without_an_index_is_never_taken_for_the_whole_gpu() -> None:
+    use, facts = busy(mig(0, 1, None), specs=(spec("0", "0:1"),))
+    with pytest.raises(LaunchFailure, match="no index of a MIG device of gpu0"):
+        devices_for(CDI, use, facts)
 
 
 def test_where_there_is_no_specification_none_is_made_up() -> None:

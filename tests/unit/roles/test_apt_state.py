@@ -1,0 +1,122 @@
+"""What preflight learns of the node's apt."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from apt_scripts import ROLES, load, program
+from jinja2 import Environment
+
+state = load("apt_state")
+needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
+
+
+def test_holds_of_our_own_are_read_from_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "52gpunode-nvidia-driver"
+    monkeypatch.setattr(state, "OWN_LIST", file)
+    assert state.own_holds() == []
+    file.write_text('Unattended-Upgrade::Package-Blacklist {\n  "^libcuda1$";\n  "^nvidia-firmware-580[.]95$";\n};\n')
+    assert state.own_holds() == ["libcuda1", "nvidia-firmware-580.95"]
+
+
+def test_who_holds_the_package_lock_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "lock"
+    monkeypatch.setattr(state, "LOCKS", (str(lock), str(tmp_path / "absent")))
+    assert state.lock_holder() is None
+    held = f"f = open({str(lock)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('', flush=True)"
+    program = f"import fcntl, time; {held}; time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        try:
+            assert str(state.lock_holder()).endswith(f"(pid {holder.pid})")
+        finally:
+            holder.kill()
+    assert state.lock_holder() is None
+
+
+def test_the_state_of_this_machine_is_a_document() -> None:
+    said = subprocess.run(
+        [sys.executable, "-"], input=program("apt_state"), capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    document = json.loads(said)
+    assert document is None or {"sources", "installed", "held", "own_holds", "key", "interrupted"} <= document.keys()
+
+
+@needs_apt
+@pytest.mark.parametrize("part", ["apt.conf.d", "preferences.d", "sources.list.d"])
+def test_a_damaged_file_of_ours_hides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setattr(state, "APT", tmp_path)
+    for name in state.PARTS:
+        (tmp_path / name).mkdir()
+    (tmp_path / part / "50gpunode-docker.sources").write_text("damaged\n")
+    theirs = tmp_path / "sources.list.d" / "theirs.sources"
+    theirs.write_text("Types: deb\nURIs: http://a.invalid/b\nSuites: bookworm\nComponents: main\n")
+    with state.passing_over_damaged({}):
+        assert "Package files:" in state.said_by(["apt-cache", *state.NO_CACHE, "policy"])
+        assert [one["file"] for one in state.sources()] == [str(theirs)]
+
+
+def start(tmp_path: Path, apt_config: str) -> "subprocess.Popen[str]":
+    """The whole program on a node that has a file of ours, with this shell script in place of apt-config."""
+    for name in ("apt/apt.conf.d", "apt/preferences.d", "apt/sources.list.d", "bin", "tmp"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "apt/apt.conf.d/52gpunode-docker").write_text("")
+    tool = tmp_path / "bin/apt-config"
+    tool.write_text(f"#!/bin/sh\n{apt_config}\n")
+    tool.chmod(0o755)
+    text = program("apt_state").replace('Path("/etc/apt")', f"Path({str(tmp_path / 'apt')!r})")
+    return subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": f"{tmp_path}/tmp"},
+    )
+
+
+@needs_apt
+def test_an_apt_that_cannot_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
+    process = start(tmp_path, "echo apt-config: symbol lookup >&2; echo error >&2; exit 127")
+    said, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert json.loads(said) == {"error": "apt-config: symbol lookup; error"}
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@needs_apt
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_look_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+    process = start(tmp_path, f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60")
+    end = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert list((tmp_path / "tmp").iterdir())
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert not list((tmp_path / "tmp").iterdir())
+    child = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
+    assert not child.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"), [("null", True), ('{"sources": []}', True), ('{"error": "apt-config did not end"}', False)]
+)
+def test_a_node_whose_apt_cannot_be_asked_is_refused_by_name(said: str, passes: bool) -> None:
+    tasks = yaml.safe_load((ROLES / "preflight/tasks/look.yml").read_text(encoding="utf-8"))
+    (claim,) = [task["ansible.builtin.assert"] for task in tasks if "ansible.builtin.assert" in task]
+    jinja = Environment(autoescape=False)  # noqa: S701
+    jinja.filters["from_json"] = json.loads
+    values = {"__preflight_apt": {"stdout": said}}
+    assert jinja.compile_expression(claim["that"])(**values) is passes
+    if not passes:
+        line = jinja.from_string(claim["fail_msg"]).render(**values)
+        assert line.startswith("apt-refuses: apt cannot be asked what the node has: apt-config did not end: see")
