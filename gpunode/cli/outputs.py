@@ -8,8 +8,11 @@ from typing import Any
 import click
 
 from gpunode.errors import UsageError
+from gpunode.whole import in_place
 
 FORMATS = ("console", "json")
+STDOUT = ("-", "/dev/stdout")
+"""Where stdout is a file, its other name would have that file replaced."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def outputs(ctx: click.Context) -> list[Output]:
             continue
         if not found or taken[-1]:
             raise UsageError(f"--output {value}: say its --format before it, as in --format json --output {value}")
-        found[-1] = Output(found[-1].format, None if value == "-" else Path(value))
+        found[-1] = Output(found[-1].format, None if value in STDOUT else Path(value))
         taken[-1] = True
     found = found or [Output("console", None)]
     places = [output.path for output in found]
@@ -76,9 +79,17 @@ def outputs(ctx: click.Context) -> list[Output]:
 
 
 def _must_be_writable(path: Path) -> None:
-    folder = path.parent
     if path.is_dir():
         raise UsageError(f"--output {path}: is a folder")
+    try:
+        special = in_place(path)
+        folder = path.resolve().parent
+    except OSError as err:
+        raise UsageError(f"--output {path}: {err.strerror}") from None
+    if special and not os.access(path, os.W_OK):
+        raise UsageError(f"--output {path}: not writable")
+    if special:
+        return
     if not folder.is_dir():
         raise UsageError(f"--output {path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):

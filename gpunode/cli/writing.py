@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""What verbs write into files."""
 
 import os
 from pathlib import Path
@@ -6,19 +6,15 @@ from urllib.parse import quote
 
 from gpunode.errors import UsageError
 from gpunode.probe.bundle import Bundle
+from gpunode.whole import whole_file
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place and move it there; raise UsageError where it cannot be written."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Write a file, see ``whole_file``; raise UsageError where it cannot be written."""
     try:
-        with beside.open("x", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
+        with whole_file(path) as stream:
+            stream.write(text.encode())
     except OSError as err:
-        beside.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
 
 

@@ -30,6 +30,7 @@ from gpunode.lab.image import IMAGE_LABEL, build_container
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.recipe import Recipe, System, architecture
+from gpunode.whole import whole_file
 
 REPOSITORY = "gpunode-lab-workload"
 TORCH = "2.13.0+cpu"
@@ -148,16 +149,12 @@ def _made(client: docker.DockerClient, name: str, say: Say) -> str:
 def write_workload_image(client: docker.DockerClient, name: str, path: Path, say: Say) -> None:
     """The image as a file for ``--image-file``, as ``docker save`` writes it."""
     tag = ensure_workload_image(client, name, say)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with docker_errors(f"saving {tag}"), beside.open("xb") as stream:
+        with docker_errors(f"saving {tag}"), whole_file(path) as stream:
             for chunk in client.api.get_image(tag):
                 stream.write(chunk)
-        beside.replace(path)
     except OSError as err:
         raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _there(client: docker.DockerClient, tag: str) -> bool:

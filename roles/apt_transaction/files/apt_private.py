@@ -140,6 +140,8 @@ def lay_over(folder, files):
     for name in ("lists/partial", "cache/archives/partial", "log"):
         (folder / name).mkdir(parents=True)
     settings = [text for path, text in texts.items() if Path(path).parent.name == SETTINGS]
+    # A proxy's password may be among them. apt reads them as root, and tells them to those that fetch through a pipe.
+    (folder / "apt.conf").touch(0o600)
     (folder / "apt.conf").write_text("\n".join([CONFIGURATION.format(folder=folder), *settings]), encoding="utf-8")
     read_from(folder, f'Dir::Etc::parts "{folder}/{SETTINGS}/";\n')
 

@@ -440,7 +440,9 @@ def test_a_password_is_asked_for_on_a_terminal_alone() -> None:
     assert ended.stderr.startswith("gpunode: -K: there is no terminal")
 
 
-@pytest.mark.parametrize("arguments", [REPLAY, ["checks"], ["schema", "report"], [*REPLAY, "--format", "json"]])
+@pytest.mark.parametrize(
+    "arguments", [REPLAY, ["checks"], ["schema", "report"], [*REPLAY, "--format", "json"], ["--help"], ["--version"]]
+)
 def test_a_reader_that_leaves_is_no_traceback_and_no_verdict(arguments: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -1,6 +1,8 @@
 """Images of the workload for lab nodes: what they are told apart by, and what cannot be made."""
 
+import os
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -68,3 +70,41 @@ def test_a_torch_that_pip_does_not_find_is_one_line(monkeypatch: pytest.MonkeyPa
         ensure_workload_image(Absent(), "torch", lambda _: None)  # type: ignore[arg-type]
     assert len(str(err.value).splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+class Saving:
+    """An engine that has every image and saves it in two parts."""
+
+    class images:  # noqa: N801
+        @staticmethod
+        def get(tag: str) -> str:
+            return tag
+
+    class api:  # noqa: N801
+        @staticmethod
+        def get_image(tag: str) -> Iterator[bytes]:  # noqa: ARG004
+            yield b"one "
+            yield b"two"
+
+
+def test_the_image_as_a_file_keeps_link_and_mode(tmp_path: Path) -> None:
+    target, link = tmp_path / "bare.tar", tmp_path / "link.tar"
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    workload_image.write_workload_image(Saving(), "bare", link, print)  # type: ignore[arg-type]
+    assert (target.read_bytes(), target.stat().st_mode & 0o777) == (b"one two", 0o600)
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bare.tar", "link.tar"]
+
+
+def test_a_pipe_takes_the_image_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        workload_image.write_workload_image(Saving(), "bare", pipe, print)  # type: ignore[arg-type]
+        assert os.read(end, 100) == b"one two"
+    finally:
+        os.close(end)
+    assert pipe.is_fifo()

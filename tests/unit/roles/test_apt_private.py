@@ -1,11 +1,15 @@
 """What the scripts that ask apt have in common, and that each is one program with it."""
 
 import ast
+import base64
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 
 import pytest
@@ -118,6 +122,50 @@ def test_the_other_files_of_the_node_say_nothing_of_ours(script: ModuleType, tmp
     script.lay_over(tmp_path / "private", {})
     linked = {str(path.relative_to(tmp_path / "private")) for path in (tmp_path / "private").glob("*.d/*")}
     assert linked == {"preferences.d/a.pref", "preferences.d/gpunode-cuda.pref"}
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """A proxy's port, and what it was asked for, with the name and password that it was given."""
+    seen: list[tuple[str, str]] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            word = self.headers.get("Proxy-Authorization", "").rpartition(" ")[2]
+            seen.append((self.path, base64.b64decode(word).decode()))
+            found = self.path.endswith("/Packages")
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_port, seen
+        finally:
+            server.shutdown()
+
+
+@needs_apt
+def test_a_password_for_a_proxy_is_for_root_alone_and_reaches_those_that_fetch(
+    script: ModuleType, asked: tuple[int, list[tuple[str, str]]]
+) -> None:
+    port, seen = asked
+    apt = script.APT
+    files = {
+        f"{apt}/apt.conf.d/52gpunode-a": f'Acquire::http::Proxy::repo.invalid "http://u:proxypw@127.0.0.1:{port}";\n',
+        f"{apt}/sources.list.d/a.list": "deb [trusted=yes] http://repo.invalid/x ./\n",
+    }
+    with script.private_folder() as folder:
+        script.lay_over(folder, files)
+        holding = [path for path in folder.rglob("*") if path.is_file() and "proxypw" in path.read_text()]
+        assert [(path.name, path.stat().st_mode & 0o777) for path in holding] == [("apt.conf", 0o600)]
+        words = ["-c", f"{folder}/apt.conf", "-o", "Dir::Etc::sourcelist=/dev/null", "-o", "Acquire::Retries=0"]
+        script.output_of(["apt-get", *words, "update"], 60)
+    assert ("http://repo.invalid/x/./Packages", "u:proxypw") in seen
 
 
 def test_an_apt_that_does_not_answer_says_nothing_of_the_file(

@@ -1,0 +1,76 @@
+"""The verbs together, and how each of them ends."""
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from gpunode import __version__
+from gpunode.cli import VERBS
+from gpunode.cli.nearest import unknown
+from gpunode.cli.streams import ReaderLeft
+from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
+
+
+class Verbs(click.Group):
+    """Finds a verb's module (``gpunode.cli.VERB``) by name and loads no other."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"gpunode.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise UsageError(unknown("verb", args[0], VERBS))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="gpunode")
+def root() -> None:
+    """Provision GPU servers with a matched stack, and prove that they work."""
+
+
+def answer(argv: Sequence[str] | None) -> int:
+    """Run the command line and return the exit code; where the reader of our output left, as the shell shows it."""
+    try:
+        result = root.main(list(argv) if argv is not None else None, prog_name="gpunode", standalone_mode=False)
+        sys.stdout.flush()
+    except ReaderLeft:
+        return 128 + signal.SIGPIPE
+    except GpunodeError as err:
+        _say(f"gpunode: {err}")
+        return err.exit_code
+    except click.exceptions.NoArgsIsHelpError as err:
+        _say(err.format_message())
+        return Exit.USAGE
+    except click.ClickException as err:
+        context = getattr(err, "ctx", None)
+        verb = context.command_path if context else "gpunode"
+        _say(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)")
+        return Exit.USAGE
+    except (KeyboardInterrupt, click.Abort):
+        _say("gpunode: interrupted")
+        return 130
+    return result if isinstance(result, int) else Exit.GOOD
+
+
+def _say(line: str) -> None:
+    # How it ended is told by the exit code too.
+    with suppress(ReaderLeft, UndeterminedError):
+        click.echo(line, err=True)

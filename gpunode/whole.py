@@ -1,0 +1,50 @@
+"""Files that appear whole or not at all."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+def in_place(path: Path) -> bool:
+    """True where what is there is written into: a pipe, a terminal, a device, which nothing may take the place of."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content appears at ``path`` at the end, and not at all where the block raises.
+
+    A file that is there is replaced by one of its mode and, where that is allowed, of its owner; a link stays, and
+    what it leads to is replaced. Raises OSError.
+    """
+    if in_place(path):
+        with path.open("wb") as stream:
+            yield stream
+        return
+    target = path.resolve()
+    beside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        with beside.open("xb") as stream:
+            _like(target, stream.fileno())
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _like(target: Path, descriptor: int) -> None:
+    """Give a new file, still empty, the owner and the mode of the one that it will replace."""
+    with suppress(FileNotFoundError):
+        old = target.stat()
+        with suppress(PermissionError):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
