@@ -32,6 +32,7 @@ SANDBOX = "registry.example.org/pause:3.9"
 SETTINGS = f"""
 sed -i '/grpc.v1.cri"]/a sandbox_image = "{SANDBOX}" # the site'"'"'s own' {CONFIG}
 systemctl restart containerd
+systemctl stop netavark-dhcp-proxy.service # it runs after its installation, and ends by itself
 mkdir -p /etc/containers/containers.conf.d
 printf '%s\\n' '[storage]' 'driver = "vfs"' 'runroot = "/run/containers/storage"' \\
   'graphroot = "/var/lib/containers/storage"' > {STORAGE}
