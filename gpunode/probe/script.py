@@ -469,7 +469,8 @@ def covered(pattern: Pattern[str], text: str) -> str:
 
     A list or a table becomes a list of stars, which JSON and TOML both know.
     """
-    parts, at = [], 0
+    parts: List[str] = []
+    at = 0
     while True:
         match = pattern.search(text, at)
         if match is None:
