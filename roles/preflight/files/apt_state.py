@@ -24,6 +24,9 @@ NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
 OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
+# The boot in which the role nvidia_driver staged the key: the next one leads to the console where a person enrols it.
+STAGED_IN = Path("/var/lib/gpunode/nvidia_driver/key-staged")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def said_by(argv):
@@ -154,7 +157,10 @@ def certificates():
 
 
 def key():
-    """The key that signs modules built by DKMS: its path, whether the firmware knows it (None: not to be told)."""
+    """The key that signs modules built by DKMS: its path, whether the firmware knows it (None: not to be told).
+
+    ``waits``: it is staged; ``fresh``: since then the node was not restarted.
+    """
     path = next((path for path in certificates() if Path(path).exists()), None)
     if path is None:
         return None
@@ -168,7 +174,8 @@ def key():
     # By shim, in the firmware's own list, or built into the kernel. What the exit status means depends on the version.
     known = re.search(r"already (enrolled|in db|in the built-in trusted keyring)", said)
     enrolled = True if known else False if "is not enrolled" in said else None
-    return {"path": path, "enrolled": enrolled, "waits": "enrollment request" in said}
+    fresh = STAGED_IN.exists() and STAGED_IN.read_text(encoding="ascii") == BOOT.read_text(encoding="ascii")
+    return {"path": path, "enrolled": enrolled, "waits": "enrollment request" in said, "fresh": fresh}
 
 
 def lock_holder():

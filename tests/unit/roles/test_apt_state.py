@@ -64,11 +64,17 @@ def test_what_the_firmware_knows_of_the_key(
     assert state.key() is None
     key.touch()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert state.key() == {"path": str(key), "enrolled": None, "waits": False}
+    assert state.key() == {"path": str(key), "enrolled": None, "waits": False, "fresh": False}
     tool = tmp_path / "mokutil"
     tool.write_text(f"#!/bin/sh\necho '{said}' >&{2 if 'built-in' in said or 'EFI' in said else 1}\nexit 1\n")
     tool.chmod(0o755)
-    assert state.key() == {"path": str(key), "enrolled": enrolled, "waits": waits}
+    assert state.key() == {"path": str(key), "enrolled": enrolled, "waits": waits, "fresh": False}
+    for name, boot in (("STAGED_IN", "first"), ("BOOT", "second")):
+        (tmp_path / name).write_text(boot)
+        monkeypatch.setattr(state, name, tmp_path / name)
+    assert state.key()["fresh"] is False
+    (tmp_path / "BOOT").write_text("first")
+    assert state.key()["fresh"] is True
 
 
 def test_a_key_that_dkms_was_told_of_goes_before_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
