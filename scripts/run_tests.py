@@ -44,6 +44,7 @@ STANDS_ON = {
     "test_fabric": ("roles/nvidia_fabric/", "roles/apt_transaction/", "gpunode/lab/simulator/"),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
+    "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
     "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/"),
     "test_site": ("roles/nvidia_driver/", "roles/apt_transaction/", "playbooks/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),

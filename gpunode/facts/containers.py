@@ -13,6 +13,7 @@ _TOOLS = ("docker", "containerd", "podman", "runc", "crun", "nvidia-ctk")
 _DAEMON_JSON = "/etc/docker/daemon.json"
 _TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 _CONTAINERD = "/etc/containerd/config.toml"
+_CONTAINERD_DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"  # the toolkit's, from 1.18 on
 
 
 def tool_versions(seen: Seen) -> dict[str, str]:
@@ -73,6 +74,8 @@ def containers(seen: Seen) -> ContainerSettings:
     mode = runtime.get("mode") if isinstance(runtime, dict) else None
     no_cgroups = command.get("no-cgroups") if isinstance(command, dict) else None
     containerd = seen.text(_CONTAINERD)
+    if containerd is not None and seen.asked(_CONTAINERD_DROP_IN):
+        containerd += seen.text(_CONTAINERD_DROP_IN) or ""
     return ContainerSettings(
         docker=settings,
         docker_runtimes=tuple(runtimes) if isinstance(runtimes, dict) else (),

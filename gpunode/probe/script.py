@@ -86,8 +86,10 @@ FILES = (
     "/etc/gpunode/lab-node",
 )
 # Files of which only the lines that matter are kept: the others are nobody's business, or speak of passwords.
+CONTAINERD = re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")
 FILTERED_FILES = (
-    ("/etc/containerd/config.toml", re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")),
+    ("/etc/containerd/config.toml", CONTAINERD),
+    ("/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
 )

@@ -1,8 +1,9 @@
-"""What the role nvidia_container_toolkit decides: version, Docker's runtime, CDI specification and its flags."""
+"""What the role nvidia_container_toolkit decides: version, runtimes, CDI specification and its flags."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ FLAGS = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS"
 NO_GIDS = "no-additional-gids-for-device-nodes"
 BEGIN = "# BEGIN gpunode (role nvidia_container_toolkit): an engine here cannot read CDI 0.7.0"
 END = "# END gpunode"
+CRI, CRI_VERSION = "io.containerd.grpc.v1.cri", 2
 RUNTIME = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
 
 
@@ -124,6 +126,24 @@ def cdi_refresh_env(text: str | None, old_cdi: bool) -> dict[str, Any]:
     return {"text": "".join(f"{line}\n" for line in lines), "output": values.get(OUTPUT, "").strip() or SPEC}
 
 
+def containerd_config(text: str | None) -> str:
+    """containerd's configuration in which the toolkit's runtime has the usual one beside it.
+
+    containerd 1 knows runc by itself only as long as its file names no runtime at all: with the toolkit's alone, its
+    plugin for Kubernetes does not start. ``text`` is the file as it is, None where there is none. Comments stay.
+    """
+    text = text or "version = 2\n"
+    runc = f'\n[plugins."{CRI}".containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'
+    try:
+        document = tomllib.loads(text)
+        settings = document.get("plugins", {}).get(CRI, {}).get("containerd", {})
+        known = settings.get("default_runtime_name", "runc") != "runc" or "runc" in settings.get("runtimes", {})
+        tomllib.loads(text + runc)
+    except (ValueError, AttributeError):
+        return text  # nvidia-ctk has the words for what is no such file
+    return text if known or document.get("version") != CRI_VERSION else text + runc
+
+
 def cdi_refresh_reason(facts: Mapping[str, Any], output: str = SPEC) -> str | None:
     """Why the specification has to be written anew, None where it fits.
 
@@ -158,5 +178,6 @@ class FilterModule:
             "toolkit_daemon": toolkit_daemon,
             "needs_old_cdi": needs_old_cdi,
             "cdi_refresh_env": cdi_refresh_env,
+            "containerd_config": containerd_config,
             "cdi_refresh_reason": cdi_refresh_reason,
         }

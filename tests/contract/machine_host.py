@@ -48,6 +48,7 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     for path in (
         "/etc/nvidia-container-runtime/config.toml",
         "/etc/containerd/config.toml",
+        "/etc/containerd/conf.d/99-nvidia.toml",
         "/run/reboot-required.pkgs",
         "/var/log/nvidia-installer.log",
     ):

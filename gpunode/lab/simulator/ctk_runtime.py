@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from typing import Any, NamedTuple
@@ -19,6 +20,13 @@ DROP_INS = {"containerd": "/etc/containerd/conf.d/99-nvidia.toml", "crio": "/etc
 DROP_INS_SINCE = "1.18.0"
 PROGRAM = "nvidia-container-runtime"
 PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+# What a runtime is where the configuration names none that could be copied.
+RUNC = {
+    "privileged_without_host_devices": False,
+    "runtime_engine": "",
+    "runtime_root": "",
+    "runtime_type": "io.containerd.runc.v2",
+}
 RESTART = "It is recommended that {} daemon be restarted."
 
 
@@ -119,19 +127,19 @@ def _containerd(target: dict[str, Any], main: dict[str, Any], wish: Wish) -> Non
     name, path, default, with_cdi = wish
     version = int(main.get("version", 2))
     target["version"] = version
-    plugin = target.setdefault("plugins", {}).setdefault(PLUGINS.get(version, PLUGINS[2]), {})
+    key = PLUGINS.get(version, PLUGINS[2])
+    # containerd before 2 takes the last file's section as a whole: a drop-in repeats what the main file has there.
+    plugin = target.setdefault("plugins", {}).setdefault(key, copy.deepcopy(main.get("plugins", {}).get(key, {})))
     settings = plugin.setdefault("containerd", {})
+    runtimes = settings.setdefault("runtimes", {})
+    usual = str(settings.get("default_runtime_name", "runc"))
+    models = [runtimes[each] for each in (usual, "runc", "crun") if each in runtimes and not each.startswith("nvidia")]
+    runtimes[name] = copy.deepcopy(models[0] if models else RUNC)
+    runtimes[name].setdefault("options", {})["BinaryName"] = path
     if default:
         settings["default_runtime_name"] = name
     if with_cdi:
         plugin["enable_cdi"] = True
-    settings.setdefault("runtimes", {})[name] = {
-        "privileged_without_host_devices": False,
-        "runtime_engine": "",
-        "runtime_root": "",
-        "runtime_type": "io.containerd.runc.v2",
-        "options": {"BinaryName": path},
-    }
 
 
 def _crio(target: dict[str, Any], _main: dict[str, Any], wish: Wish) -> None:

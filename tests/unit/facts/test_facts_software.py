@@ -160,6 +160,13 @@ def test_settings_of_container_engines() -> None:
     assert found.containerd_has_nvidia is False
 
 
+def test_containerd_is_told_of_the_runtime_by_a_drop_in() -> None:
+    text = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]\n'
+    found = gpu_facts_with(files={"/etc/containerd/conf.d/99-nvidia.toml": text}).containers
+    assert found is not None
+    assert found.containerd_has_nvidia is True
+
+
 @pytest.mark.parametrize("path", ["/etc/docker/daemon.json", "/etc/nvidia-container-runtime/config.toml"])
 def test_broken_settings_are_a_gap_that_names_the_file(path: str) -> None:
     assert path in gpu_facts_with(files={path: '{"runtimes": '}).gaps["containers"]

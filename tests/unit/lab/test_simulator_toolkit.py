@@ -82,6 +82,25 @@ class TestRuntimeConfiguration:
         ask(node, "runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
         assert file.read_bytes() == before
 
+    def test_a_drop_in_repeats_the_section_that_it_replaces(
+        self,
+        node: SimulatedNode,  # noqa: F811
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", "1.18.1")
+        file = node.root / "etc/containerd/config.toml"
+        file.parent.mkdir(parents=True)
+        runc = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
+        file.write_text(f"version = 2\n{runc}", encoding="utf-8")
+        ask(node, "runtime", "configure", "--runtime=containerd")
+        own = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
+        runtimes = own["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+        assert runtimes["runc"]["options"] == {"SystemdCgroup": True}
+        assert runtimes["nvidia"]["options"] == {
+            "SystemdCgroup": True,
+            "BinaryName": "/usr/bin/nvidia-container-runtime",
+        }
+
     @pytest.mark.usefixtures("node")
     def test_what_is_no_runtime(self) -> None:
         assert ctk.main(["runtime", "configure", "--runtime=lxc"]) == 1
