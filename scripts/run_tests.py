@@ -45,6 +45,7 @@ STANDS_ON = {
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
+    "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/"),
     "test_site": ("roles/nvidia_driver/", "roles/apt_transaction/", "playbooks/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),

@@ -118,6 +118,13 @@ def _not_loaded(node: NodeFacts) -> Verdict:
             "no NVIDIA module is loaded: secure boot is on, and the module on disk is not signed",
             remedy="Sign the module with a key that the firmware knows (mokutil), or switch secure boot off.",
         )
+    if node.secure_boot and on_disk is not None:
+        return Verdict(
+            Status.FAIL,
+            "no NVIDIA module is loaded, though one is on disk: secure boot is on, and its key may not be enrolled",
+            remedy="mokutil --list-new shows whether the key waits for a person at the console of the next boot; "
+            "nvidia_driver_mok_hash stages it.",
+        )
     return Verdict(Status.FAIL, "no NVIDIA module is loaded, though one is on disk for the running kernel")
 
 

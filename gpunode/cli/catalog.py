@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,18 @@ format_option = click.option(
 )
 
 
-def verbose_option(text: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def verbose_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``-v``, with what it adds to this verb."""
     return click.option("-v", "--verbose", is_flag=True, help=text)
 
 
 @click.group("catalog", epilog='Example: gpunode catalog show "H100 SXM"')
-def command() -> None:
+@verbose_option("As behind list, show or lint.")
+@click.pass_context
+def command(ctx: click.Context, /, *, verbose: bool) -> None:
     """The facts, with their sources: GPUs, drivers, CUDA, packages, platforms, Xids, expected figures."""
+    if verbose:
+        ctx.default_map = {verb: {"verbose": True} for verb in ("list", "show", "lint")}
 
 
 @command.command("list", epilog="Example: gpunode catalog list gpus")
@@ -144,7 +149,15 @@ def _kind(text: str) -> str:
     for known in (name, f"{name}s", f"{name}es"):
         if known in MODELS:
             return known
-    raise UsageError(f"there is no kind {text!r}; {nearest(name, {key: key for key in MODELS})}")
+    hint = _near(name, {key: key for key in MODELS}, "gpunode catalog list names them")
+    raise UsageError(f"there is no kind {text!r}; {hint}")
+
+
+def _near(text: str, shown: Mapping[str, str], listed: str) -> str:
+    """The names near to one that is none; where none is really near, how to list them."""
+    first = text.split(" ", maxsplit=1)[0]
+    near = get_close_matches(text, shown, cutoff=0.7) or [key for key in shown if key.split(" ")[0] == first]
+    return nearest(text, shown) if near else listed
 
 
 def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
@@ -154,7 +167,8 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
         name = _kind(kind)
         rows = catalog.rows(name)
         if key not in rows:
-            raise UsageError(f"{name} has no {key!r}; {nearest(key, {row: row for row in rows})}")
+            hint = _near(key, {row: row for row in rows}, f"gpunode catalog list {name} lists them")
+            raise UsageError(f"{name} has no {key!r}; {hint}")
         return name, rows[key], []
     found: list[tuple[str, Any]] = []
     wanted: tuple[tuple[str, Callable[[str], Any]], ...] = (
@@ -172,7 +186,8 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
         found.append((name, (thing.gpu or thing) if isinstance(thing, GpuMatch) else thing))
     found += [(name, catalog.rows(name)[text]) for name in MODELS if text in catalog.rows(name)]
     if not found:
-        raise UsageError(f"the catalog has nothing called {text!r}; {nearest(normal(text), _names(catalog))}")
+        listed = "gpunode catalog list names the kinds, gpunode catalog list KIND what is in one"
+        raise UsageError(f"the catalog has nothing called {text!r}; {_near(normal(text), _names(catalog), listed)}")
     name, thing = found[0]
     others = {f"{other}/{row.id}" for other, row in found[1:] if row is not thing and not isinstance(row, GpuMatch)}
     return name, thing, sorted(others)

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gpunode.cli import selection as selection_
 from gpunode.cli.replay import read_bundles
-from gpunode.cli.selection import Selection
+from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
@@ -52,8 +52,8 @@ def command(  # noqa: PLR0913
       gpunode env root@gpu-01 --workload pytorch
       docker run $(gpunode env --format docker-args) IMAGE python3 train.py
     """
-    if replay and (selection.inventories or selection.limit is not None or selection.ask_become_pass):
-        raise UsageError("--replay asks no node: -i, --limit and -K cannot be combined with it")
+    if replay:
+        refuse_asking("--replay asks no node")
     missed = list[str]()
     found = [
         tune(facts_from_bundle(bundle), workload, multi_node=multi_node)

@@ -20,6 +20,10 @@ from gpunode.lab.state import State
 from gpunode.lab.vendor import FAULTS as VENDOR_FAULTS
 from gpunode.lab.workload_image import kind_named, write_workload_image
 
+_verbose = click.option(
+    "-v", "--verbose", is_flag=True, hidden=True, expose_value=False, help="Has nothing to add here."
+)
+"""Every verb takes -v; what a lab does is said line by line without it."""
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
 
 
@@ -44,6 +48,7 @@ def _existing(file: Path, name: str) -> Path:
 
 
 @click.group()
+@_verbose
 def command() -> None:
     """Simulated GPU nodes in containers: systemd, sshd and apt are real, GPUs and their drivers are not.
 
@@ -56,6 +61,7 @@ def command() -> None:
 
 
 @command.command()
+@_verbose
 @click.option("-n", "count", type=int, default=1, show_default=True, metavar="N", help="Nodes of this system to have.")
 @click.option("--os", "system", default="debian-12", show_default=True, help=f"One of {', '.join(SYSTEMS)}.")
 @click.option(
@@ -78,6 +84,7 @@ def up(count: int, system: str, hardware: tuple[str, ...], mirror: str | None, n
 
 
 @command.command()
+@_verbose
 @_name
 @click.option("--images", is_flag=True, help="Also the images that no other lab uses.")
 def down(name: str, images: bool) -> int:
@@ -93,6 +100,7 @@ def down(name: str, images: bool) -> int:
 
 
 @command.command()
+@_verbose
 @_name
 def status(name: str) -> int:
     """List a lab's nodes, its vendor repository and their faults; exit 1 where one does not run.
@@ -122,6 +130,7 @@ def status(name: str) -> int:
 
 
 @command.command()
+@_verbose
 @_name
 @click.argument("node")
 @click.argument("words", nargs=-1, metavar="[COMPONENT] [FAULT] [KEY=VALUE]...")
@@ -182,21 +191,24 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_name
+@click.option("-v", "--verbose", is_flag=True, help="Let ssh say what it does.")
 @click.argument("node")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[CMD]...")
-def ssh(name: str, node: str, argv: tuple[str, ...]) -> NoReturn:
+def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
     """Log in to a node as admin, or run a command there; exits as ssh does. Example: gpunode lab ssh deb12-1"""
     config = _existing(State.of(name).ssh_config, name)
     if f"Host {node}\n" not in config.read_text(encoding="utf-8"):
         Lab(name).node(node)  # names the nodes there are
     try:
         wanted = argv[1:] if argv[:1] == ("--",) else argv
-        os.execvp("ssh", ["ssh", "-F", str(config), node, *(("--", *wanted) if wanted else ())])  # noqa: S606
+        options = ["-F", str(config), *(["-v"] if verbose else [])]
+        os.execvp("ssh", ["ssh", *options, node, *(("--", *wanted) if wanted else ())])  # noqa: S606
     except FileNotFoundError:
         raise UndeterminedError("ssh is missing: apt-get install openssh-client") from None
 
 
 @command.command()
+@_verbose
 @_name
 @click.option("--path", is_flag=True, help="Only where the file is.")
 def inventory(name: str, path: bool) -> int:
@@ -207,6 +219,7 @@ def inventory(name: str, path: bool) -> int:
 
 
 @command.command()
+@_verbose
 @click.argument("kind", metavar="KIND")
 @click.option("--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Where to write it.")
 def image(kind: str, output: Path) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from gpunode.catalog import Catalog, load
 from gpunode.cli.nearest import unknown
 from gpunode.cli.plan_text import as_text
 from gpunode.cli.replay import read_bundles
-from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT
+from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
@@ -129,6 +128,8 @@ def command(**values: Any) -> int:
     """
     options = Options(**values)
     _must_fit_together(options)
+    if not options.inventories:
+        refuse_asking("--replay asks no node" if options.replay else "a thought node is not asked")
     catalog = load(options.overlays)
     request = _request(options, catalog)
     today = _date(options.today)
@@ -264,12 +265,8 @@ def host_of(name: str, bundle: Bundle, catalog: Catalog, lock: Any = None) -> Pl
 
 def _replayed(places: tuple[str, ...], catalog: Catalog) -> Iterator[PlanHost]:
     """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
-    for place in places:
-        path = Path(place)
-        files = sorted(path.glob("*.json")) if path.is_dir() else []
-        for file in files or [path]:
-            for bundle in read_bundles([str(file)]):
-                yield host_of(bundle.host, bundle, catalog)
+    for bundle in read_bundles(places):
+        yield host_of(bundle.host, bundle, catalog)
 
 
 def _of_inventory(options: Options, request: Request, catalog: Catalog, today: date) -> Plan:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import yaml
 
 from gpunode.catalog import Catalog
+from gpunode.cli.inventories import explained
 from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
@@ -52,7 +53,8 @@ class Answers:
 
 def of_inventory(options: Options, catalog: Catalog) -> Answers:
     """Collect from the hosts of an inventory. Raises UsageError where it cannot be read."""
-    inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
+    with explained():
+        inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
     found = targets(inventory, config)
     password = ask_password() if options.ask_become_pass else None
 

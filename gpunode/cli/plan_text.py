@@ -54,7 +54,8 @@ def _group(group: PlanGroup, *, verbose: bool) -> Iterator[RenderableType]:
         more = f" and {len(group.hosts) - MOST_HOSTS} more" if len(group.hosts) > MOST_HOSTS else ""
         yield Text(f"{len(group.hosts)} node(s): {shown}{more}", style="bold")
     if group.stack is not None:
-        yield from _stack(group.stack, verbose=verbose)
+        # Of a machine: nobody names its GPUs. A warning says whether there are none, or unknown ones.
+        yield from _stack(group.stack, "no known NVIDIA GPU" if group.hosts else "no GPU named", verbose=verbose)
     if group.conflict is not None:
         yield from _conflict(group.conflict)
     if group.undetermined is not None:
@@ -65,8 +66,8 @@ def _group(group: PlanGroup, *, verbose: bool) -> Iterator[RenderableType]:
         yield Text(f"drift: {drift.state}: {drift.text}{whose}", style=style)
 
 
-def _stack(stack: Stack, *, verbose: bool) -> Iterator[RenderableType]:
-    gpus = stack.platform or ", ".join(stack.gpus) or "no GPU named"
+def _stack(stack: Stack, without: str, *, verbose: bool) -> Iterator[RenderableType]:
+    gpus = stack.platform or ", ".join(stack.gpus) or without
     yield Text(f"{gpus} on {stack.os}, {stack.arch}" + (f", kernel {stack.kernel}" if stack.kernel else ""))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)

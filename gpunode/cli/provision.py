@@ -16,6 +16,7 @@ from typing import Any
 import click
 import yaml
 
+from gpunode.cli.inventories import explained
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
@@ -57,7 +58,8 @@ def command(**options: Any) -> int:
         refuse_unknown(given, root, files, "-e")
         refuse_wrong_values(given, root, files, "-e")
     vault = [word for file in options["vault_files"] for word in ("--vault-password-file", file)]
-    read = inventory.read(options["inventories"], options["limit"], vault)
+    with explained():
+        read = inventory.read(options["inventories"], options["limit"], vault)
     names = {name for variables in read.hosts.values() for name in variables}
     refuse_unknown(names, root, options["inventories"])
     for host, variables in read.hosts.items():

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from gpunode.cli.inventories import explained
 from gpunode.cli.seconds import Seconds
 from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
@@ -51,7 +53,8 @@ class Selection:
         if self.limit is not None and not self.inventories:
             raise UsageError("--limit needs an inventory: -i INVENTORY")
         if self.inventories:
-            return fleet.targets_from_inventory(self.inventories, self.limit)
+            with explained():
+                return fleet.targets_from_inventory(self.inventories, self.limit)
         if self.hosts:
             return fleet.targets_from_hosts(self.hosts)
         return [fleet.local_target()]
@@ -146,6 +149,24 @@ TIMEOUT = click.option(
     help="Hard limit for reaching and probing each node.",
 )
 ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo.")
+
+
+OF_ASKING = {
+    "inventories": "-i",
+    "limit": "--limit",
+    "parallel": "--parallel",
+    "timeout_s": "--timeout",
+    "ask_become_pass": "-K",
+}
+"""Options that say which nodes are asked and how."""
+
+
+def refuse_asking(why: str) -> None:
+    """Raise UsageError where one of them was written, be it with its default: it would be accepted and ignored."""
+    source = click.get_current_context().get_parameter_source
+    given = [option for name, option in OF_ASKING.items() if source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise UsageError(f"{why}: {', '.join(given)} cannot be combined with it")
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:

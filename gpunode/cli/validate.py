@@ -18,7 +18,7 @@ from gpunode.cli.expectation import read_expectation
 from gpunode.cli.nearest import unknown
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.replay import read_bundles
-from gpunode.cli.selection import Say, Selection
+from gpunode.cli.selection import Say, Selection, refuse_asking
 from gpunode.cli.workloads import Options, Workload
 from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
@@ -80,6 +80,7 @@ def command(  # noqa: PLR0913
     wanted = wanted_checks(selected, skipped)
     if level is not None:
         level_must_exist(level)
+        level_must_have_one(level, wanted)
     expectation = read_expectation(expect) if expect else Expectation()
     places = outputs_.outputs(ctx)
     runs = level != "quick" and reads_records(wanted)
@@ -88,8 +89,7 @@ def command(  # noqa: PLR0913
         reason = "--replay asks no node" if replay else reason
         raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
     if replay:
-        if selection.inventories or selection.limit is not None or selection.ask_become_pass:
-            raise UsageError("--replay asks no node: -i, --limit and -K cannot be combined with it")
+        refuse_asking("--replay asks no node")
         if save is not None:
             raise UsageError("--save cannot be combined with --replay: the bundles are saved already")
     folder = folder_for_bundles(save) if save else None
@@ -109,14 +109,20 @@ def command(  # noqa: PLR0913
 
 
 def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
-    """Ids after ``--select`` and ``--skip``; raises UsageError for one that is none."""
+    """Ids after ``--select`` and ``--skip``; raises UsageError for one that is none, and where none is left."""
+    if not all(_ids([value]) for value in selected):
+        # An empty variable of a script must not stand for all of them.
+        raise UsageError("--select: no check is named; gpunode checks lists them")
     names = {"--select": _ids(selected), "--skip": _ids(skipped)}
     known = [check.id for check in registry]
     for option, ids in names.items():
         for name in ids:
             if name not in registry:
                 raise UsageError(f"{option}: {unknown('check', name, known)}")
-    return set(names["--select"] or known) - set(names["--skip"])
+    wanted = set(names["--select"] or known) - set(names["--skip"])
+    if not wanted:
+        raise UsageError("--skip leaves out every check that is selected: nothing would be judged")
+    return wanted
 
 
 def _ids(values: Iterable[str]) -> list[str]:
@@ -129,6 +135,13 @@ def level_must_exist(level: Level) -> None:
     if level not in levels:
         deepest = max(levels, key=LEVELS.index)
         raise UsageError(f"--level {level}: there is no check of this level yet; --level {deepest} has them all")
+
+
+def level_must_have_one(level: Level, wanted: Iterable[str]) -> None:
+    """Raise UsageError where all that was selected lies deeper: nothing would be judged."""
+    least = min((registry[name].level for name in wanted), key=LEVELS.index)
+    if LEVELS.index(least) > LEVELS.index(level):
+        raise UsageError(f"--level {level}: no check that is selected runs at it; --level {least} has the first")
 
 
 def reads_records(wanted: Iterable[str]) -> bool:

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Deque, Dict, List, Match, Optional, Pattern, Set, Tuple
+from typing import Any, Deque, Dict, List, Optional, Pattern, Set, Tuple
 
 Answer = Dict[str, Any]
 
@@ -417,19 +417,36 @@ DOCKER_INFO = (
 )
 
 # What must not leave the node. User and password of a URL end at the last @ before the host; a secret's value goes as
-# far as its quotes, or to the next blank.
+# far as its quotes or brackets, or to the next blank.
 USERINFO = re.compile(r"://(?:[^/\s\"'<>]{1,256}@|[^/\s:\"'<>@]{0,128}:[^\s\"'<>@]{1,256}@)")
+# The same without a scheme: USER:PASSWORD@HOST, but no image's digest, and of the kernel's command line neither memory
+# (crashkernel=2G-:128M@16M) nor a video mode (HDMI-A-1:1920x1080@60). What is named as a proxy goes further, as iSCSI.
+BARE_USERINFO = re.compile(
+    r"(?i)(?<![\w.%+-])[\w.%+-]{1,128}:[^\s\"'<>/]{1,256}@(?=[\w\[])(?!sha\d{3}:|0x|\d{1,9}[a-z]?(?![\w.:-]))"
+)
+PROXY = re.compile(
+    r"(?i)(?P<name>proxy[\w.:-]{0,80}[\"']?(?:\s{0,3}[=:]\s{0,3}[\"']?|\s{1,3}[\"'])(?:\w{1,10}://)?|\biscsi:)"
+    r"[^\s\"'<>]{1,256}@"
+)
 SECRET_NAME = (
-    r"(?:passw(?:or)?d|passphrase|\bpass|\bpwd|secret|token|credential|authorization|\bauth"
-    r"|(?:api|access|private|signing|account|encryption)[-_]?key)[\w.-]{0,40}"
+    r"(?:passw(?:or)?d|passphrase|(?<![a-z0-9])pass(?![-_]?through)|(?<!by)(?<!com)pass(?![\w.-])"
+    r"|(?<![a-z0-9])pwd|pwd?(?![\w.-])|(?<![a-z0-9])psk|secret|token|credential|authorization"
+    r"|(?<![a-z0-9])auth(?!ors?\b)|luks\.key"
+    r"|(?:api|access|private|signing|account|encryption|shared|license)[-_]?key)[\w.-]{0,40}"
 )
 SECRET_VALUE = (
-    r"(?P<value>\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|(?:(?:basic|bearer|digest)\s{1,3})?\S{1,4096})"
+    r"(?P<value>\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[{]"
+    r"|(?:(?:basic|bearer|digest|negotiate|ntlm|token)\s{1,3})?\S{1,4096})"
 )
-SECRET = re.compile(r"(?i)(?P<name>%s[\"']?(?:\s{0,3}[=:]\s{0,3}|\s{1,3}(?=[\"'])))%s" % (SECRET_NAME, SECRET_VALUE))
+SECRET = re.compile(
+    r"(?i)(?P<name>%s[\"']?(?:[ \t]{0,20}[=:](?:[ \t]{4,20}|\s{0,3})|\s{1,3}(?=[\"'])))%s" % (SECRET_NAME, SECRET_VALUE)
+)
 SECRET_FLAG = re.compile(
     r"(?i)(?P<name>(?<![\w-])--?(?:\w{1,20}-){0,3}%s[\"']?(?:,\s{0,3}|\s{1,3}))%s" % (SECRET_NAME, SECRET_VALUE)
 )
+BRACKET = re.compile(r"\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[\]{}]")
+BRACKETS_DEPTH = 8
+BRACKETS_CHARACTERS = 65536
 PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(-----END [A-Z ]{0,40}PRIVATE KEY-----)?")
 
 
@@ -442,15 +459,41 @@ def scrub(text: str) -> str:
     """Cover secrets: user information in URLs, values of settings and options that are named as secrets, keys."""
     if "PRIVATE KEY-----" in text:
         text = PRIVATE_KEY.sub("***", text)
-    text = USERINFO.sub("://***@", text)
-    return SECRET_FLAG.sub(covered, SECRET.sub(covered, text))
+    if "@" in text:
+        text = USERINFO.sub("://***@", text)
+        text = PROXY.sub(r"\g<name>***@", text)
+        text = BARE_USERINFO.sub("***@", text)
+    return covered(SECRET_FLAG, covered(SECRET, text))
 
 
-def covered(match: Match[str]) -> str:
-    """A secret's name, and stars in its value's place, within the quotes that it had."""
-    value = match.group("value")
-    quote = value[0] if value[0] in "\"'" else ""
-    return match.group("name") + quote + "***" + quote
+def covered(pattern: Pattern[str], text: str) -> str:
+    """The text with stars in place of every secret's value, within the quotes that it had.
+
+    A list or a table becomes a list of stars, which JSON and TOML both know.
+    """
+    parts: List[str] = []
+    at = 0
+    while True:
+        match = pattern.search(text, at)
+        if match is None:
+            return "".join(parts) + text[at:]
+        value = match.group("value")
+        stars = value[0] + "***" + value[0] if value[0] in "\"'" else "***"
+        parts += [text[at : match.start("value")], '["***"]' if value in ("[", "{") else stars]
+        at = bracket_end(text, match.start("value")) if value in ("[", "{") else match.end()
+
+
+def bracket_end(text: str, start: int) -> int:
+    """Where the bracket that opens at ``start`` is closed; the end of its line where it is not."""
+    depth = 0
+    for match in BRACKET.finditer(text, start, start + BRACKETS_CHARACTERS):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return match.end()
+        if depth > BRACKETS_DEPTH:
+            break
+    line_end = text.find("\n", start)
+    return len(text) if line_end < 0 else line_end
 
 
 def names_in(folder: str) -> List[str]:

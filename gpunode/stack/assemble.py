@@ -199,7 +199,7 @@ def _restart(case: Case) -> tuple[str, str]:
 def _secure_boot(case: Case) -> list[Warn]:
     if not case.question.node.secure_boot or _kernel_flavour(case) is not None:
         return []
-    text = "secure boot is on and DKMS signs with a key of its own: a person at the console must enrol it"
+    text = "secure boot is on and DKMS signs with a key of its own: a person at the console has to enrol it once"
     return [Warn(rule="catalog", text=text)]
 
 

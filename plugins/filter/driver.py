@@ -86,7 +86,7 @@ class Case:
         rows = [row.name for row in self.stack.packages if row.component in TOGETHER and not row.with_driver]
         kernel = [name for name in self.stack.module.kernel_packages if name not in rows]
         pins = self.stack.pin.packages if self.stack.pin and self.stack.pin.mechanism == "pinning-package" else ()
-        keys = ["mokutil"] if self.node.secure_boot and not self.precompiled else []
+        keys = ["mokutil", "openssl"] if self.node.secure_boot and not self.precompiled else []
         wanted = [*rows, *kernel, *pins, *keys, *(() if self.precompiled else self.headers)]
         return sorted({name for name in wanted if self.settings["persistence"] or name != DAEMON})
 

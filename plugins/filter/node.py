@@ -213,11 +213,17 @@ def _too_full(node: NodeFacts, wanted: Mapping[str, Any]) -> Iterator[str]:
 
 def _secure_boot(node: NodeFacts, apt: Mapping[str, Any], mok_hash: bool) -> Iterator[str]:
     key = apt.get("key") or {}
-    if node.secure_boot and not key.get("enrolled") and not mok_hash:
+    if node.secure_boot and not key.get("enrolled") and not key.get("waits") and not mok_hash:
+        row = load().os_of(node.os.id, node.os.version_id) if node.os is not None else None
+        ways = (
+            "have a person enrol it (mokutil --import)"
+            if row is not None and row.manager == "dnf"
+            else "give nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
+            "take modules that Ubuntu signs (nvidia_driver_source: ubuntu)"
+        )
         yield (
-            "secure-boot: secure boot is on and the key of modules built by DKMS is not enrolled: give "
-            "nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
-            "take modules that Ubuntu signs (nvidia_driver_source: ubuntu), or set preflight_allow_secure_boot: true"
+            f"secure-boot: secure boot is on and the key of modules built by DKMS is not known to be enrolled: {ways}, "
+            "or set preflight_allow_secure_boot: true"
         )
 
 

@@ -103,6 +103,28 @@ def test_show_names_the_nearest(name: str, near: str) -> None:
         run("show", name)
 
 
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("nope", "nothing called 'nope'; gpunode catalog list names the kinds, gpunode catalog list KIND what is"),
+        ("xid/9999", "xids has no '9999'; gpunode catalog list xids lists them"),
+        ("zzz/1", "no kind 'zzz'; gpunode catalog list names them"),
+    ],
+)
+def test_where_nothing_is_near_it_is_said_how_to_list(name: str, listed: str) -> None:
+    with pytest.raises(UsageError, match=listed):
+        run("show", name)
+
+
+def test_verbose_may_stand_before_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("-v", "list", "gpus") == Exit.GOOD
+    before = capsys.readouterr().out
+    assert run("list", "gpus", "-v") == Exit.GOOD
+    assert capsys.readouterr().out == before
+    assert run("list", "gpus") == Exit.GOOD
+    assert capsys.readouterr().out != before
+
+
 def test_an_overlay_is_seen_by_list_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "site.yml"
     path.write_text("gpus: {t4: {note: ours alone}}", encoding="utf-8")

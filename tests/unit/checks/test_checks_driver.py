@@ -145,7 +145,7 @@ def test_a_driver_package_whose_configuration_failed_still_wants_a_module() -> N
         ({"pci": (gpu(driver="vfio-pci"),)}, "bound to vfio-pci"),
         ({"module_files": ()}, "none is on disk for the running kernel"),
         ({"secure_boot": True}, "secure boot is on, and the module on disk is not signed"),
-        ({"secure_boot": True, "module_files": (module(signed=True),)}, "though one is on disk"),
+        ({"secure_boot": True, "module_files": (module(signed=True),)}, "its key may not be enrolled"),
         ({"pci": (gpu(driver=None),)}, "though one is on disk"),
         ({"kernels": None, "module_files": None}, "no NVIDIA module is loaded"),
     ],

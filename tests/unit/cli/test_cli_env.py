@@ -126,6 +126,7 @@ def test_a_node_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None
         (["--replay"], "--replay needs a bundle"),
         (["--replay", "/nowhere.json"], "no such file"),
         (["--replay", "-i", "x", "y"], "--replay asks no node"),
+        (["--replay", "y", "--parallel", "4", "--timeout", "9"], "--replay asks no node: --parallel, --timeout"),
         (["--workload", "mining"], "mining"),
     ],
 )

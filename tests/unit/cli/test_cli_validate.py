@@ -98,8 +98,10 @@ def test_a_warning_is_good_unless_strict(
     assert gpunode("validate", "--replay", path, "--expect", expect("gpus: 0\n"), *options).code == code
 
 
-def test_no_check_at_all_is_never_good(gpunode: Any) -> None:
-    assert gpunode(*REPLAY, "--select", "driver.held", "--skip", "driver.held").code == 3
+def test_no_check_at_all_is_wrong_usage(gpunode: Any) -> None:
+    refused(gpunode(*REPLAY, "--select", "driver.held", "--skip", "driver.held"), "--skip leaves out every check")
+    everything = ",".join(check.id for check in registry)
+    refused(gpunode(*REPLAY, "--skip", everything), "--skip leaves out every check")
 
 
 def test_only_skipped_checks_are_never_good(gpunode: Any) -> None:
@@ -184,7 +186,10 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
     ("arguments", "words"),
     [
         (["validate", "--select", "gpu.cuont"], ["gpu.cuont", "did you mean gpu.count"]),
+        (["validate", "--select", ""], ["--select: no check is named"]),
+        (["validate", "--select", "gpu.count", "--select", " ,"], ["--select: no check is named"]),
         (["validate", "--skip", "zzz"], ["--skip", "zzz", "node.reachable"]),
+        (["validate", "--level", "quick", "--select", "container.cuda"], ["--level quick", "--level standard"]),
         (["validate", "--level", "deep"], ["--level deep", "--level standard"]),
         (["validate", "--level", "quik"], ["quik"]),
         (["validate", "--level", "quick", "--image", "x", "--force"], ["--level quick runs no", "--image, --force"]),
@@ -204,6 +209,8 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--replay", str(BUNDLE), "-i", "hosts.yml"], ["--replay asks no node"]),
         (["validate", "--replay", str(BUNDLE), "--limit", "x"], ["--replay asks no node"]),
         (["validate", "--replay", str(BUNDLE), "-K"], ["--replay asks no node"]),
+        (["validate", "--replay", str(BUNDLE), "--parallel", "32"], ["--replay asks no node: --parallel"]),
+        (["validate", "--replay", str(BUNDLE), "--timeout", "9", "-K"], ["--replay asks no node: --timeout, -K"]),
         (["validate", "--replay", str(BUNDLE), "--save", "x"], ["--save", "--replay"]),
         (["validate", "node1", "-i", "hosts.yml"], ["node1", "--limit"]),
         (["validate", "--limit", "gpu*"], ["--limit needs an inventory"]),

@@ -1,6 +1,7 @@
 """The table of verbs: what it lists is there, and nothing that is there is left out."""
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -41,3 +42,20 @@ def test_no_verb(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err
+
+
+def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, each in command.commands.items():
+            yield from commands(each, (*path, name))
+
+
+def test_every_verb_takes_v() -> None:
+    without = [
+        " ".join(path)
+        for verb in VERBS
+        for path, command in commands(importlib.import_module(f"gpunode.cli.{verb}").command, (verb,))
+        if not any("-v" in param.opts for param in command.params)
+    ]
+    assert without == []

@@ -33,6 +33,8 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["image", "bare", "--output", "/no/such/folder/x.tar"], 2, "--output /no/such/folder/x.tar"),
         (["image", "bare", "--output", "/tmp"], 2, "--output /tmp: a file"),
         (["down"], 3, "Docker engine"),
+        (["-v", "down", "-v"], 3, "Docker engine"),
+        (["ssh", "-v", "deb12-1"], 2, "gpunode lab up --name default"),
         (["status"], 3, "Docker engine"),
         (["inventory"], 2, "gpunode lab up --name default"),
         (["inventory", "--path", "--name", "other"], 2, "gpunode lab up --name other"),

@@ -91,6 +91,15 @@ def test_preflight_takes_systems_with_dnf() -> None:
     assert said == ["package-lock: dnf (pid 7) still holds the package lock: let it end, then run this again"]
 
 
+def test_with_secure_boot_dnf_gets_no_advice_that_only_apt_can_follow() -> None:
+    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
+    settings |= {"settled": False, "switch": False, "precompiled": False, "mok_hash": False}
+    (said,) = node.preflight_problems({**rocky(), "secure_boot": True}, DNF, settings)
+    assert said.startswith("secure-boot: ")
+    assert "mok_hash" not in said
+    assert "ubuntu" not in said
+
+
 def test_what_keeps_dnf_from_working_is_named() -> None:
     assert dnf.dnf_problems(None) == []
     assert dnf.dnf_problems(DNF) == []

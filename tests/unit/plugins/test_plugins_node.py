@@ -199,9 +199,10 @@ def test_a_switch_that_is_text_is_not_taken_for_true(facts: dict[str, Any], name
         ({"precompiled": True}, {}),
         ({"allow_secure_boot": True}, {}),
         ({"mok_hash": True}, {}),
+        ({}, {"key": {"path": "/var/lib/dkms/mok.pub", "enrolled": False, "waits": True}}),
         ({}, {"key": {"path": "/var/lib/dkms/mok.pub", "enrolled": True}}),
     ],
-    ids=["signed by Ubuntu", "allowed", "to be staged", "enrolled"],
+    ids=["signed by Ubuntu", "allowed", "to be staged", "staged", "enrolled"],
 )
 def test_secure_boot_is_no_obstacle_where_the_module_will_load(
     facts: dict[str, Any], settings: dict[str, bool], apt: dict[str, Any]

@@ -38,6 +38,29 @@ SECRET = "hunter2"  # noqa: S105
         f"agent --registration-token {SECRET}",
         f'["--password", "{SECRET}"]',
         f'APT::Site::Password "{SECRET}";',
+        f'{{"proxies":{{"http-proxy":"user:{SECRET}@proxy:8080"}}}}',
+        f"https_proxy=user:p@{SECRET}@proxy",
+        f"proxy = {SECRET}@proxy",
+        f"proxy=user:p/{SECRET}@proxy",
+        f"netroot=iscsi:user:{SECRET}@192.168.0.1::3260:1:iqn.2026-11.org.example:disk",
+        f"netroot=iscsi:user:p/{SECRET}@[fd00::1]::3260:1:iqn.2026-11.org.example:disk",
+        f"store user:{SECRET}@10.0.0.1",
+        f"rootpw={SECRET}",
+        f"PGPASS={SECRET}",
+        f"DB_PASS_1={SECRET}",
+        f"DB_PW={SECRET}",
+        f"DB_PWD={SECRET}",
+        f"tool --db-pw {SECRET}",
+        f"rd.luks.key={SECRET}",
+        f"wifi.psk={SECRET}",
+        f"REGISTRY_AUTH={SECRET}",
+        f"email_password        = {SECRET}",
+        f'Authorization = ["Basic {SECRET}"]',
+        f'Authorization = ["Basic {SECRET}]", "and {SECRET}"]',
+        f'Authorization = [\n  "Basic {SECRET}",\n]',
+        f'Authorization = ["Basic {SECRET}',
+        f'{{"tokens": {{"a": {{"b": "{SECRET}"}}, "c": ["{SECRET}"]}}}}',
+        f"Authorization: Negotiate {SECRET}",
         f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
         f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}",
     ],
@@ -56,6 +79,13 @@ def test_a_secret_is_covered(text: str) -> None:
         '{"default-runtime": "nvidia", "exec-opts": ["native.cgroupdriver=systemd"]}',
         "libcuda1\t535.261.03-1\tamd64\thold ok installed\tnvidia-graphics-drivers",
         "<product_name>NVIDIA H100 80GB HBM3</product_name>",
+        "iommu.passthrough=1 crashkernel=1G-4G:192M@16M,4G-:256M video=HDMI-A-1:1920x1080@60 pci=bypass=1",
+        "earlycon=mem:64K@0x1000 root=ZFS=tank/root@first netroot=iscsi:10.0.0.1::3260:1:iqn.2026-11.org.example:disk",
+        "nvidia/cuda:12.9.1-base@sha256:0123456789abcdef",
+        "0::/user.slice/user-0.slice/user@0.service/app.slice",
+        "author: NVIDIA Corporation",
+        "Linux version 6.1.0-37-amd64 (debian-kernel@lists.debian.org) (gcc-12 12.2.0)",
+        "TCEBypassMode: 0",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -67,7 +97,15 @@ def test_settings_stay_readable() -> None:
     assert script.scrub(text) == '{"log-opts": {"splunk-token": "***"}, "default-runtime": "nvidia"}'
 
 
-@pytest.mark.timeout(60)
+def test_what_stands_behind_a_covered_list_stays() -> None:
+    text = '{"proxies": {"http-proxy": "u:pw@p:1"}, "authorization-plugins": ["a b", "c"], "default-runtime": "nvidia"}'
+    covered = '{"proxies": {"http-proxy": "***@p:1"}, "authorization-plugins": ["***"], "default-runtime": "nvidia"}'
+    assert script.scrub(text) == covered
+    assert script.scrub(covered) == covered
+    assert script.scrub("token: [abc def\nnext") == 'token: ["***"]\nnext'
+
+
+@pytest.mark.timeout(120)
 def test_covering_takes_linear_time_on_rubbish() -> None:
     for unit in (
         "a.b-",
@@ -77,6 +115,18 @@ def test_covering_takes_linear_time_on_rubbish() -> None:
         '--token "',
         "://a:",
         "auth=basic ",
+        "a:",
+        "a:@",
+        "u:p@h",
+        "proxy=",
+        "proxy=a@",
+        "iscsi:",
+        "password    ",
+        "password=[",
+        "password=[\n",
+        'password=["',
+        'password=["a"\n',
+        "password={]",
         "-----BEGIN PRIVATE KEY-----",
     ):
         text = unit * (1_000_000 // len(unit))
@@ -90,7 +140,8 @@ def test_planted_secrets_do_not_leave_the_node(tmp_path: Path) -> None:
     put(
         tmp_path,
         "/proc/cmdline",
-        f"root=/dev/sda ds=http://bob:{next(plant)}@10.0.0.1/x luks.password={next(plant)} quiet\n",
+        f"root=/dev/sda ds=http://bob:{next(plant)}@10.0.0.1/x luks.password={next(plant)} quiet"
+        f" netroot=iscsi:u:{next(plant)}@10.0.0.1::::iqn rootpw={next(plant)} rd.luks.key={next(plant)}\n",
     )
     put(tmp_path, "/etc/apt/sources.list", f"deb https://u:{next(plant)}@packages.example.org/cuda / \n")
     put(tmp_path, "/etc/apt/sources.list.d/other.list", f"deb https://u:{next(plant)}@example.org/else /\n")
@@ -101,7 +152,8 @@ def test_planted_secrets_do_not_leave_the_node(tmp_path: Path) -> None:
     put(
         tmp_path,
         "/etc/docker/daemon.json",
-        f'{{"proxies": {{"http-proxy": "http://u:{next(plant)}@p:1"}}, "log-opts": {{"splunk-token": "{next(plant)}"}},'
+        f'{{"proxies": {{"http-proxy": "http://u:{next(plant)}@p:1", "https-proxy": "u:{next(plant)}@p:1"}},'
+        f' "log-opts": {{"splunk-token": "{next(plant)}"}},'
         f' "default-runtime": "nvidia"}}',
     )
     put(

@@ -45,14 +45,27 @@ def test_a_person_is_called_only_for_a_key_that_is_staged(mok_hash: str, key: An
     assert words in reason.render(nvidia_driver_mok_hash=mok_hash, __nvidia_driver_key_staged=staged)
 
 
-@pytest.mark.parametrize(("staging", "due"), [({"changed": True}, True), ({"changed": False, "skipped": True}, False)])
-def test_a_reboot_is_due_for_a_key_that_was_just_staged_and_not_again(staging: dict[str, Any], due: bool) -> None:
-    template = NativeEnvironment().from_string(VARIABLES["__nvidia_driver_reboot_reasons"])
-    reasons: Any = template.render(
+@pytest.mark.parametrize(
+    ("staging", "fresh", "waits", "due"),
+    [
+        ({"changed": True}, False, True, True),
+        ({"changed": False, "skipped": True}, True, True, True),
+        ({"changed": False, "skipped": True}, False, True, False),
+        ({"changed": False, "skipped": True}, True, False, False),
+    ],
+    ids=["staged in this run", "staged before", "restarted since", "enrolled"],
+)
+def test_a_reboot_is_due_until_the_node_was_restarted(staging: Any, fresh: bool, waits: bool, due: bool) -> None:
+    environment = NativeEnvironment()
+    found: Any = environment.from_string(VARIABLES["__nvidia_driver_key_fresh"]).render(
+        __nvidia_driver_staging=staging, gpunode_apt={"key": {**KEY, "fresh": fresh}}
+    )
+    reasons: Any = environment.from_string(VARIABLES["__nvidia_driver_reboot_reasons"]).render(
         nvidia_driver_state="present",
         __nvidia_driver_plan={"reboot_reasons": []},
         __nvidia_driver_key_reason="the key waits",
-        __nvidia_driver_staging=staging,
+        __nvidia_driver_key_waits=waits,
+        __nvidia_driver_key_fresh=found,
     )
     assert reasons == (["the key waits"] if due else [])
 

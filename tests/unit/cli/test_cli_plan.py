@@ -1,0 +1,50 @@
+"""``gpunode plan`` from the command line: what is refused, and saved bundles."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli import run
+
+BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
+THOUGHT = ["--gpu", "H100 SXM", "--os", "ubuntu-24.04"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*THOUGHT, "--parallel", "3"], "a thought node is not asked: --parallel"),
+        ([*THOUGHT, "-K", "--timeout", "120"], "a thought node is not asked: --timeout, -K"),
+        (["--replay", str(BUNDLE), "--parallel", "32"], "--replay asks no node: --parallel"),
+    ],
+)
+def test_options_for_asking_need_somebody_to_ask(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", *arguments]) == 2
+    answer = capsys.readouterr()
+    assert (answer.out, len(answer.err.splitlines())) == ("", 1)
+    assert words in answer.err
+
+
+def test_a_machine_without_a_gpu_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--replay", str(BUNDLE)]) == 0
+    out = capsys.readouterr().out
+    assert "no GPU named" not in out
+    assert "no known NVIDIA GPU on debian-12" in out
+    assert "warning: no NVIDIA GPU is on the PCI bus" in out
+
+
+def test_of_a_thought_node_nobody_named_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--os", "ubuntu-24.04", "--driver", "580"]) == 0
+    assert "no GPU named on ubuntu-24.04" in capsys.readouterr().out
+
+
+def test_bundles_are_counted_as_validate_counts_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.json"
+    other.write_bytes(BUNDLE.read_bytes())
+    run(["plan", "--replay", str(BUNDLE), str(BUNDLE), str(other), "--format", "json"])
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    host = json.loads(BUNDLE.read_text(encoding="utf-8"))["host"]
+    assert group["hosts"] == [host, f"{host} ({other})"]
