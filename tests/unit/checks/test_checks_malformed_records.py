@@ -1,13 +1,16 @@
 """A result that is no record: the checks that need it say so, all others judge as ever."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_checks_workload import CONTAINER, DRIVER, T4
 
+from gpunode import checks
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import facts_from_bundle
-from gpunode.facts.workload import JUDGED
+from gpunode.facts.workload import JUDGED, RUN
 from gpunode.probe.bundle import Bundle
 
 
@@ -95,3 +98,10 @@ def test_a_record_that_is_said_to_be_judged_is(name: str) -> None:
         for check, found in told.items()
         if check != "container.runs" and any(f"no workload's record {name}: " in one.message for one in found)
     ]
+
+
+def test_every_record_that_a_check_names_is_known_to_be_judged() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in Path(checks.__file__).parent.glob("*.py"))
+    named = set(re.findall(r'"((?:versions|frameworks)\.[a-z]+)"', sources))
+    # Looked at only to tell whether PyTorch's absence is meant.
+    assert named - {"versions.tensorflow"} == JUDGED - {RUN}
