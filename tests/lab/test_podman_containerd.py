@@ -144,6 +144,8 @@ def test_a_container_of_containerd_sees_the_gpu(roles: Roles, provisioned: Run) 
 
 def test_a_second_run_changes_nothing(roles: Roles, provisioned: Run) -> None:
     started = "systemctl show --property MainPID containerd.service"
+    # What is left of the containers of the tests before goes in its own time.
+    roles.site.sh("timeout 60 sh -c 'while grep -q io.containerd.runtime /proc/mounts; do sleep 1; done'")
     first, process = roles.site.snapshot(), roles.site.sh(started)
     run = roles.done()
     assert run.recap["changed"] == 0, run.changed
