@@ -14,6 +14,7 @@ try:
     from packaging.version import Version
 
     from gpunode.catalog import load
+    from gpunode.checks.words import listed
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts
     from gpunode.variables import plain
@@ -259,10 +260,9 @@ def restart_obstacles(state: Mapping[str, Any], facts: Mapping[str, Any], text: 
     processes = NodeFacts.model_validate(plain(facts)).gpu_processes
     if processes is None:
         found.append("it could not be seen who uses the GPUs")
-    users = [process for process in processes or () if process.computes]
+    users = [process.title for process in processes or () if process.computes]
     if users:
-        named = ", ".join(f"{user.name or '?'} (pid {user.pid}, {user.user or '?'})" for user in users[:5])
-        found.append(f"GPUs are in use by {named}{f' and {len(users) - 5} more' if len(users) > 5 else ''}")
+        found.append(f"GPUs are in use by {listed(users, 5)}")
     return found
 
 

@@ -14,6 +14,7 @@ from ansible.errors import AnsibleFilterError
 try:
     from gpunode.catalog import load
     from gpunode.catalog.origins import closure_line
+    from gpunode.checks.words import listed
     from gpunode.facts import NodeFacts
     from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from
     from gpunode.variables import plain
@@ -56,7 +57,7 @@ def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
     lines = [f"no-dnf: dnf 4 cannot be used through python3: {dnf['error']}"] if dnf["error"] else []
     if dnf["twice"]:
         lines.append(
-            f"half-done: a transaction was cut short, rpm has two versions of {_some(dnf['twice'])}: "
+            f"half-done: a transaction was cut short, rpm has two versions of {listed(dnf['twice'], 5)}: "
             "run dnf remove --duplicates"
         )
     if dnf["runfile"]:
@@ -233,12 +234,12 @@ def dnf_refusals(
     switch, lines = bool(case.settings["switch"]), []
     if case.strangers and not switch:
         lines.append(
-            f"other-source: {_some(case.strangers)} came from elsewhere and {case.stack.source} is wished: set "
+            f"other-source: {listed(case.strangers, 5)} came from elsewhere and {case.stack.source} is wished: set "
             "nvidia_driver_switch: true to have it replaced in one transaction"
         )
     if case.foreign_locks and not case.settled and not switch:
         lines.append(
-            f"held-packages: {_some(sorted(case.foreign_locks))} in dnf's versionlock keeps another release than "
+            f"held-packages: {listed(sorted(case.foreign_locks), 5)} in dnf's versionlock keeps another release than "
             f"{case.target or case.stack.driver.constraint}, and is not gpunode's: dnf versionlock delete, or set "
             "nvidia_driver_switch: true"
         )
@@ -254,7 +255,7 @@ def _lacking(case: Case) -> str:
     answer = case.answer
     gone = sorted(name for name, there in answer["lacking"].items() if not there)
     if gone:
-        return f"package-gone: {_some(gone)} is in no repository of the node: see to the mirror"
+        return f"package-gone: {listed(gone, 5)} is in no repository of the node: see to the mirror"
     parts = [f"{name} is there in {', '.join(there[:3])}" for name, there in sorted(answer["lacking"].items())[:3]]
     common = answer["common"]
     near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
@@ -304,11 +305,6 @@ def dnf_removal(facts: Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, A
         "expendable": EXPENDABLE,
         "ignore_locks": [],
     }
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 class FilterModule:

@@ -13,6 +13,7 @@ from ansible.errors import AnsibleFilterError
 try:
     from gpunode.catalog import load
     from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
+    from gpunode.checks.words import listed
     from gpunode.facts import NodeFacts
     from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, picture_from_facts, releases_from
     from gpunode.variables import plain
@@ -385,7 +386,7 @@ def driver_refusals(
     )
     if foreign and case.missing and not switch:
         lines.append(
-            f"held-packages: {_some(foreign)} {'is' if len(foreign) == 1 else 'are'} held at another version than "
+            f"held-packages: {listed(foreign, 5)} {'is' if len(foreign) == 1 else 'are'} held at another version than "
             f"{case.target or case.stack.driver.constraint}, and not by gpunode: apt-mark unhold, or set "
             "nvidia_driver_switch: true"
         )
@@ -393,14 +394,10 @@ def driver_refusals(
     others = sorted(set(answer.get("remove", ())) - known)
     if others:
         lines.append(
-            f"would-remove: apt would take away {_some(others)} for it, which is not the driver's: take it away first"
+            f"would-remove: apt would take away {listed(others, 5)} for it, which is not the driver's: "
+            "take it away first"
         )
     return lines
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 def _lacking(case: Case) -> str:
@@ -410,7 +407,8 @@ def _lacking(case: Case) -> str:
     lagging = {name: there for name, there in answer["lacking"].items() if there}
     whose = f"the repositories of source {case.stack.source}"
     if gone:
-        return f"package-gone: {_some(sorted(gone))} is in none of {whose}: see to the mirror, or enable its components"
+        names = listed(sorted(gone), 5)
+        return f"package-gone: {names} is in none of {whose}: see to the mirror, or enable its components"
     common = answer.get("common") or []
     near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
     if not lagging:

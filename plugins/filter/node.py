@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 try:
     from gpunode.catalog import load
     from gpunode.checks import Expectation, judge, registry
+    from gpunode.checks.words import listed
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts, facts_from_bundle
     from gpunode.probe import Bundle, script_text
@@ -198,11 +199,9 @@ def _other_line(node: NodeFacts) -> Iterator[str]:
 
 
 def _busy(node: NodeFacts) -> Iterator[str]:
-    users = [process for process in node.gpu_processes or () if process.computes]
+    users = [process.title for process in node.gpu_processes or () if process.computes]
     if users:
-        named = [f"{user.name or '?'} (pid {user.pid}, {user.user or '?'})" for user in users[:5]]
-        more = f" and {len(users) - 5} more" if len(users) > 5 else ""
-        yield f"busy: GPUs are in use by {', '.join(named)}{more}: end them, or set gpunode_allow_busy: true"
+        yield f"busy: GPUs are in use by {listed(users, 5)}: end them, or set gpunode_allow_busy: true"
 
 
 def _too_full(node: NodeFacts, wanted: Mapping[str, Any]) -> Iterator[str]:

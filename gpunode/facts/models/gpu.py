@@ -30,6 +30,11 @@ class GpuProcess(Fact):
     """The device files that it holds, as far as they could be seen."""
 
     @property
+    def title(self) -> str:
+        """``python3 (pid 4242, alice)``."""
+        return f"{self.name or '?'} (pid {self.pid}, {self.user or '?'})"
+
+    @property
     def computes(self) -> bool:
         """True for a process that makes a GPU busy: a compute process, or one with CUDA's memory device open."""
         if self.type is not None:
