@@ -368,7 +368,10 @@ def hwe(bare: dict[str, Any]) -> dict[str, Any]:
     kernel = {
         "release": "6.14.0-29-generic",
         "package": "linux-image-6.14.0-29-generic",
-        **{"running": True, "newest": True, "headers": False, "image": True},
+        "running": True,
+        "newest": True,
+        "headers": False,
+        "image": True,
     }
     version = {"version": "6.14.0-29.29~24.04.1", "source": "linux-meta-hwe-6.14"}
     return {**bare, "os": system, "kernels": [kernel], "packages": [package(image, "1") | UBUNTU | version]}
