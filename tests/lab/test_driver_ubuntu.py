@@ -18,12 +18,22 @@ HWE = "generic-hwe-24.04"
 IMAGE, HEADERS = f"linux-image-{HWE}", f"linux-headers-{HWE}"
 UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-nvidia-driver"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-driver.pref"
-# As on a server that was installed with the HWE kernel. The release's own meta package is gone, its kernel is still there.
+# As on a server that was installed with the HWE kernel; the release's first kernel is still there.
 HWE_KERNEL = f"""
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q
 apt-get install -y -q --no-install-recommends {IMAGE}
 apt-get purge -y -q linux-image-generic
+"""
+
+LTS_KERNEL = f"""
+apt-get purge -y -q {IMAGE}
+mkdir -p /tmp/meta/DEBIAN
+printf '%s\\n' 'Package: linux-image-generic-lts-24.04' 'Version: 6.14.0-29.29' 'Architecture: all' \\
+    'Maintainer: Ubuntu Kernel Team <kernel-team@lists.ubuntu.com>' 'Description: made by a test' \\
+    > /tmp/meta/DEBIAN/control
+dpkg-deb --build /tmp/meta /tmp/meta.deb
+dpkg --install /tmp/meta.deb
 """
 
 
@@ -106,12 +116,7 @@ def test_a_kernel_without_signed_modules_is_refused_before_anything_changes(
     roles.done("-e", "nvidia_driver_state=absent")
     assert IMAGE not in roles.site.held()
     # A flavour that the archive has a kernel and no modules for.
-    roles.site.sh(
-        f"apt-get purge -y -q {IMAGE}; mkdir -p /tmp/meta/DEBIAN; printf '%s\\n' 'Package: linux-image-generic-lts-24.04' "
-        "'Version: 6.14.0-29.29' 'Architecture: all' 'Maintainer: Ubuntu Kernel Team <kernel-team@lists.ubuntu.com>' "
-        "'Description: made by a test' > /tmp/meta/DEBIAN/control; dpkg-deb --build /tmp/meta /tmp/meta.deb; "
-        "dpkg --install /tmp/meta.deb"
-    )
+    roles.site.sh(LTS_KERNEL)
     before = roles.site.snapshot()
     run = roles.play("-e", "nvidia_driver_source=ubuntu", "-e", "nvidia_driver_version=580")
     assert run.rc != 0
