@@ -290,6 +290,7 @@ GPU_STACK = re.compile(
     r"|glx-alternative|glx-diversions|update-glx|^dkms\t"
     r"|^(docker([.-](io|ce|ee|engine|buildx|compose)\S*)?|moby-\S+|containerd(\.io)?|podman(-docker)?|runc|crun"
     r"|cri-o|cri-tools|kubelet|enroot\S*|apptainer|singularity-ce)\t"
+    r"|^linux-image-(?!unsigned-)[a-z]\S*\t"  # the meta package that says which kernel comes next
 )
 GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 # The GPU's own module under its names: nvidia, nvidia-current (Debian), nvidia-tesla-470, nvidia-legacy-390xx,

@@ -1,8 +1,9 @@
-"""Every Python that gpunode starts is isolated (``-I``): no module comes from the working folder, a home or PYTHONPATH."""
+"""Every Python that gpunode starts is isolated (``-I``): none imports from the working folder or PYTHONPATH."""
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def bare_starts(source: str) -> Iterator[str]:
     """Lists and tuples of Python code in which a Python is followed by something else than ``-I``."""
     for node in ast.walk(ast.parse(source)):
         words = node.elts if isinstance(node, ast.List | ast.Tuple) else []
-        for python, following in zip(words, words[1:], strict=False):
+        for python, following in pairwise(words):
             if _is_python(python) and _is_argument(following):
                 yield ast.unparse(node)
 
@@ -66,7 +67,7 @@ def bare_words(value: Any) -> Iterator[str]:
         for part in value.values():
             yield from bare_words(part)
     elif isinstance(value, list):
-        for word, following in zip(value, value[1:], strict=False):
+        for word, following in pairwise(value):
             python = isinstance(word, str) and PYTHON.fullmatch(word)
             if python and str(following).startswith(("-", "/", "{{")) and not ISOLATED.fullmatch(str(following)):
                 yield str(value)
@@ -78,7 +79,7 @@ class _Loader(yaml.SafeLoader):
     """YAML with Ansible's own tags."""
 
 
-_Loader.add_multi_constructor("!", lambda loader, tag, node: f"{tag} {node.value}")
+_Loader.add_multi_constructor("!", lambda _, tag, node: f"{tag} {node.value}")
 
 
 def bare_in_jinja(text: str) -> Iterator[str]:
@@ -100,7 +101,7 @@ def _found(path: Path) -> list[str]:
         return found
     found += [line.strip() for line in text.splitlines() if START.search(line) or list(bare_in_jinja(line))]
     if path.suffix in (".yml", ".yaml"):
-        for document in yaml.load_all(text, _Loader):  # noqa: S506 (a SafeLoader)
+        for document in yaml.load_all(text, _Loader):
             found += bare_words(document)
     return found
 

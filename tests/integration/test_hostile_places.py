@@ -86,7 +86,7 @@ def test_the_roles_look_imports_nothing_from_the_login_users_folder(start_sshd: 
         str(inventory),
         str(trap.parent / "play.yml"),
     ]
-    # Ansible's own start of a module is not ours: with pipelining, that of ansible-core 2.19 imports datetime from there.
+    # Not ours: with pipelining, ansible-core 2.19 starts its modules so that they import datetime from there.
     env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_PIPELINING": "False"}
     done = subprocess.run(argv, cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=120)
     assert (sprung(trap), done.returncode) == ("", 0), done.stdout[-2000:] + done.stderr[-2000:]
