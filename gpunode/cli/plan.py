@@ -13,12 +13,13 @@ import click
 import yaml
 
 from gpunode.catalog import Catalog, load
+from gpunode.cli.apart import Apart
 from gpunode.cli.nearest import unknown
 from gpunode.cli.plan_text import as_text
 from gpunode.cli.replay import read_bundles
 from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
-from gpunode.facts import facts_from_bundle
+from gpunode.isolation import Exceeded
 from gpunode.probe.bundle import Bundle
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, picture_from_facts, plan, undetermined
 from gpunode.stack.question import WORDS
@@ -136,7 +137,8 @@ def command(**values: Any) -> int:
     if options.inventories:
         document = _of_inventory(options, request, catalog, today)
     elif options.bundles:
-        document = plan(_replayed(options.bundles, catalog), request, catalog, today)
+        with Apart() as apart:
+            document = plan(_replayed(options.bundles, apart, catalog), request, catalog, today)
     else:
         document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
     click.echo(rendered(document, options.format, verbose=options.verbose), nl=False)
@@ -255,25 +257,29 @@ def _picture(options: Options, catalog: Catalog) -> NodePicture:
     )
 
 
-def host_of(name: str, bundle: Bundle, catalog: Catalog, lock: Any = None) -> PlanHost:
+def host_of(name: str, bundle: Bundle, apart: Apart, catalog: Catalog, lock: Any = None) -> PlanHost:
     """One node by its bundle."""
-    facts = facts_from_bundle(bundle)
+    try:
+        facts = apart.facts(bundle)
+    except Exceeded as err:
+        return PlanHost(name, None, str(err))
     picture = picture_from_facts(facts, catalog)
     reason = undetermined(facts, picture)
     return PlanHost(name, None if reason else picture, reason, lock)
 
 
-def _replayed(places: tuple[str, ...], catalog: Catalog) -> Iterator[PlanHost]:
+def _replayed(places: tuple[str, ...], apart: Apart, catalog: Catalog) -> Iterator[PlanHost]:
     """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
     for bundle in read_bundles(places):
-        yield host_of(bundle.host, bundle, catalog)
+        yield host_of(bundle.host, bundle, apart, catalog)
 
 
 def _of_inventory(options: Options, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (nobody who only thinks waits for SSH)
 
-    answer = plan_fleet.of_inventory(options, catalog)
-    document = plan(answer.hosts, request, catalog, today)
+    with Apart() as apart:
+        answer = plan_fleet.of_inventory(options, apart, catalog)
+        document = plan(answer.hosts, request, catalog, today)
     if options.write:
         for path in plan_fleet.write_locks(document, answer.inventory, options.limit):
             click.echo(f"gpunode: locked in {path}", err=True)
