@@ -1,6 +1,6 @@
 """Print the key of NVIDIA's repository where the node has none that is whole, as JSON. Changes nothing on the node.
 
-Runs as ``python3 -c`` with the standard library alone. Standard input: ``{"path": where the key is on the node,
+Runs as ``python3 -I -c`` with the standard library alone. Standard input: ``{"path": where the key is on the node,
 "record": file with the sum that it had when it was written, "url": of the keyring package, "sha256": of that package,
 or null}``. The answer is ``{}`` where the key is as it was written, ``{"key": base64, "sha256": of the package}``, or
 ``{"error": one line}``.
