@@ -93,7 +93,7 @@ def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], w
 def test_a_key_that_nothing_vouches_for_is_not_taken(tmp_path: Path) -> None:
     mirror = "http://mirror.test/cuda"
     # Of Ubuntu 26.04's key nobody recorded the fingerprint, and only of one architecture the keyring package's sum.
-    resolute = {"distribution": "ubuntu", "system": "26.04"}
+    resolute: dict[str, Any] = {"distribution": "ubuntu", "system": "26.04"}
     (line,) = offer(machine="aarch64", url=mirror, **resolute)["problems"]
     assert line.startswith("repository-key-unknown: ")
     assert "nvidia_repository_key" in line
