@@ -267,6 +267,8 @@ class Offer(Part):
     first_branch: int | None = None
     last_branch: int | None = None
     missing: tuple[int, ...] = ()
+    transitional: Mapping[int, int] = {}
+    """Branches whose packages are empty and depend on those of another branch, which is what a node gets."""
     versions: Mapping[int, str] = {}
     """Package version by branch, where the archive holds exactly one."""
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")

@@ -94,6 +94,8 @@ class NodePicture(Model):
     arch: Arch | None = None
     kernel: str | None = None
     """Release of the kernel that the module is for: ``6.8.0-60-generic``."""
+    kernel_images: tuple[str, ...] = ()
+    """Installed meta packages of kernel images (``linux-image-generic-hwe-24.04``), that of the newest kernel first."""
     gpus: tuple[GpuGroup, ...] = ()
     platform: str | None = None
     """Key of the catalog's platforms; its GPUs count as the node's then."""

@@ -1,5 +1,6 @@
 """From the facts of a machine to the picture of it that the resolver takes."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -9,6 +10,7 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.node import Kernel, Package
 from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
 
+KERNEL_IMAGE = re.compile(r"linux-image-(?!unsigned-)[a-z][a-z0-9.+-]*")
 ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
@@ -21,6 +23,7 @@ def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
         os=system.id if system else None,
         arch=ARCHES.get(facts.architecture or ""),
         kernel=_kernel(facts.kernels),
+        kernel_images=_kernel_images(facts.packages),
         gpus=groups,
         nvswitch=_nvswitch(facts, catalog),
         secure_boot=facts.secure_boot,
@@ -80,6 +83,13 @@ def _kernel(kernels: Iterable[Kernel] | None) -> str | None:
     packaged = [one for one in kernels or () if one.package]
     chosen = [one for one in packaged if one.running] or [one for one in packaged if one.newest]
     return chosen[0].release if chosen else None
+
+
+def _kernel_images(packages: Iterable[Package] | None) -> tuple[str, ...]:
+    """Meta packages of kernel images; their versions begin as the releases of their kernels do."""
+    found = [package for package in packages or () if package.installed and KERNEL_IMAGE.fullmatch(package.name)]
+    ordered = sorted(found, key=lambda package: [int(part) for part in re.findall(r"[0-9]+", package.version)])
+    return tuple(package.name for package in reversed(ordered))
 
 
 def _installed(facts: NodeFacts) -> Installed | None:

@@ -83,6 +83,11 @@ class Case:
             if not (full and row.component == "driver")
         ]
 
+    @property
+    def follows(self) -> bool:
+        """Kernel, modules and driver move on together within the branch, as the distribution's archive does."""
+        return self.precompiled and self.settings.get("kernel_policy", "hold") == "follow"
+
     @cached_property
     def bound(self) -> dict[str, str]:
         """Packages to have at the driver's release: name to the pattern of versions, with RELEASE in it."""
@@ -177,6 +182,8 @@ class Case:
     @property
     def closure(self) -> list[str]:
         """Names to hold: what is there, what is to come, and kernel and modules where they belong together."""
+        if self.follows:
+            return []
         gone = {*self.going, *self.answer.get("remove", ())}
         kernel = self.stack.module.kernel_packages if self.precompiled else ()
         return sorted({*self.own, *self.bound, *self.coming, *kernel} - gone)
@@ -236,7 +243,8 @@ def driver_plan(
 
     ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed, ``stack`` the stack of ``gpunode_plan``,
     ``answer`` what ``apt_preview.py`` said. ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
-    ``persistence``, and ``by_source``, what the stack does not say of the source.
+    ``persistence``, ``kernel_policy`` (``hold``, ``follow``: with modules that the distribution signed), and
+    ``by_source``, what the stack does not say of the source.
     """
     case = _case(facts, apt, stack, settings, answer)
     closure = case.closure
@@ -253,7 +261,9 @@ def driver_plan(
         "loose": sorted(name for name in closure if name in have and name not in held),
         "versions": dict(sorted(case.own.items())),
         "wrong_versions": [f"{name} {release}" for name, release in sorted(case.own.items()) if release != case.target],
-        "pins": _pins(case, case.target or case.stack.driver.constraint),
+        "pins": _pins(
+            case, f"{case.stack.driver.branch}.*" if case.follows else case.target or case.stack.driver.constraint
+        ),
         **_modules(case),
     }
 
@@ -421,10 +431,23 @@ def _lacking(case: Case) -> str:
     gone = [name for name, there in answer["lacking"].items() if not there]
     lagging = {name: there for name, there in answer["lacking"].items() if there}
     whose = f"the repositories of source {case.stack.source}"
+    unsigned = [name for name in gone if FOR_KERNELS.match(name)]
+    if unsigned:
+        flavour = case.stack.module.kernel_flavour
+        return (
+            f"package-gone: {whose} have no {unsigned[0]}, the signed modules for the installed kernel {flavour}: "
+            "enable its components, choose another branch, or set nvidia_driver_source: nvidia, where DKMS builds them"
+        )
     if gone:
         names = listed(sorted(gone), 5)
         return f"package-gone: {names} is in none of {whose}: see to the mirror, or enable its components"
     common = answer.get("common") or []
+    branch, leads_to = str(case.stack.driver.branch), sorted({release.split(".")[0] for release in common})
+    if case.stack.source == "ubuntu" and len(leads_to) == 1 and leads_to != [branch]:
+        return (
+            f"closure-lags: branch {branch} is transitional in {whose}: its packages are there in {common[0]} and "
+            f"install branch {leads_to[0]}: nvidia_driver_version: {leads_to[0]}"
+        )
     near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
     if not lagging:
         return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"

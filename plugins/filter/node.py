@@ -47,7 +47,7 @@ def _node(facts: Mapping[str, Any]) -> NodeFacts:
 def probe_script(interpreter: str) -> dict[str, Any]:
     """Arguments for ``ansible.builtin.command`` that run the probe under ``interpreter``: ``argv`` and ``stdin``."""
     _need_gpunode()
-    return {"argv": [str(interpreter), "-"], "stdin": script_text()}
+    return {"argv": [str(interpreter), "-I", "-"], "stdin": script_text()}
 
 
 def node_facts(output: str, host: str = "the node") -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Print what apt would do on this node if some files of /etc/apt were different, as JSON. Changes nothing on the node.
 
-Runs as ``python3 -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
+Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
 
     {"files": {path of a file below /etc/apt: content, empty for a file that is not to be},
      "keys": {path of a key: its armoured text},

@@ -1,6 +1,6 @@
 """Take NVIDIA's keys out of the keyrings that apt trusts for every repository, and print which files that touched.
 
-Runs as ``python3 -c``, behind openpgp.py, with the standard library alone; with the argument ``--tell`` nothing is
+Runs as ``python3 -I -c``, behind openpgp.py, with the standard library alone; with the argument ``--tell`` nothing is
 changed. A key given to apt-key vouches for every repository of the node; the repository names its own key instead.
 """
 

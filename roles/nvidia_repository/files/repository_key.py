@@ -1,6 +1,6 @@
 """Print the key of NVIDIA's repository where the node has none that is whole, as JSON. Changes nothing on the node.
 
-Runs as ``python3 -c``, behind openpgp.py, with the standard library alone. Standard input is the question::
+Runs as ``python3 -I -c``, behind openpgp.py, with the standard library alone. Standard input is the question::
 
     {"path": where the key is on the node, "record": file with the sum that it had when it was written,
      "url": folder of the repository,

@@ -1,6 +1,6 @@
 """Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
 
-Runs as ``python3 - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
+Runs as ``python3 -I - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
 python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``;
 where apt cannot be asked at all: ``{"error": one line}``.
 """

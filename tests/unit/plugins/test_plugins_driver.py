@@ -416,6 +416,80 @@ def test_what_was_held_for_a_driver_that_goes_is_let_go(bare: dict[str, Any]) ->
     assert planned(there, stack_of(there), {**apt, "held": ["bash"]})["freed"] == []
 
 
+def test_a_kernel_without_signed_modules_is_named(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="580")
+    answer = {"lacking": {MODULES: [], "linux-image-generic-hwe-24.04": []}, "common": [], "constraint": "580.*"}
+    (line,) = refused(hwe, stack, answer)
+    assert line.startswith("package-gone: ")
+    assert {MODULES, "nvidia_driver_source:"} <= set(line.replace(",", "").split())
+
+
+def test_a_branch_that_apt_knows_to_be_transitional_is_named_with_what_it_installs(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="570")
+    there = ["580.173.02", "580.159.03"]
+    answer = {"lacking": {"nvidia-utils-570-server": there}, "common": there, "constraint": "570.*"}
+    (line,) = refused(hwe, stack, answer)
+    assert line.startswith("closure-lags: branch 570 is transitional")
+    assert line.endswith("nvidia_driver_version: 580")
+
+
+@pytest.fixture
+def hwe(bare: dict[str, Any]) -> dict[str, Any]:
+    """An Ubuntu 24.04 node with HGX H100, the HWE kernel and no driver."""
+    image = "linux-image-generic-hwe-24.04"
+    system = {"id": "ubuntu", "version_id": "24.04", "codename": "noble", "pretty_name": "Ubuntu 24.04.3 LTS"}
+    kernel = {
+        "release": "6.14.0-29-generic",
+        "package": "linux-image-6.14.0-29-generic",
+        "running": True,
+        "newest": True,
+        "headers": False,
+        "image": True,
+    }
+    version = {"version": "6.14.0-29.29~24.04.1", "source": "linux-meta-hwe-6.14"}
+    return {**bare, "os": system, "kernels": [kernel], "packages": [package(image, "1") | UBUNTU | version]}
+
+
+KERNEL = ["linux-headers-generic-hwe-24.04", "linux-image-generic-hwe-24.04"]
+MODULES = "linux-modules-nvidia-580-server-open-generic-hwe-24.04"
+
+
+def test_the_modules_are_those_of_the_installed_kernel_meta_package(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="580")
+    question = asked(hwe, stack)
+    assert {name for name in question["free"] if name.startswith("linux-")} == {
+        MODULES,
+        "linux-image-generic-hwe-24.04",
+    }
+    assert "linux-headers-generic-hwe-24.04" in question["optional"]
+    assert {*KERNEL, MODULES} <= set(planned(hwe, stack)["closure"])
+
+
+def test_the_kernel_follows_the_archive_where_that_is_the_policy(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="580")
+    held = [*KERNEL, MODULES]
+    apt = {**APT, "installed": dict.fromkeys(held, "6.14"), "held": held, "own_holds": held}
+
+    def plan_of(**changes: Any) -> dict[str, Any]:
+        plan: dict[str, Any] = driver.driver_plan(hwe, apt, stack, settings_of(stack, **changes))
+        return plan
+
+    assert plan_of()["freed"] == []
+    follow = plan_of(kernel_policy="follow")
+    assert follow["freed"] == sorted(held)
+    assert (follow["closure"], follow["loose"]) == ([], [])
+    assert {pin["pin"] for pin in follow["pins"]} == {"version 580.*-*"}
+    # The transaction itself brings one release.
+    assert asked(hwe, stack, kernel_policy="follow")["pins"][0]["pin"] == "version @RELEASE@-*"
+
+
+def test_the_policy_is_for_modules_that_the_distribution_signs(bare: dict[str, Any]) -> None:
+    stack = stack_of(bare, version="580.95.05")
+    plan = driver.driver_plan(bare, apt_of(bare), stack, settings_of(stack, kernel_policy="follow"))
+    assert "nvidia-fabricmanager" in plan["closure"]
+    assert plan["pins"][0]["pin"] == "version 580.95.05-*"
+
+
 def test_text_for_a_switch_is_refused(bare: dict[str, Any]) -> None:
     with pytest.raises(AnsibleFilterError, match="not text"):
         asked(bare, stack_of(bare), persistence="false")
