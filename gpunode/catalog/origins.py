@@ -26,7 +26,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 class Row(BaseModel):
     """Base of all rows: immutable, closed, and with its evidence."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     source: str
     date: datetime.date

@@ -17,9 +17,9 @@ Arch = Literal["x86_64", "aarch64"]
 
 
 class Model(BaseModel):
-    """Base: immutable, closed."""
+    """Base: immutable, closed. Its validator is built when the first one is made."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Request(Model):
