@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from gpunode.catalog import Catalog
-from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
+from gpunode.catalog.origins import brings_kernel_module, closure_line, is_companion, origin_of, upstream_version
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import Kernel, Package
 from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
@@ -97,6 +97,8 @@ def _installed(facts: NodeFacts) -> Installed | None:
         return None
     packages = [package for package in facts.packages if package.installed]
     held = tuple(_package(package) for package in packages)
+    if all(is_companion(row.name) for row in held if row.closure is not None):
+        held = tuple(row.model_copy(update={"closure": None}) for row in held)
     versions = {
         upstream_version(package.version)
         for package, row in zip(packages, held, strict=True)
@@ -111,7 +113,7 @@ def _installed(facts: NodeFacts) -> Installed | None:
 
 
 def _package(package: Package) -> InstalledPackage:
-    origin = origin_of(package.name, package.version, package.maintainer)
+    origin = package.published or origin_of(package.name, package.version, package.maintainer)
     line = closure_line(package.name, package.source, origin)
     return InstalledPackage(name=package.name, version=package.version, origin=origin, closure=line)
 
