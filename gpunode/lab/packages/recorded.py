@@ -54,7 +54,7 @@ def recorded(system: str) -> dict[str, Any]:
     content: dict[str, Any] = loaded(f"recorded/{system}")
     rows = dict(content["packages"])
     for name, row in loaded("assumed")["rows"].get(system, {}).items():
-        if not rows.get(name, {}).get("versions"):
+        if not any(map(_VERSION.fullmatch, rows.get(name, {}).get("versions", ()))):
             rows[name] = rows.get(name, {}) | row
     return content | {"packages": rows}
 
@@ -227,6 +227,12 @@ class _Index:
         shared = {"nvidia-dkms", "nvidia-kernel-source"} & {plain.removesuffix("-open")}
         flavour = plain.removesuffix("-open") if plain.endswith("-open") else f"{plain}-open"
         both = self._names_of(plain) | (self._names_of(flavour) if shared else set())
+        old = [branch for branch in self._branches if branch <= _LAST_SUFFIXED]
+        moved = ("nvidia-utils", "nvidia-compute-utils")  # nvidia-smi and its like: in libnvidia-compute from 590 on
+        if name == "libnvidia-compute":
+            both |= {f"{tool}-{branch}" for tool in moved for branch in old}
+        if plain in moved:
+            both.add("libnvidia-compute")
         return both - {name}
 
     def _names_of(self, plain: str) -> set[str]:
@@ -238,11 +244,6 @@ class _Index:
         old = [branch for branch in self._branches if branch <= _LAST_SUFFIXED]
         others = {_BRANCH_IN_NAME.sub(f"-{branch}", template) for branch in old}
         others |= {plain} & self._rows.keys()
-        moved = ("nvidia-utils", "nvidia-compute-utils")  # nvidia-smi and its like are in libnvidia-compute from 590 on
-        if plain == "libnvidia-compute":
-            others |= {f"{tool}-{branch}" for tool in moved for branch in old}
-        if plain in moved:
-            others.add("libnvidia-compute")
         return others
 
     def _filled(self, entry: str, values: Mapping[str, str]) -> str:

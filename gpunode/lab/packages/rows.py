@@ -108,7 +108,9 @@ class Package(_Strict):
 
     def parts(self, release: str) -> list[Payload]:
         """What is in the package in that release."""
-        return [part for part in self.payload if Version(part.from_version) <= Version(release or "0")]
+        return [
+            part for part in self.payload if part.from_version == "0" or Version(part.from_version) <= Version(release)
+        ]
 
 
 class Content(_Strict):
@@ -144,6 +146,8 @@ class Repository(_Strict):
     """The file that says what is in the recorded packages."""
     key_file: str = ""
     """The name under which the vendor publishes the key there; empty: the key's id."""
+    repo: str = ""
+    """rpm only: the id of the repository in the file that its vendor publishes for dnf."""
     suites: dict[str, str] = {}
     """Of an archive: its suites, and what each calls the release (24.04)."""
     components: tuple[str, ...] = ()

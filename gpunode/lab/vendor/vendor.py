@@ -60,8 +60,14 @@ class Vendor:
     def entries(self, system: str) -> list[Entry]:
         """What a node of that system has of these repositories before its first boot: an Ubuntu has its archive."""
         like = LOOKALIKE_SYSTEMS.get(system)
-        if like is None or not like.ubuntu:
+        if like is None:
             return []
+        if not like.ubuntu:
+            own = f"rocky{like.version.partition('.')[0]}"
+            key = f"etc/pki/rpm-gpg/{repositories()[own].key_file}"
+            settings = f"baseurl={self.urls()[own]}\nenabled=1\ngpgcheck=1\ngpgkey=file:///{key}\n"
+            text = f"[{repositories()[own].repo}]\nname=Rocky Linux (simulated)\n{settings}"
+            return [Entry(key, self.keys["rocky"], 0o644), Entry("etc/yum.repos.d/rocky.repo", text, 0o644)]
         keyring = "usr/share/keyrings/ubuntu-archive-keyring.asc"
         source = (
             f"Types: deb\nURIs: {self.urls()['ubuntu']}\nSuites: {like.codename} {like.codename}-updates\n"

@@ -19,7 +19,7 @@ from typing import Any
 DEBS = Path("/srv/gpunode/debs")
 """Packages of Debian's that some of ours are made from."""
 LIMIT_S = 600
-_KEPT = ("Depends", "Recommends", "Suggests", "Multi-Arch", "Breaks", "Replaces")
+_KEPT = ("Pre-Depends", "Depends", "Recommends", "Suggests", "Multi-Arch", "Breaks", "Replaces")
 EPOCH = "1790000000"  # one time for all files, so that the same plan gives the same packages
 
 
@@ -62,18 +62,21 @@ class Tools:
 
     def _unpack(self, package: dict[str, Any], tree: Path, control: dict[str, str]) -> None:
         """Lay down what a package of Debian's holds, scripts included; its dependencies stay, its version goes."""
-        (source,) = DEBS.glob(f"{package['repack']}_*.deb")
-        run(["dpkg-deb", "--raw-extract", str(source), str(tree)])
+        self.repacked(package, tree)
         theirs = (tree / "DEBIAN/control").read_text(encoding="utf-8")
         kept = {key: text for key, text in re.findall(r"^(\S+): (.+)$", theirs, re.MULTILINE) if key in _KEPT}
         control |= kept | {key: control[key] for key in kept if key in package["fields"]}
-        version = package["version"].rpartition(":")[2].partition("-")[0]
-        for path in tree.rglob(package["repack"]):  # the program that says its version
+
+    def repacked(self, package: dict[str, Any], tree: Path) -> None:
+        """Lay down the files and scripts of a package of Debian's, its program saying the version of ours."""
+        (source,) = DEBS.glob(f"{package['repack']}_*.deb")
+        run(["dpkg-deb", "--raw-extract", str(source), str(tree)])
+        old = source.name.split("_")[1].partition("-")[0]
+        new = package["version"].rpartition(":")[2].partition("-")[0]
+        for path in tree.rglob(package["repack"]):
             if path.is_file() and not path.is_symlink():
-                old = re.search(r"^Version: (?:\d+:)?([^-\s]+)", theirs, re.MULTILINE)
                 text = path.read_text(encoding="utf-8", errors="surrogateescape")
-                changed = text.replace(old[1], version) if old else text
-                path.write_text(changed, encoding="utf-8", errors="surrogateescape")
+                path.write_text(text.replace(old, new), encoding="utf-8", errors="surrogateescape")
 
     def tree(self, package: dict[str, Any], tree: Path) -> None:
         """Lay down what the package holds below the folder ``tree``."""

@@ -132,7 +132,7 @@ def _rpm(repository: dict[str, Any], keys: Keys) -> None:
     public = repository["key_file"] or f"{keys.id(key)}.pub"
     shutil.copyfile(keys.public(key), where / public)
     url = f"http://vendor/{place}"
-    name = f"cuda-{place.split('/')[-2]}-x86_64" if repository["key_file"] else "nvidia-container-toolkit"
+    name = repository["repo"]
     settings = {"name": name, "baseurl": url, "enabled": "1", "gpgcheck": "1", "gpgkey": f"{url}/{public}"}
     text = f"[{name}]\n" + "".join(f"{option}={value}\n" for option, value in settings.items())
     (where / f"{name.removesuffix('-x86_64')}.repo").write_text(text, encoding="utf-8")
