@@ -121,10 +121,7 @@ def test_a_stream_keeps_the_driver_in_its_branch_and_keys_are_asked_for(rocky: S
     assert "Importing GPG key" in said
     assert versions(rocky) == {"580.178.04"}
     assert "nvidia-fabricmanager" in rocky.do("rpm --query --all")
-    assert (
-        rocky.do("rpm --query --queryformat '%{VENDOR}|%{RELEASE}' nvidia-open")
-        == "NVIDIA CORPORATION|1.el9"
-    )
+    assert rocky.do("rpm --query --queryformat '%{VENDOR}|%{RELEASE}' nvidia-open") == "NVIDIA CORPORATION|1.el9"
     assert rocky.ask("dnf --quiet check-update")[0] == 0
 
 
