@@ -76,12 +76,15 @@ def _branches(rows: Rows) -> Wanted:
         ("architectures", "last_branch"),
         ("gpus", "last_branch"),
         ("branches", "superseded_by"),
-        ("toolkits", "branch"),
         ("cuda_majors", "branch"),
         ("xids", "recovery_reported_since"),
     ):
         for row in rows[section].values():
             yield (section, row.id, field), getattr(row, field)
+    for row in rows["toolkits"].values():
+        # Before minor-version compatibility a toolkit named one driver, mostly of a branch that is not listed here.
+        if row.floor is None or row.floor != row.driver:
+            yield ("toolkits", row.id, "branch"), row.branch
     for row in rows["forward_compat"].values():
         for field in ("works_on", "needless_on", "refused_on"):
             for branch in getattr(row, field):

@@ -95,6 +95,8 @@ class NodePicture(Model):
     kernel: str | None = None
     """Release of the kernel that the module is for: ``6.8.0-60-generic``."""
     gpus: tuple[GpuGroup, ...] = ()
+    unknown_gpus: tuple[str, ...] = ()
+    """PCI ids of GPUs on the node that the catalog does not have: nothing can be decided for it."""
     platform: str | None = None
     """Key of the catalog's platforms; its GPUs count as the node's then."""
     nvswitch: bool | None = None
