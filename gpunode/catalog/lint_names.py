@@ -85,6 +85,10 @@ def _branches(rows: Rows) -> Wanted:
         # Before minor-version compatibility a toolkit named one driver, mostly of a branch that is not listed here.
         if row.floor is None or row.floor != row.driver:
             yield ("toolkits", row.id, "branch"), row.branch
+    for row in rows["systems"].values():
+        for origin, offer in row.origins.items():
+            for branch in (*offer.transitional, *offer.transitional.values()):
+                yield ("systems", row.id, "origins", origin, "transitional"), branch
     for row in rows["forward_compat"].values():
         for field in ("works_on", "needless_on", "refused_on"):
             for branch in getattr(row, field):

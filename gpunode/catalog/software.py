@@ -187,6 +187,8 @@ class ContainerToolkit(Row):
     """What must be gone before."""
     repository: str
     key: str
+    fingerprints: Words = ()
+    """Of the keys that the repository may be signed with."""
 
 
 class ContainerEngine(Row):
@@ -201,6 +203,8 @@ class ContainerEngine(Row):
     repository: str | None = None
     """The publisher's own, without the distribution's name."""
     key: str | None = None
+    fingerprints: Words = ()
+    """Of the keys that the repository may be signed with."""
     packages: Words = ()
     """Their names in the publisher's own repository."""
 

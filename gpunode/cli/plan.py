@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
@@ -15,13 +15,13 @@ import yaml
 from gpunode.catalog import Catalog, load
 from gpunode.cli.nearest import unknown
 from gpunode.cli.plan_text import as_text
-from gpunode.cli.replay import read_bundles
 from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
-from gpunode.facts import facts_from_bundle
-from gpunode.probe.bundle import Bundle
-from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, picture_from_facts, plan, undetermined
+from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.question import WORDS
+
+if TYPE_CHECKING:
+    from gpunode.probe.bundle import Bundle
 
 MOST_NAMES = 12
 """How many known names an error message lists."""
@@ -255,8 +255,11 @@ def _picture(options: Options, catalog: Catalog) -> NodePicture:
     )
 
 
-def host_of(name: str, bundle: Bundle, catalog: Catalog, lock: Any = None) -> PlanHost:
+def host_of(name: str, bundle: "Bundle", catalog: Catalog, lock: Any = None) -> PlanHost:
     """One node by its bundle."""
+    from gpunode.facts import facts_from_bundle  # noqa: PLC0415 (a hypothetical node has no facts)
+    from gpunode.stack import picture_from_facts, undetermined  # noqa: PLC0415
+
     facts = facts_from_bundle(bundle)
     picture = picture_from_facts(facts, catalog)
     reason = undetermined(facts, picture)
@@ -265,6 +268,8 @@ def host_of(name: str, bundle: Bundle, catalog: Catalog, lock: Any = None) -> Pl
 
 def _replayed(places: tuple[str, ...], catalog: Catalog) -> Iterator[PlanHost]:
     """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
+    from gpunode.cli.replay import read_bundles  # noqa: PLC0415 (as above)
+
     for bundle in read_bundles(places):
         yield host_of(bundle.host, bundle, catalog)
 

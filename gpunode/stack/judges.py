@@ -276,6 +276,9 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
     yield from missing
     if not missing and package_set(case, "driver", (*DRIVER_VARIANTS, "precompiled")) is None:
         yield refuse(f"{case.source_name} has no packages of branch {branch} with {candidate.flavour} modules")
+    named = case.question.driver_branch
+    if named is not None and named.number != branch and offer.transitional.get(named.number) == branch:
+        yield warn(f"branch {named.number} is transitional in {case.source_name}: its packages install {branch}")
     held, sure = offer.versions.get(branch), system.sure(f"origins.{candidate.source}")
     if held is not None and candidate.decided_by == "wish" and not _release_of(held, candidate.version):
         yield refuse(f"{case.source_name} holds {held} of branch {branch} and no other release", sure=sure)

@@ -17,9 +17,9 @@ Arch = Literal["x86_64", "aarch64"]
 
 
 class Model(BaseModel):
-    """Base: immutable, closed."""
+    """Base: immutable, closed. Its validator is built when the first one is made."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Request(Model):
@@ -94,6 +94,8 @@ class NodePicture(Model):
     arch: Arch | None = None
     kernel: str | None = None
     """Release of the kernel that the module is for: ``6.8.0-60-generic``."""
+    kernel_images: tuple[str, ...] = ()
+    """Installed meta packages of kernel images (``linux-image-generic-hwe-24.04``), that of the newest kernel first."""
     gpus: tuple[GpuGroup, ...] = ()
     unknown_gpus: tuple[str, ...] = ()
     """PCI ids of GPUs on the node that the catalog does not have: nothing can be decided for it."""
@@ -135,6 +137,8 @@ class PackageChoice(Model):
     version: str | None
     """Pattern of the version (``580.178.04-*``); None: the repository decides."""
     component: str
+    alternatives: tuple[str, ...] = ()
+    """Names to take in its place where the repository does not have it, the first that exists."""
     with_driver: bool = False
     """Belongs to the driver closure: must carry exactly the driver's version."""
 

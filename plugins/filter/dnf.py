@@ -92,10 +92,14 @@ class Case:
         return sorted(self.installed.keys() - self.own.keys())
 
     @property
+    def _full(self) -> tuple[tuple[str, ...], ...]:
+        return driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
+
+    @property
     def bound(self) -> list[str]:
         """Packages to have at the driver's release."""
         rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
-        full = driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
+        full = [names[0] for names in self._full]
         names = [row.name for row in rows if not (full and row.component == "driver")]
         return sorted({*names, *full, *self.settings["extra_packages"]})
 

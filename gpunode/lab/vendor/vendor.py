@@ -125,7 +125,7 @@ class Vendor:
         while time.monotonic() < deadline:
             with docker_errors("asking the vendor repository"):
                 probe = "import socket; socket.create_connection(('127.0.0.1', 80), 1)"
-                refused = self.container.exec_run(["python3", "-c", probe]).exit_code != 0
+                refused = self.container.exec_run(["python3", "-I", "-c", probe]).exit_code != 0
             if refused == wanted:
                 return
             time.sleep(0.05)

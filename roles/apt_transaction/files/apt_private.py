@@ -1,6 +1,6 @@
 """What the scripts that ask apt in a folder of their own have in common.
 
-Stands in front of such a script, as one program: ``python3 -c "THIS TEXT\\nTHE SCRIPT"``. The standard library alone.
+Stands in front of such a script, as one program: ``python3 -I -c "THIS TEXT\\nTHE SCRIPT"``. Standard library alone.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """One apt transaction on this node: told, or told and done. Prints what it is as JSON.
 
-Runs as ``python3 -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
+Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
 
     {"install": ["NAME" | "NAME=PATTERN"],  what is to be there; a pattern is a shell pattern of versions
      "purge": [patterns],                   what goes in the same transaction

@@ -1,11 +1,12 @@
 """Print what apt would do on this node if some files of /etc/apt were different, as JSON. Changes nothing on the node.
 
-Runs as ``python3 -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
+Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
 
     {"files": {path of a file below /etc/apt: content, empty for a file that is not to be},
      "keys": {path of a key: its armoured text},
      "preferences": path of the file that binds the driver's packages, "pins": [{packages, pin, priority}],
      "bound": {name: pattern of versions, @RELEASE@ for the driver's release}, "required": [of these, to be had],
+     "alternatives": {name of bound: [names taken in its place, in this order, where no list has it]},
      "free": [names], "optional": [names, taken where they are there],
      "constraint": the release, or a shell pattern of releases,
      "drop": [installed packages of the driver], "remove": [names that go in any case], "repair": bool}
@@ -100,9 +101,21 @@ def simulate(apt_get, apt_cache, arguments, more=()):
     }
 
 
+def with_names_that_exist(question, known):
+    """The question with each package that no list has replaced by the first of its alternatives that one has."""
+    taken = {
+        name: next((other for other in others if other in known), name)
+        for name, others in question["alternatives"].items()
+        if name not in known
+    }
+    bound = {taken.get(name, name): pattern for name, pattern in question["bound"].items()}
+    return {**question, "bound": bound, "required": [taken.get(name, name) for name in question["required"]]}
+
+
 def transaction(question, folder, apt_get, apt_cache):
     """The whole answer from lists that are there: a release, and one transaction that brings the node to it."""
     known = set(output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split())
+    question = with_names_that_exist(question, known)
     bound = {name: pattern for name, pattern in question["bound"].items() if name in known}
     optional = [name for name in question["optional"] if name in known]
     there = offers(apt_cache, sorted({*question["bound"], *optional}))

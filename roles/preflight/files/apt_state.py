@@ -1,6 +1,6 @@
 """Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
 
-Runs as ``python3 - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
+Runs as ``python3 -I - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
 python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``;
 where apt cannot be asked at all: ``{"error": one line}``.
 """
@@ -21,6 +21,8 @@ LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/list
 CACHE = Path("/var/cache/apt/pkgcache.bin")
 CACHED = ("/var/lib/dpkg/status", "/var/lib/apt/lists", "/etc/apt", "/etc/apt/sources.list.d", "/etc/apt/preferences.d")
 NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
+# Whose publisher matters: what may belong to a driver, and what its modules are built with.
+GPU_STACK = re.compile(r"nvidia|libcuda|libnv|libxnvctrl|cuda-drivers|^(dh-)?dkms$")
 OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
@@ -127,12 +129,37 @@ def packages():
     return {"installed": installed, "unfinished": unfinished, "held": held}
 
 
-def header_packages():
-    """Names of all header packages in the node's sources."""
+def publishers(installed):
+    """Name of each installed package of the GPU stack to (Origin, Label) of the repositories that list its version."""
+    names = [name for name in installed if GPU_STACK.search(name)]
+    if not names:
+        return {}
+    form = "$(REPO_URI)|$(ORIGIN)|$(LABEL)"
+    targets = said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
+    repositories = [line.split("|") for line in targets if line.count("|") == 2]
+    found, name, exact = {}, "", False
+    for line in said_by(["apt-cache", *settings_for_a_look(), "policy", *names]).splitlines():
+        if re.match(r"\S+:$", line):
+            name, exact = line[:-1], False
+        elif re.match(r" (\*\*\*|   ) \S", line):
+            exact = line.startswith(" ***")
+        elif exact and re.match(r" +-?\d+ \w+:/", line):
+            uri = line.split()[1].rstrip("/") + "/"
+            found.setdefault(name, []).extend(pair for known, *pair in repositories if uri == known.rstrip("/") + "/")
+    return found
+
+
+def settings_for_a_look():
+    """Options with which apt-cache writes nothing: it uses its cache where that is fresh, and none otherwise."""
     fresh = CACHE.exists() and all(
         Path(path).stat().st_mtime < CACHE.stat().st_mtime for path in CACHED if Path(path).exists()
     )
-    return said_by(["apt-cache", *(() if fresh else NO_CACHE), "pkgnames", "linux-headers-"]).split()
+    return () if fresh else NO_CACHE
+
+
+def header_packages():
+    """Names of all header packages in the node's sources."""
+    return said_by(["apt-cache", *settings_for_a_look(), "pkgnames", "linux-headers-"]).split()
 
 
 def own_holds():
@@ -224,7 +251,8 @@ def main():
     holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
     try:
         with passing_over_damaged({}):
-            asked = {"sources": sources(), "headers": header_packages()}
+            held = packages()
+            asked = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
     except (AptError, OSError) as error:
         # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
         json.dump({"error": " ".join(str(error).split())}, sys.stdout)
@@ -232,7 +260,7 @@ def main():
     state = {
         **asked,
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
-        **packages(),
+        **held,
         "own_holds": own_holds(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "key": key(),
