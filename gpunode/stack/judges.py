@@ -293,7 +293,7 @@ def _out_of_reach(case: Case, offer: Offer) -> Iterator[Verdict]:
     sure = candidate.system.sure(f"origins.{candidate.source}") and not candidate.installed
     if branch in offer.transitional:
         other = offer.transitional[branch]
-        yield refuse(f"in {case.source_name} the packages of branch {branch} are empty and pull in {other}", sure=sure)
+        yield refuse(f"branch {branch} is transitional in {case.source_name}: its packages install {other}", sure=sure)
     elif branch in offer.missing or (offer.branches and branch not in offer.branches):
         has = f"; it has {', '.join(map(str, offer.branches))}" if offer.branches else ""
         yield refuse(f"{case.source_name} does not have branch {branch} for servers{has}", sure=sure)

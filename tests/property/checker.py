@@ -332,7 +332,7 @@ def fabric_manager(look: Look) -> Iterator[str]:
             name = "nvidia-fabricmanager" + ("" if look.branch >= 580 else f"-{look.branch}")
             if name not in manager["packages"]:
                 yield f"the fabric manager of {look.branch} is {name}, not {manager['packages']}"
-        if look.stack["nscq"] is None and look.stack["nvlsm"] is None:
+        if look.stack["nscq"] is None and look.stack["nvlsm"] is None and not look.warned("R21"):
             yield "NVSwitches without NSCQ"
     depends = [gpu for gpu, count in look.gpus if count is None and re.search(r"8-GPU.*yes", gpu["fabric_manager"])]
     if depends and not look.warned("R11"):
