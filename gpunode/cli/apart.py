@@ -6,10 +6,11 @@ from typing import Any, Self
 
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.fleet.collector import ANSWER
 from gpunode.isolation import Exceeded, Limits, Workers
 from gpunode.probe.bundle import Bundle
 
+ANSWER = "the node's answer"
+"""How messages name what the probe printed."""
 _SMALL = 2 * 1024 * 1024
 """Bytes that a document may have and be read here: as Python's objects it is at most some fifty times larger."""
 

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from gpunode.cli.apart import Apart
 from gpunode.cli.inventories import explained
 from gpunode.cli.seconds import Seconds
 from gpunode.cli.writing import write_bundle
@@ -24,6 +23,7 @@ from gpunode.errors import UsageError
 from gpunode.names import fold
 
 if TYPE_CHECKING:
+    from gpunode.cli.apart import Apart
     from gpunode.fleet import Collected, Target, Then
 
 
@@ -61,7 +61,7 @@ class Selection:
         return [fleet.local_target()]
 
     def collect(
-        self, apart: Apart, save: Path | None, then: "Callable[[Say], Then] | None" = None
+        self, apart: "Apart", save: Path | None, then: "Callable[[Say], Then] | None" = None
     ) -> "Iterator[Collected]":
         """What came from each node, as it comes; with ``save``, bundles are written into that folder on the way.
 

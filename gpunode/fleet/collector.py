@@ -21,8 +21,6 @@ _GRACE_S = 2.0
 
 
 _LOOK_S = 1.0
-ANSWER = "the node's answer"
-"""How messages name what the probe printed."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +232,7 @@ def _probing(node: Node, deadline: float) -> Program:
 
 
 def _read(output: bytes) -> Bundle:
-    return Bundle.from_json(output, ANSWER)
+    return Bundle.from_json(output, "the node's answer")
 
 
 def _bundle(output: bytes, read: Callable[[bytes], Bundle]) -> Bundle:

@@ -133,7 +133,7 @@ def test_the_whole_closure_is_asked_for_at_one_release(bare: dict[str, Any]) -> 
         "libnvidia-nscq",
     }
     assert question["constraint"] == "580.95.05"
-    assert "nvidia-driver-pinning-580.95.05" in question["free"]
+    assert question["free"] == [], "our own preferences bind the closure, before NVIDIA's pinning packages could"
     assert question["bound"]["nvidia-fabricmanager"] == "@RELEASE@-*"
     assert question["pins"][0]["pin"] == "version @RELEASE@-*"
     assert question["remove"] == question["drop"] == []
@@ -209,6 +209,79 @@ def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
     apt = {**apt_of(there), "installed": {**apt_of(there)["installed"], "nvidia-driver-pinning-580.95.05": "1"}}
     question = driver.driver_question(there, apt, stack, settings_of(stack))
     assert question["remove"] == ["nvidia-driver-pinning-580.95.05"]
+    apt["installed"] = {**apt_of(there)["installed"], "nvidia-driver-pinning-580": "580-1"}
+    assert driver.driver_question(there, apt, stack, settings_of(stack))["remove"] == []
+
+
+@pytest.mark.parametrize(
+    ("there", "installs", "taken"),
+    [
+        ({}, (), "nvidia-headless-open"),
+        ({"nvidia-dkms-open": "595.91.07-1ubuntu1"}, (), "nvidia-dkms-open"),
+        ({}, ("nvidia-dkms-open",), "nvidia-dkms-open"),
+        ({"nvidia-dkms-open": "1", "nvidia-headless-open": "1"}, (), "nvidia-headless-open"),
+    ],
+    ids=["a bare node", "one that has the other", "apt answered so", "one that has both"],
+)
+def test_of_alternatives_that_one_counts_that_is_there(
+    bare: dict[str, Any], there: dict[str, str], installs: tuple[str, ...], taken: str
+) -> None:
+    noble = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": "24.04", "codename": "noble"}}
+    stack = stack_of(noble, version="595")
+    answer = {"install": [{"name": name, "version": "595.91.07-1ubuntu1", "source": name} for name in installs]}
+    case = driver._case(noble, {**APT, "installed": there}, stack, settings_of(stack), answer)
+    assert {name for name in case.bound if "open" in name} == {taken}
+    question = driver.driver_question(noble, {**APT, "installed": there}, stack, settings_of(stack))
+    if not there:
+        assert question["alternatives"] == {"nvidia-headless-open": ["nvidia-dkms-open"]}
+
+
+@pytest.mark.parametrize(
+    ("system", "branch", "names"),
+    [
+        ("22.04", "580", {"nvidia-headless-580-open", "nvidia-utils-580"}),
+        ("24.04", "595", {"nvidia-headless-open", "libnvidia-compute"}),
+        ("26.04", "610", {"nvidia-headless-open", "libnvidia-compute"}),
+    ],
+)
+def test_ubuntus_names_for_nvidia_smi(bare: dict[str, Any], system: str, branch: str, names: set[str]) -> None:
+    facts = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": system}, "pci": HGX[:1]}
+    stack = stack_of(facts, version=branch, flavour="open")
+    assert set(asked(facts, stack)["required"]) - {"nvidia-fabricmanager", "libnvidia-nscq"} == names
+
+
+@pytest.mark.parametrize("version", ["510.47.03-0ubuntu1", "510.47.03-0ubuntu4", "510.47.03-0ubuntu7"])
+def test_a_library_that_hwloc_brings_is_no_driver(bare: dict[str, Any], version: str) -> None:
+    library = package("libxnvctrl0", "510.47.03", **{**UBUNTU, "source": "nvidia-settings", "version": version})
+    for more in ({}, {"published": "ubuntu"}):
+        facts = {**bare, "packages": [{**library, **more}]}
+        assert stack_of(facts)["driver"]["branch"] == stack_of(bare)["driver"]["branch"]
+        assert planned(facts, stack_of(facts))["going"] == []
+
+
+def test_companions_that_a_driver_left_are_no_driver(bare: dict[str, Any]) -> None:
+    left = [package(name, "610.57.04") for name in ("libxnvctrl0", "nvidia-settings")]
+    facts = {**bare, "packages": left}
+    assert stack_of(facts)["driver"]["branch"] == stack_of(bare)["driver"]["branch"]
+
+
+def test_apts_lists_say_who_published_a_package(bare: dict[str, Any]) -> None:
+    # Its revision looks like NVIDIA's, its maintainer is Ubuntu's.
+    facts = {
+        **bare,
+        "packages": [package("libnvidia-compute-580", "580.95.05", **UBUNTU, version="580.95.05-0ubuntu1")],
+    }
+    ubuntus = {"publishers": {"libnvidia-compute-580": [["Ubuntu", "Ubuntu"]]}}
+    assert node.with_publishers(facts, ubuntus)["packages"][0]["published"] == "ubuntu"
+    nvidias = {"publishers": {"libnvidia-compute-580": [["NVIDIA", "NVIDIA CUDA"]]}}
+    stack = stack_of(node.with_publishers(facts, nvidias), version="580.95.05", source="nvidia")
+    assert driver.driver_question(node.with_publishers(facts, ubuntus), APT, stack, settings_of(stack))["remove"] == [
+        "libnvidia-compute-580"
+    ]
+    assert driver.driver_question(node.with_publishers(facts, nvidias), APT, stack, settings_of(stack))["remove"] == []
+    both = {"publishers": {"libnvidia-compute-580": [["Ubuntu", "Ubuntu"], ["NVIDIA", "NVIDIA CUDA"]]}}
+    assert node.with_publishers(facts, both)["packages"][0]["published"] is None
+    assert node.with_publishers(facts, None)["packages"] == node.with_publishers(facts, {})["packages"]
 
 
 def test_a_fabric_manager_that_lags_is_refused_with_the_release_that_all_have(bare: dict[str, Any]) -> None:
