@@ -35,7 +35,7 @@ from gpunode.names import fold  # noqa: E402
 BIN = Path(sys.executable).parent
 PARALLEL = "32"
 LIMIT_S = 600.0
-COMMAND = "python3 -"
+COMMAND = "python3 -I -"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,18 @@
 """gpunode: provision GPU servers, and prove that they work."""
 
-from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("gpunode")
-except PackageNotFoundError:  # a zipapp or a bare checkout carries no metadata
-    __version__ = "0+unknown"
+if TYPE_CHECKING:
+    __version__: str
+
+
+def __getattr__(name: str) -> Any:
+    """``__version__``, looked up when it is asked for: most calls never do, and the look-up takes a tenth of them."""
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 (see above)
+
+    try:
+        return version("gpunode")
+    except PackageNotFoundError:  # a zipapp or a bare checkout carries no metadata
+        return "0+unknown"

@@ -1,4 +1,4 @@
-"""``python3 -m gpunode``."""
+"""The package as a program, for Python's option ``-m``."""
 
 from gpunode.cli import main
 

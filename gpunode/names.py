@@ -4,8 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
 from gpunode.errors import UsageError
 
 MOST = 10_000
@@ -28,6 +26,8 @@ def expand(word: str) -> list[str]:
     for low, high in re.findall(r"(\d+)-(\d+)", "".join(_RANGES.findall(word))):
         if int(high) - int(low) >= MOST:
             raise UsageError(f"{word}: more than {MOST} nodes")
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 (slow to load)
+
     try:
         names = NodeSet(word.strip(","), resolver=RESOLVER_NOGROUP)
     except NodeSetException as err:
@@ -39,6 +39,8 @@ def expand(word: str) -> list[str]:
 
 def fold(names: Iterable[str]) -> str:
     """``gpu-[01-03]`` for gpu-01, gpu-02, gpu-03; names that cannot be folded stand behind, comma-separated."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet  # noqa: PLC0415 (slow to load)
+
     given = sorted(set(names))
     plain = [name for name in given if not _SPECIAL.search(name)]
     others = [name for name in given if _SPECIAL.search(name)]

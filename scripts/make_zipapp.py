@@ -61,7 +61,7 @@ def locked(names: Sequence[str]) -> str:
 
 def pip(*words: str | Path) -> None:
     """Run pip; SystemExit where it fails."""
-    argv = [sys.executable, "-m", "pip", *map(str, words), "--quiet", "--no-input"]
+    argv = [sys.executable, "-I", "-m", "pip", *map(str, words), "--quiet", "--no-input"]
     done = subprocess.run(argv, check=False, timeout=PIP_LIMIT_S, stdin=subprocess.DEVNULL, start_new_session=True)
     if done.returncode:
         raise SystemExit(f"zipapp: pip {words[0]} failed (exit {done.returncode})")
@@ -110,7 +110,7 @@ def pack(site: Path, made_for: dict[str, object], out: Path) -> None:
     beside = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as stream:
-            stream.write(b"#!/usr/bin/env python3\n")
+            stream.write(b"#!/usr/bin/env -S python3 -I\n")
             with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
                 for name in sorted(files):
                     archive.writestr(zipfile.ZipInfo(name), files[name], zipfile.ZIP_DEFLATED)

@@ -5,7 +5,7 @@
 
 from gpunode.catalog.catalog import Catalog, load
 from gpunode.catalog.gpus import GpuMatch
-from gpunode.catalog.hardware import Architecture, Expectation, Gpu, PciPart, Platform, Xid
+from gpunode.catalog.hardware import Architecture, Chip, Expectation, Gpu, PciPart, Platform, Xid
 from gpunode.catalog.rows import Row, Source
 from gpunode.catalog.software import (
     Branch,
@@ -32,6 +32,7 @@ __all__ = [
     "Architecture",
     "Branch",
     "Catalog",
+    "Chip",
     "ContainerEngine",
     "ContainerToolkit",
     "CudaMajor",

@@ -1,6 +1,7 @@
 """The catalog: all facts, typed, with look-ups. Files are read when first asked for."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from functools import cached_property, lru_cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any, TypeVar
 from packaging.version import Version as Number
 from pydantic import BaseModel
 
-from gpunode.catalog import hardware, software
+from gpunode.catalog import hardware, pci_ids, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, nearest, normal
 from gpunode.catalog.read import Document, Problem, dotted, place, read, section
-from gpunode.catalog.rows import Source
+from gpunode.catalog.rows import Source, first_day
 from gpunode.catalog.typed import no_such, typed_row
 from gpunode.errors import UsageError
 
@@ -20,6 +21,7 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "sources.yml": {"sources": Source},
     "gpus.yml": {
         "architectures": hardware.Architecture,
+        "chips": hardware.Chip,
         "gpus": hardware.Gpu,
         "pci_parts": hardware.PciPart,
     },
@@ -66,6 +68,10 @@ INHERITED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }
 """Sections whose rows take fields from another row: the field that names it, its section, what is taken."""
+
+STALE_DAYS = 90
+"""In drivers.yml the eight branches of 2025 and 2026 came 92 days apart on average, and the releases of 580 every 23
+days: an older catalog lacks a branch."""
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -115,22 +121,40 @@ class Catalog:
 
     def raw(self, name: str) -> dict[str, Any]:
         """A section as text: overlays merged, defaults and inherited fields filled in."""
-        others = {"architectures": section(self.documents("architectures"), "architectures")} if name == "gpus" else {}
-        return inherit(name, section(self.documents(name), name), others)
+        if name != "gpus":
+            return inherit(name, section(self.documents(name), name), {})
+        listed = self._from_pci_ids()
+        return self._with_architecture(section(self.documents(name), name, listed))
+
+    def _with_architecture(self, gpus: dict[str, Any]) -> dict[str, Any]:
+        return inherit("gpus", gpus, {"architectures": section(self.documents("architectures"), "architectures")})
+
+    def _from_pci_ids(self) -> dict[str, Any]:
+        """Rows of the GPUs that no catalog file has: an id that one of them has is that file's alone."""
+        written = section(self.documents("gpus"), "gpus")
+        chips = section(self.documents("chips"), "chips")
+        return pci_ids.rows(pci_ids.table(), chips, written, pci_ids.table_date())
 
     def rows(self, name: str) -> Mapping[str, Any]:
         """A section's rows by id."""
         if name not in self._sections:
-            rows, problems = self.validated(name)
-            if problems:
-                raise UsageError(str(problems[0]))
+            rows = self._typed(name, self.raw(name))
             self._sections[name] = dict(sorted(rows.items(), key=_newest_first)) if name in BY_VERSION else rows
         return self._sections[name]
 
     def validated(self, name: str) -> tuple[Mapping[str, Any], list[Problem]]:
         """A section's rows as far as they fit their model, and what is wrong with the others."""
+        return self._validated(name, self.raw(name))
+
+    def _typed(self, name: str, raw: Mapping[str, Any]) -> Mapping[str, Any]:
+        rows, problems = self._validated(name, raw)
+        if problems:
+            raise UsageError(str(problems[0]))
+        return rows
+
+    def _validated(self, name: str, raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Problem]]:
         rows, problems = {}, []
-        for key, fields in self.raw(name).items():
+        for key, fields in raw.items():
             row, wrong = typed_row(MODELS[name], key, fields, name, self.documents(name))
             if row is not None:
                 rows[key] = row
@@ -156,6 +180,11 @@ class Catalog:
     def sources(self) -> Mapping[str, Source]:
         """What the rows' ``source`` names."""
         return self.rows("sources")
+
+    @property
+    def chips(self) -> Mapping[str, hardware.Chip]:
+        """GPU chips by the name that ``pci.ids`` has for them."""
+        return self.rows("chips")
 
     @property
     def architectures(self) -> Mapping[str, hardware.Architecture]:
@@ -273,24 +302,37 @@ class Catalog:
         return self.rows("expectations")
 
     @cached_property
+    def _described(self) -> Mapping[str, hardware.Gpu]:
+        """The GPU models of our file alone, where no overlay is laid over it: most questions need no other."""
+        if self._overlays:
+            return self.gpus
+        rows = self._with_architecture(section(self.documents("gpus"), "gpus"))
+        return self._typed("gpus", rows)
+
+    @cached_property
+    def _described_index(self) -> GpuIndex:
+        return GpuIndex(self._described.values())
+
+    @cached_property
     def _gpu_index(self) -> GpuIndex:
         return GpuIndex(self.gpus.values())
 
     def gpu_by_pci(self, device_id: str, subsystem_id: str | None = None) -> GpuMatch | None:
         """The GPU model of a PCI id (``10de:2330`` or ``2330``); None where the catalog has none."""
-        return self._gpu_index.by_pci(device_id, subsystem_id)
+        described = self._described_index.by_pci(device_id, subsystem_id)
+        return described or self._gpu_index.by_pci(device_id, subsystem_id)
 
     def gpu_by_product_name(self, name: str) -> GpuMatch | None:
         """The GPU models that print exactly this product name; None where the catalog has none."""
-        return self._gpu_index.by_product(name)
+        return self._described_index.by_product(name)
 
     def find_gpu(self, text: str) -> GpuMatch:
         """What a person means by a GPU's name; UsageError with the nearest known names where nothing is."""
-        return self._gpu_index.find(text)
+        return self._described_index.known(text) or self._gpu_index.find(text)
 
     def gpu(self, gpu_id: str) -> hardware.Gpu:
         """A GPU model by its id alone."""
-        return _get(self.gpus, gpu_id, "GPU model")
+        return self._described.get(gpu_id) or _get(self.gpus, gpu_id, "GPU model")
 
     def platform(self, name: str) -> hardware.Platform:
         """A platform by id, name or alias; UsageError with the nearest known names."""
@@ -333,6 +375,26 @@ class Catalog:
         if series:
             return max(series, key=lambda row: Number(row.id))
         return _get(self.toolkits, name, "CUDA toolkit")
+
+    @cached_property
+    def read_on(self) -> date:
+        """The day on which drivers or toolkits were last held against a source; an index that was read counts."""
+        days = [row.date for rows in (self.branches, self.toolkits) for row in rows.values()]
+        for document in self._overlays:
+            rows = document.sections.get("sources")
+            named = rows.items() if isinstance(rows, Mapping) else ()
+            days += [row["date"] for key, row in named if key.startswith("index-") and isinstance(row, Mapping)]
+        return max(first_day(day) for day in days)
+
+    def stale(self, today: date) -> str | None:
+        """A sentence where the catalog is older than ``STALE_DAYS``; None where it is not."""
+        age = (today - self.read_on).days
+        if age <= STALE_DAYS:
+            return None
+        return (
+            f"the catalog is of {self.read_on}, {age} days before {today}: drivers released since are unknown; "
+            "gpunode catalog update --help"
+        )
 
     def xid(self, number: int) -> hardware.Xid | None:
         """An Xid by number."""

@@ -10,8 +10,11 @@ from typing import Any
 from gpunode.catalog.hardware import Gpu
 from gpunode.errors import UsageError
 
-_OWN = {"id", "name", "families", "aliases", "product_names", "pci", "subsystems", "note", "source", "date", "unsure"}
+_OWN = {"id", "name", "families", "aliases", "product_names", "pci", "subsystems", "known_from"}
+_OWN |= {"note", "source", "date", "unsure"}
 """Fields that tell models apart and say nothing about what they can do."""
+
+_PCI_ID = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 
 
 def normal(text: str) -> str:
@@ -93,15 +96,19 @@ class GpuIndex:
 
         ``NVIDIA H200`` is a product name and one model, ``H200`` a family.
         """
-        if re.fullmatch(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}", text.strip()):
-            match = self.by_pci(text.strip(), None)
-            if match is None:
-                raise UsageError(f"no GPU of the catalog has the PCI id {text}; see `gpunode catalog list gpus`")
+        match = self.known(text)
+        if match is not None:
             return match
-        held = self._products.get(text.strip().lower()) or self._names.get(normal(text))
-        if held:
-            return GpuMatch(text, tuple(held))
+        if _PCI_ID.fullmatch(text.strip()):
+            raise UsageError(f"no GPU of the catalog has the PCI id {text}; see `gpunode catalog list gpus`")
         raise UsageError(f"no GPU is called {text!r}; {nearest(normal(text), self._shown)}")
+
+    def known(self, text: str) -> GpuMatch | None:
+        """What ``find`` finds; None where nothing is called so."""
+        if _PCI_ID.fullmatch(text.strip()):
+            return self.by_pci(text.strip(), None)
+        held = self._products.get(text.strip().lower()) or self._names.get(normal(text))
+        return GpuMatch(text, tuple(held)) if held else None
 
 
 def nearest(text: str, shown: Mapping[str, str]) -> str:

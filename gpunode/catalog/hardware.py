@@ -29,6 +29,13 @@ class Architecture(Row):
     """The last driver branch that drives it; None: all up to the newest."""
 
 
+class Chip(Row):
+    """One GPU chip by the name that ``pci.ids`` has for it; section ``chips``."""
+
+    architecture: str
+    compute_capability: Capability
+
+
 class NvLink(Part):
     """One GPU's own NVLink. ``gb_per_s`` is the total of both directions and all links."""
 
@@ -73,6 +80,8 @@ class Gpu(Row):
     pci: Annotated[tuple[PciId, ...], Field(min_length=1)]
     subsystems: tuple[PciId, ...] = ()
     """Only where another model has the same device id."""
+    known_from: Literal["sources", "pci.ids"] = "sources"
+    """``pci.ids``: nothing but id, chip and name is known; figures and driver floors are not."""
     architecture: str
     compute_capability: Capability
     market: Literal["datacenter", "workstation", "consumer", "embedded"]

@@ -82,6 +82,10 @@ def _branches(rows: Rows) -> Wanted:
     ):
         for row in rows[section].values():
             yield (section, row.id, field), getattr(row, field)
+    for row in rows["systems"].values():
+        for origin, offer in row.origins.items():
+            for branch in (*offer.transitional, *offer.transitional.values()):
+                yield ("systems", row.id, "origins", origin, "transitional"), branch
     for row in rows["forward_compat"].values():
         for field in ("works_on", "needless_on", "refused_on"):
             for branch in getattr(row, field):

@@ -9,7 +9,7 @@ import re
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files as resource_files
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict
@@ -26,7 +26,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 class Row(BaseModel):
     """Base of all rows: immutable, closed, and with its evidence."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     source: str
     date: datetime.date
@@ -66,10 +66,30 @@ class ClosureRow(Row):
         return None
 
 
-class KernelModuleRow(Row):
-    """Packages that bring the kernel module."""
+class PackagesRow(Row):
+    """Packages by shell patterns of their names."""
 
     packages: tuple[str, ...]
+
+
+class RepositoryRow(Row):
+    """A repository, by what its Release file says of itself; a pattern that is None is not looked at."""
+
+    origin: str
+    release: Pattern
+    label: Pattern | None = None
+
+
+class SigningKey(Row):
+    """The key of one of NVIDIA's repositories; what nobody recorded is None."""
+
+    file: str | None
+    """Name beside the packages."""
+    fingerprint: str | None
+    sha256_without_version: str | None = None
+    """Of the file without its Version line."""
+    keyring_sha256: str | None = None
+    """Of ``cuda-keyring_1.1-1_all.deb`` for x86_64."""
 
 
 class Origins(BaseModel):
@@ -77,9 +97,12 @@ class Origins(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    repositories: tuple[RepositoryRow, ...]
+    signing_keys: dict[str, SigningKey]
     origins: tuple[OriginRow, ...]
     closures: tuple[ClosureRow, ...]
-    kernel_module_packages: KernelModuleRow
+    companions: PackagesRow
+    kernel_module_packages: PackagesRow
 
 
 def _any_matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -96,6 +119,33 @@ def table() -> Origins:
 def origin_of(name: str, version: str, maintainer: str) -> str | None:
     """The origin of a package by its Maintainer and version; None where no row knows it."""
     return next((row.origin for row in table().origins if row.matches(name, version, maintainer)), None)
+
+
+def publisher(release: str, label: str) -> str | None:
+    """Return the origin that a repository's Release file (its Origin and Label) belongs to; None for an unknown one."""
+    rows = (row for row in table().repositories if re.search(row.release, release))
+    return next((row.origin for row in rows if row.label is None or re.search(row.label, label)), None)
+
+
+def is_companion(name: str) -> bool:
+    """Return whether a package of a closure is no sign of an installed driver."""
+    return _any_matches(name, table().companions.packages)
+
+
+def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -> tuple[dict[str, Any], str | None]:
+    """Return what ``repository_key.py`` is asked for the key of a repository, and why such a key must not be taken."""
+    row = table().signing_keys.get(folder or "")
+    known = {name: getattr(row, name, None) for name in ("file", "fingerprint", "sha256_without_version")}
+    # Of one architecture's package alone somebody recorded the sum.
+    of_keyring = row.keyring_sha256 if row and keyring and arch == "x86_64" else None
+    fetch = {"url": url, **known, "keyring": keyring, "keyring_sha256": of_keyring}
+    vouched = known["fingerprint"] or known["sha256_without_version"] or of_keyring
+    if vouched or re.match(r"https:|file:", url):
+        return fetch, None
+    return fetch, (
+        f"repository-key-unknown: nothing vouches for a key from {url}, which is not https, and neither its "
+        "fingerprint nor a sum is known: give the key with nvidia_repository_key"
+    )
 
 
 def closure_line(name: str, source: str, origin: str | None) -> str | None:

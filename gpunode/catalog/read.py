@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -188,11 +189,12 @@ def merge(old: Any, new: Any) -> Any:
     return new
 
 
-def section(documents: Sequence[Document], name: str) -> dict[str, Any]:
+def section(documents: Sequence[Document], name: str, base: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """The raw rows of one section: the documents' rows laid over each other in order, defaults filled in.
 
     A file's ``defaults: {SECTION: {field: value}}`` (and ``defaults: {all: …}``) fill what its own new rows leave out.
     New rows of a later file take the first file's defaults too, but for source and date: their source is ``site``.
+    ``base``: whole rows below all documents; they stand last.
     """
     rows: dict[str, Any] = {}
     ours: dict[str, Any] = {}
@@ -205,11 +207,11 @@ def section(documents: Sequence[Document], name: str) -> dict[str, Any]:
             own = {**ours, **own}
         content = document.sections.get(name)
         for key, fields in content.items() if isinstance(content, Mapping) else ():
-            if key in rows:
-                rows[key] = merge(rows[key], fields)
+            if key in rows or key in base:
+                rows[key] = merge(rows.get(key, base.get(key)), fields)
             else:
                 rows[key] = {**own, **fields} if isinstance(fields, Mapping) else fields
-    return rows
+    return {**rows, **{key: fields for key, fields in base.items() if key not in rows}}
 
 
 def _defaults(document: Document, name: str) -> dict[str, Any]:

@@ -82,9 +82,9 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 
 
 class Part(BaseModel):
-    """A group of fields inside a row: immutable, closed."""
+    """A group of fields inside a row: immutable, closed. Its validator is built when the first row is read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Row(Part):

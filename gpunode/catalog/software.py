@@ -183,6 +183,8 @@ class ContainerToolkit(Row):
     """What must be gone before."""
     repository: str
     key: str
+    fingerprints: Words = ()
+    """Of the keys that the repository may be signed with."""
 
 
 class ContainerEngine(Row):
@@ -197,6 +199,8 @@ class ContainerEngine(Row):
     repository: str | None = None
     """The publisher's own, without the distribution's name."""
     key: str | None = None
+    fingerprints: Words = ()
+    """Of the keys that the repository may be signed with."""
     packages: Words = ()
     """Their names in the publisher's own repository."""
 
@@ -267,6 +271,8 @@ class Offer(Part):
     first_branch: int | None = None
     last_branch: int | None = None
     missing: tuple[int, ...] = ()
+    transitional: Mapping[int, int] = {}
+    """Branches whose packages are empty and depend on those of another branch, which is what a node gets."""
     versions: Mapping[int, str] = {}
     """Package version by branch, where the archive holds exactly one."""
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")

@@ -40,7 +40,7 @@ def present(package: Package) -> bool:
 
 def origin_of(package: Package) -> str | None:
     """The package's origin after the catalog; None where no row knows it."""
-    return _origin_of(package.name, package.version, package.maintainer)
+    return package.published or _origin_of(package.name, package.version, package.maintainer)
 
 
 def line_of(package: Package) -> str | None:
@@ -59,7 +59,7 @@ def driver_packages(node: NodeFacts) -> DriverPackages:
     for package in node.packages or ():
         if present(package) and line_of(package) is not None:
             groups[origin_of(package) or f"unknown ({package.maintainer})"].append(package)
-    if not groups:
+    if all(origins.is_companion(package.name) for packages in groups.values() for package in packages):
         return DriverPackages(None, {})
 
     def weight(origin: str) -> tuple[int, bool, str]:

@@ -19,6 +19,7 @@ from gpunode.errors import Exit, UsageError
 COLUMNS: Mapping[str, Sequence[str]] = {
     "gpus": ("name", "pci", "architecture", "compute_capability", "memory_gb", "form", "modules", "last_branch"),
     "architectures": ("name", "compute_capabilities", "modules", "last_cuda", "last_branch"),
+    "chips": ("architecture", "compute_capability"),
     "pci_parts": ("name", "role"),
     "branches": ("type", "released", "eol", "latest", "native_cuda", "modules"),
     "cuda_majors": ("floor", "branch", "min_compute_capability"),

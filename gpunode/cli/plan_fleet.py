@@ -18,12 +18,14 @@ from gpunode.fleet import collect
 from gpunode.fleet.inventory import Inventory, read, read_with_settings
 from gpunode.fleet.targets import SETTINGS, targets
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Stack, lock_document
+from gpunode.stack.inert import FREE_TEXT
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
 HEADER = """\
 # Written by gpunode plan --write: the stack that was decided for this {what}. A new decision replaces the whole file;
 # take the file away to unlock. Your own variables belong into a file beside it.
 """
+_UNSAFE = "!unsafe"
 _SUFFIXES = ("", ".yml", ".yaml", ".json")
 """What Ansible looks for as a host's or group's variables, in this order, stopping at the first."""
 
@@ -147,7 +149,7 @@ def _must_be_effective(folder: Path, inventory: Inventory, stacks: Mapping[str, 
 
 def _as_read(text: str) -> Any:
     """The lock in a file as Ansible hands it on: JSON; None where the file holds none."""
-    content = yaml.safe_load(text)
+    content = yaml.load(text, LockLoader)  # noqa: S506 - a SafeLoader that knows one more tag
     return json.loads(json.dumps(content.get(LOCK_NAME), default=str)) if isinstance(content, Mapping) else None
 
 
@@ -168,8 +170,35 @@ def _put_back(path: Path, content: bytes | None) -> None:
 
 def lock_text(stack: Stack, what: str) -> str:
     """A lock file's text."""
-    body: str = yaml.safe_dump(lock_document(stack), sort_keys=False, width=110)
+    body: str = yaml.dump(_free_text_marked(lock_document(stack)), Dumper=LockDumper, sort_keys=False, width=110)
     return HEADER.format(what=what) + "---\n" + body
+
+
+class _Unsafe(str):
+    """Free text, which Ansible must not take for a template."""
+
+    __slots__ = ()
+
+
+class LockDumper(yaml.SafeDumper):
+    """Writes ``_Unsafe`` with Ansible's tag."""
+
+
+class LockLoader(yaml.SafeLoader):
+    """Reads that tag as Ansible does: as text."""
+
+
+LockDumper.add_representer(_Unsafe, lambda dumper, text: dumper.represent_scalar(_UNSAFE, str(text)))
+LockLoader.add_constructor(_UNSAFE, lambda _, node: str(node.value))
+
+
+def _free_text_marked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _Unsafe(item) if key == FREE_TEXT and isinstance(item, str) else _free_text_marked(item)
+            for key, item in value.items()
+        }
+    return [_free_text_marked(item) for item in value] if isinstance(value, list) else value
 
 
 def _folder(sources: tuple[str, ...]) -> Path:

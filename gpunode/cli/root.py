@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import click
 
-from gpunode import __version__
+import gpunode
 from gpunode.cli import VERBS
 from gpunode.cli.nearest import unknown
 from gpunode.cli.streams import ReaderLeft
@@ -40,8 +40,20 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
+def _print_version(ctx: click.Context) -> None:
+    click.echo(f"gpunode, version {gpunode.__version__}")
+    ctx.exit()
+
+
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="gpunode")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda ctx, _, asked: _print_version(ctx) if asked else None,
+    help="Show the version and exit.",
+)
 def root() -> None:
     """Provision GPU servers with a matched stack, and prove that they work."""
 

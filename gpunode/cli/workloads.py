@@ -205,7 +205,7 @@ class NodeWay:
         missing = f"{named or 'python3'} is not on the node: install it, or set ansible_python_interpreter"
         return self._stream(
             (named,) if named else PYTHONS,
-            ("-c", program, *arguments),
+            ("-I", "-c", program, *arguments),
             root=False,
             missing=LaunchFailure("no-python", missing),
             what="the workload",

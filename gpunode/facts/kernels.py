@@ -5,7 +5,7 @@ import re
 from gpunode.facts.node import Kernel
 from gpunode.facts.order import release_key
 from gpunode.facts.packages import rpm_lines
-from gpunode.facts.seen import Seen, Unseen
+from gpunode.facts.seen import Seen, Unseen, is_word, word
 from gpunode.facts.system import uname
 
 _OWNER_LINE = re.compile(r"(?!diversion by |local diversion )(?P<names>.+): (?P<path>/.*)")
@@ -17,10 +17,11 @@ _PARTS = ("-devel", None, "-core")
 def kernels(seen: Seen) -> tuple[Kernel, ...]:
     """Kernels with an image or headers in ``/lib/modules``, oldest first, and the running one in any case."""
     running, _ = uname(seen)
-    releases = seen.folder("/lib/modules/") or ()
+    # A folder under any other name is somebody's backup, and no kernel.
+    releases = tuple(name for name in seen.folder("/lib/modules/") or () if is_word(name))
     images = {release for release in releases if _has_image(seen, release)}
     headers = {release for release in releases if "Makefile" in (seen.folder(f"/lib/modules/{release}/build/") or ())}
-    owners = _owners(seen, tuple(releases)) if releases else {}
+    owners = _owners(seen, releases) if releases else {}
     newest = max(images or headers, key=release_key, default=None)
     return tuple(
         Kernel(
@@ -55,7 +56,7 @@ def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:
     for line in text.splitlines():
         match = _OWNER_LINE.fullmatch(line)
         if match:
-            name = match["names"].split(", ")[0].partition(":")[0]
+            name = word(match["names"].split(", ")[0].partition(":")[0], "a package name")
             by_path[match["path"].removeprefix("/usr")] = name
     owners = {}
     for release in releases:

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Package
-from gpunode.facts.seen import Seen, Unseen, first_line
+from gpunode.facts.seen import Seen, Unseen, first_line, word
 
 _KERNEL = re.compile(r"kernel(-.*)?")
 _LOCK_FILES = ("/etc/dnf/plugins/versionlock.list", "/etc/yum/pluginconf.d/versionlock.list")
@@ -37,8 +37,8 @@ def parse_dpkg(text: str) -> tuple[Package, ...]:
             raise ParseError(f"expected seven fields of dpkg-query, found '{first_line(line)}'")
         found.append(
             Package(
-                name=fields[0],
-                version=fields[1],
+                name=word(fields[0], "a package name"),
+                version=fields[1] and word(fields[1], "a version"),
                 architecture=fields[2],
                 source=fields[4] or fields[0],
                 maintainer=fields[6],
@@ -68,9 +68,10 @@ def _rpm_package(fields: list[str], locks: tuple[str, ...]) -> Package:
         f"{name}-{epoch}:{version}-{release}.{arch}",
         f"{epoch}:{name}-{version}-{release}.{arch}",
     )
+    full = f"{version}-{release}" if epoch in {"0", "(none)", ""} else f"{epoch}:{version}-{release}"
     return Package(
-        name=name,
-        version=f"{version}-{release}" if epoch in {"0", "(none)", ""} else f"{epoch}:{version}-{release}",
+        name=word(name, "a package name"),
+        version=word(full, "a version"),
         architecture=arch,
         source=source_name[1] if source_name else name,
         maintainer=packager if vendor == "(none)" else vendor,

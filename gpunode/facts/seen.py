@@ -14,6 +14,7 @@ NOT_RUN = "not run:"
 """How the probe begins the reason for a command that it left out."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_WORD = re.compile(r"[\w.+~:^-]{1,255}", re.ASCII)
 
 
 class Unseen(Exception):  # noqa: N818
@@ -170,6 +171,18 @@ def signal_of(status: int) -> str | None:
 def whole(text: str | None) -> int | None:
     """A whole number of at most 18 digits; None for anything else."""
     return int(text) if text is not None and _WHOLE.fullmatch(text) else None
+
+
+def is_word(text: str) -> bool:
+    """True for what a kernel release, a package name and a version consist of; ``^`` is RPM's, ``~`` is both's."""
+    return _WORD.fullmatch(text) is not None
+
+
+def word(text: str, what: str) -> str:
+    """Return the text; raise ParseError where it is no such word: roles and locks take it for a name."""
+    if not is_word(text):
+        raise ParseError(f"expected {what} of letters, digits and .+~:^_-, found '{first_line(text)}'")
+    return text
 
 
 def shown(result: CommandResult) -> str:

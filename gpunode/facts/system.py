@@ -4,7 +4,7 @@ import re
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import OperatingSystem
-from gpunode.facts.seen import Seen, Unseen, first_line
+from gpunode.facts.seen import Seen, Unseen, first_line, word
 
 _SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _DF_LINE = re.compile(r".*?\s+[0-9-]+\s+[0-9-]+\s+(-?[0-9]{1,18})\s+(?:[0-9]+%|-)\s+(/.*)")
@@ -50,7 +50,7 @@ def uname(seen: Seen) -> tuple[str, str]:
     words = seen.output("uname").split()
     if len(words) != 3:
         raise ParseError(f"expected three words from uname -srm, found {len(words)}")
-    return words[1], words[2]
+    return word(words[1], "a kernel release"), word(words[2], "an architecture")
 
 
 def architecture(seen: Seen) -> str:

@@ -120,10 +120,15 @@ def _list(sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> di
     if done.rc != 0:
         _explain(done.stderr, sources, limit, vault)
     try:
-        listing: dict[str, Any] = json.loads(done.stdout)
+        listing: dict[str, Any] = json.loads(done.stdout, object_hook=_without_tag)
     except ValueError:
         raise UsageError(f"ansible-inventory printed no JSON for {_named(sources)}: {_error(done.stderr)}") from None
     return listing
+
+
+def _without_tag(value: dict[str, Any]) -> Any:
+    """Text that its file marks ``!unsafe``, as text."""
+    return value["__ansible_unsafe"] if value.keys() == {"__ansible_unsafe"} else value
 
 
 def _explain(stderr: str, sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Pro
     else:
         missing = f"{python} is not on the node: correct ansible_python_interpreter"
     names = (python,) if python else PYTHONS
-    return started_as(names, ("-",), sudo=sudo, ask=ask, limit_s=limit_s, missing=missing)
+    return started_as(names, ("-I", "-"), sudo=sudo, ask=ask, limit_s=limit_s, missing=missing)
 
 
 def started_as(  # noqa: PLR0913

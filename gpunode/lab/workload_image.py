@@ -214,7 +214,7 @@ def _owned_by_root(info: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _install_torch(site: Path) -> None:
     """PyTorch from the index that pip is configured with, else from PyTorch's own."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"]
+    command = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--no-compile", "--only-binary=:all:"]
     command += ["--python-version", _PYTHON, "--target", str(site), f"torch=={TORCH}"]
     said = ""
     for index in ([], ["--extra-index-url", TORCH_INDEX]):

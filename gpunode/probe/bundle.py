@@ -65,5 +65,5 @@ class Bundle(BaseModel):
 
 
 def script_text() -> str:
-    """The probe's source: runs under Python 3.6 or later as ``python3 -`` and prints one bundle."""
+    """The probe's source: runs under Python 3.6 or later as ``python3 -I -`` and prints one bundle."""
     return resource_files("gpunode.probe").joinpath("script.py").read_text(encoding="utf-8")

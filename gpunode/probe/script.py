@@ -3,7 +3,7 @@
 # ruff: noqa: UP006, UP017, UP031, UP035, UP045
 """The probe: looks at one node, changes nothing, prints one bundle (``gpunode.bundle/1``) to stdout.
 
-Runs as ``python3 -`` on any Linux with Python 3.6 or later, as root or not; the standard library is all it needs.
+Runs as ``python3 -I -`` on any Linux with Python 3.6 or later, as root or not; the standard library is all it needs.
 It leaves nothing behind: no copy of itself, no temporary file, no process, and it does not load the NVIDIA module.
 (timedatectl wakes systemd-timedated, which ends by itself.) Of processes it tells names, never arguments or
 environments; what is named as a secret, and passwords in URLs, are covered before anything leaves the node.
@@ -290,6 +290,7 @@ GPU_STACK = re.compile(
     r"|glx-alternative|glx-diversions|update-glx|^dkms\t"
     r"|^(docker([.-](io|ce|ee|engine|buildx|compose)\S*)?|moby-\S+|containerd(\.io)?|podman(-docker)?|runc|crun"
     r"|cri-o|cri-tools|kubelet|enroot\S*|apptainer|singularity-ce)\t"
+    r"|^linux-image-(?!unsigned-)[a-z]\S*\t"  # the meta package that says which kernel comes next
 )
 GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 # The GPU's own module under its names: nvidia, nvidia-current (Debian), nvidia-tesla-470, nvidia-legacy-390xx,

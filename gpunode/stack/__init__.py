@@ -1,11 +1,34 @@
 """Which versions match: ``resolve`` picks a stack for a node, or says why none exists. Pure."""
 
+from typing import TYPE_CHECKING, Any
+
 from gpunode.stack.drift import LOCK_NAME, Drift, lock_document, read_lock
 from gpunode.stack.model import Conflict, GpuGroup, Installed, NodePicture, Request, Stack
-from gpunode.stack.picture import picture_from_facts, undetermined
 from gpunode.stack.plan import Plan, PlanGroup, PlanHost, plan
-from gpunode.stack.profile import TOGETHER, driver_names, installed_closure, releases_from
 from gpunode.stack.resolve import resolve
+
+if TYPE_CHECKING:
+    from gpunode.stack.picture import picture_from_facts, undetermined
+    from gpunode.stack.profile import TOGETHER, driver_names, installed_closure, releases_from
+
+_OF_MACHINES = {
+    "picture_from_facts": "picture",
+    "undetermined": "picture",
+    "TOGETHER": "profile",
+    "driver_names": "profile",
+    "installed_closure": "profile",
+    "releases_from": "profile",
+}
+"""What reads facts of a machine: loaded when it is asked for, because a hypothetical node needs none of it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_MACHINES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 (only needed here)
+
+    return getattr(import_module(f"{__name__}.{_OF_MACHINES[name]}"), name)
+
 
 __all__ = [
     "LOCK_NAME",

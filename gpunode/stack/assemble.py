@@ -1,5 +1,6 @@
 """A candidate that no rule refuses becomes a Stack: every field with the rule that decided it."""
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -115,7 +116,41 @@ def _kernel_flavours(case: Case) -> list[KernelFlavour]:
         and (not row.systems or candidate.system.id in row.systems)
         and candidate.flavour in row.modules
     ]
-    return rows[:1] if kernel is None else [row for row in rows if kernel.endswith(f"-{row.suffix}")]
+    if kernel is None:
+        return rows[:1]
+    return _by_meta_package(case) or [row for row in rows if kernel.endswith(f"-{row.suffix}")]
+
+
+def _by_meta_package(case: Case) -> list[KernelFlavour]:
+    """The flavour of the installed meta package whose kernel is the newest: with it image and modules move on together.
+
+    ``uname -r`` does not name it: -generic is the kernel of generic-hwe-24.04 too, and of virtual, which has no modules
+    of its own. A flavour that the catalog does not list has its names by the same rule; whether the archive has them is
+    asked of apt before anything changes.
+    """
+    node, catalog = case.question.node, case.question.catalog
+    suffix = re.fullmatch(r"[0-9.]+-[0-9]+-(.+)", node.kernel or "")
+    if suffix is None or case.candidate.system.os != "ubuntu":
+        return []
+    series = re.compile(rf"{re.escape(suffix[1])}(-(hwe|lts|[0-9]+[.][0-9]+).*)?")
+    flavours = [image.removeprefix("linux-image-").replace("virtual", "generic", 1) for image in node.kernel_images]
+    generic = catalog.kernel_flavours["generic"]
+    fitting = [flavour for flavour in flavours if series.fullmatch(flavour)]
+    return [catalog.kernel_flavours.get(flavour) or _derived(generic, flavour) for flavour in fitting[:1]]
+
+
+def _derived(generic: KernelFlavour, flavour: str) -> KernelFlavour:
+    """A flavour that the catalog does not list, with the names that it has by the rule of the others."""
+    names = {kind: f"{template.removesuffix('generic')}{flavour}" for kind, template in generic.modules.items()}
+    return generic.model_copy(
+        update={
+            "id": flavour,
+            "image": f"linux-image-{flavour}",
+            "headers": f"linux-headers-{flavour}",
+            "modules": names,
+            "confidence": "derived",
+        }
+    )
 
 
 def _kernel_flavour(case: Case) -> KernelFlavour | None:

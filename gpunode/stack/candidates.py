@@ -71,7 +71,7 @@ def _on(question: Question, system: System, arch: Arch) -> Iterator[Candidate]:
     if question.request.driver == "keep":
         return
     have = {(candidate.source, candidate.version, candidate.flavour) for candidate in here}
-    for branch in _branches(question):
+    for branch in _branches(question, system):
         version, decided_by = _release(question, system, branch)
         for flavour in _flavours(question):
             if (question.source, version, flavour) not in have:
@@ -86,10 +86,22 @@ def _flavours(question: Question) -> tuple[Flavour, ...]:
     return FLAVOURS if wished is None else (wished,)
 
 
-def _branches(question: Question) -> list[Branch]:
-    if question.driver_branch is not None:
-        return [question.driver_branch]
-    return [row for row in question.catalog.branches.values() if _word_allows(question.request.driver, row)]
+def _branches(question: Question, system: System) -> list[Branch]:
+    named = named_branch(question, system)
+    if named is not None:
+        return [named]
+    offer = system.origins.get(question.source)
+    rows = [row for row in question.catalog.branches.values() if _word_allows(question.request.driver, row)]
+    return [row for row in rows if offer is None or row.number not in offer.transitional]
+
+
+def named_branch(question: Question, system: System) -> Branch | None:
+    """The branch that the request names; of a transitional one the branch that its packages install."""
+    branch, offer = question.driver_branch, system.origins.get(question.source)
+    if branch is None or offer is None or question.driver_version is not None:
+        return branch
+    leads_to = offer.transitional.get(branch.number)
+    return branch if leads_to is None else question.catalog.branches[str(leads_to)]
 
 
 def _word_allows(word: str | None, branch: Branch) -> bool:
@@ -107,10 +119,10 @@ def _release(
         return question.driver_version, "wish"
     offer = system.origins.get(question.source)
     if question.source == "nvidia":
-        return branch.latest, "catalog"
+        return question.newest_in_range(branch), "catalog"
     if offer is not None and branch.number in offer.versions:
         return upstream_version(offer.versions[branch.number]), "repository"
-    return branch.latest, "repository"
+    return question.newest_in_range(branch), "repository"
 
 
 def _installed_candidates(question: Question, system: System, arch: Arch) -> list[Candidate]:
@@ -122,7 +134,7 @@ def _installed_candidates(question: Question, system: System, arch: Arch) -> lis
         branch = question.catalog.branch_of(installed.version)
     except UsageError:
         return []
-    if question.driver_branch not in (None, branch) or question.driver_version not in (None, installed.version):
+    if named_branch(question, system) not in (None, branch) or question.driver_version not in (None, installed.version):
         return []
     if not _word_allows(question.request.driver, branch):
         return []

@@ -198,6 +198,8 @@ def _other_wishes(question: Question) -> Iterator[Change]:
         yield asked("--kernel-module", "--kernel-module {module}", kernel_module=None)
     if request.driver:
         yield asked("--driver", f"--driver {{branch}} in place of {request.driver}", driver=None)
+    if request.framework:
+        yield asked("--framework", f"without --framework {request.framework}", framework=None)
     if request.past_eol == "refuse":
         yield asked("--past-eol", "a branch past its end of life", past_eol="warn")
     for source in _sources(question):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gpunode.catalog import Catalog
 from gpunode.errors import UsageError
+from gpunode.stack.inert import refuse_templates
 from gpunode.stack.model import Installed, Model, NodePicture, Origin, Request, Stack
 from gpunode.stack.question import number
 from gpunode.stack.resolve import resolve
@@ -143,8 +144,12 @@ def _installed_words(installed: Installed | None) -> str | None:
 
 
 def lock_document(stack: Stack) -> dict[str, Any]:
-    """The variables of a lock file: the stack under ``gpunode_stack``, as plain values."""
+    """The variables of a lock file: the stack under ``gpunode_stack``, as plain values.
+
+    Raises UsageError where Ansible, which templates variable files, would find more in one than text.
+    """
     document: dict[str, Any] = stack.model_dump(mode="json", by_alias=True)
+    refuse_templates(document, LOCK_NAME)
     return {LOCK_NAME: document}
 
 

@@ -265,6 +265,9 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
     yield from missing
     if not missing and package_set(case, "driver", (*DRIVER_VARIANTS, "precompiled")) is None:
         yield refuse(f"{case.source_name} has no packages of branch {branch} with {candidate.flavour} modules")
+    named = case.question.driver_branch
+    if named is not None and named.number != branch and offer.transitional.get(named.number) == branch:
+        yield warn(f"branch {named.number} is transitional in {case.source_name}: its packages install {branch}")
     held, sure = offer.versions.get(branch), system.sure(f"origins.{candidate.source}")
     if held is not None and candidate.decided_by == "wish" and not _release_of(held, candidate.version):
         yield refuse(f"{case.source_name} holds {held} of branch {branch} and no other release", sure=sure)
@@ -282,6 +285,9 @@ def _out_of_reach(case: Case, offer: Offer) -> Iterator[Verdict]:
         yield refuse(f"{case.source_name} ends at branch {offer.last_branch}: no {branch}", sure=sure)
     if branch in offer.missing:
         yield refuse(f"{case.source_name} does not have branch {branch}", sure=sure)
+    if branch in offer.transitional:
+        leads_to = offer.transitional[branch]
+        yield refuse(f"branch {branch} is transitional in {case.source_name}, its packages install {leads_to}")
     if candidate.arch not in offer.arches:
         yield refuse(f"{case.source_name} has no packages for {candidate.arch}", sure=sure)
 

@@ -140,10 +140,18 @@ def frameworks(case: Case) -> Iterator[Choice]:
     yield Choice("frameworks", value, "the newest releases whose wheels reach this driver's CUDA and know the GPUs")
 
 
+def framework_builds(case: Case, row: Framework) -> list[str]:
+    """The CUDA series of a framework release whose wheels run on the case's driver and GPUs."""
+    return [cuda for cuda in row.builds if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)]
+
+
 def _newest(case: Case, name: str) -> tuple[str, str] | None:
+    """Release and CUDA: the requested release of the framework that was requested, of another one the newest."""
+    asked = case.question.framework
     rows = [row for row in case.question.catalog.frameworks.values() if row.name == name]
+    rows = [row for row in rows if asked is None or asked.name != name or row == asked]
     for row in sorted(rows, key=lambda row: number(row.version), reverse=True):
-        runs = [cuda for cuda in row.builds if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)]
+        runs = framework_builds(case, row)
         if runs:
             return row.version, max(runs, key=number)
     return None
@@ -159,7 +167,7 @@ def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
         wheels = [
             row
             for row in case.question.catalog.wheels.values()
-            if _covers(row.since, row.until, framework.version) and cuda in row.cuda and row.arch == case.candidate.arch
+            if covers(row.since, row.until, framework.version) and cuda in row.cuda and row.arch == case.candidate.arch
         ]
         if not wheels:
             return False
@@ -175,7 +183,8 @@ def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
     return True
 
 
-def _covers(since: str, until: str | None, version: str) -> bool:
+def covers(since: str, until: str | None, version: str) -> bool:
+    """A version is inside a range whose end is inclusive, or open where there is none."""
     return number(since) <= number(version) and (until is None or number(version) <= number(until))
 
 

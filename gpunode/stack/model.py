@@ -17,9 +17,9 @@ Arch = Literal["x86_64", "aarch64"]
 
 
 class Model(BaseModel):
-    """Base: immutable, closed."""
+    """Base: immutable, closed. Its validator is built when the first one is made."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Request(Model):
@@ -27,12 +27,18 @@ class Request(Model):
 
     source: Origin | None = None
     driver: str | None = None
-    """A branch (``580``), a release (``580.95.05``), ``lts``, ``production``, ``newest`` or ``keep``."""
+    """A branch (``580``), a release (``580.95.05``), a range (``>=580,<595``), ``lts``, ``production``, ``newest`` or
+    ``keep``."""
     cuda: str | None = None
     """What containers must be able to run: ``13.0`` or ``13.0.2``."""
     toolkit: str | None = None
     """On the host: ``12.9``; None: none."""
     kernel_module: Flavour | None = None
+    framework: str | None = None
+    """A framework release whose wheels must run: ``pytorch==2.9``, ``tensorflow==2.20``."""
+    kernel_policy: Literal["hold", "follow"] | None = None
+    """Whether the kernel moves where the distribution signed the modules: the role's ``nvidia_driver_kernel_policy``.
+    """
     past_eol: Literal["warn", "refuse"] = "warn"
     """What rule R13 does with a branch whose end of life has passed."""
 
@@ -94,6 +100,8 @@ class NodePicture(Model):
     arch: Arch | None = None
     kernel: str | None = None
     """Release of the kernel that the module is for: ``6.8.0-60-generic``."""
+    kernel_images: tuple[str, ...] = ()
+    """Installed meta packages of kernel images (``linux-image-generic-hwe-24.04``), that of the newest kernel first."""
     gpus: tuple[GpuGroup, ...] = ()
     platform: str | None = None
     """Key of the catalog's platforms; its GPUs count as the node's then."""
@@ -133,6 +141,8 @@ class PackageChoice(Model):
     version: str | None
     """Pattern of the version (``580.178.04-*``); None: the repository decides."""
     component: str
+    alternatives: tuple[str, ...] = ()
+    """Names to take in its place where the repository does not have it, the first that exists."""
     with_driver: bool = False
     """Belongs to the driver closure: must carry exactly the driver's version."""
 
@@ -284,7 +294,7 @@ class Term(Model):
 
     name: str
     """``gpu``, ``platform``, ``os``, ``arch``, ``kernel``, ``installed``, ``source``, ``driver``, ``cuda``,
-    ``toolkit``, ``kernel-module``, ``past-eol``."""
+    ``toolkit``, ``kernel-module``, ``framework``, ``past-eol``."""
     value: str
     given: Literal["wish", "node"]
 

@@ -69,6 +69,11 @@ def fill(case: Case, template: str, *, cuda: str = "", kernel: str = "") -> str:
     )
 
 
+def alternatives(template: str) -> tuple[str, ...]:
+    """Return the names in a row's entry (``a | b``): the package manager takes the first one that exists."""
+    return tuple(name.strip() for name in template.split("|"))
+
+
 def choices(
     case: Case, row: PackageSet, *, cuda: str = "", kernel: str = "", version: str | None = None
 ) -> tuple[PackageChoice, ...]:
@@ -76,13 +81,14 @@ def choices(
     pattern = version if version is not None else row.version
     found = []
     for template in row.names:
-        name = fill(case, template, cuda=cuda, kernel=kernel)
+        name, *others = alternatives(fill(case, template, cuda=cuda, kernel=kernel))
         own = any(fnmatchcase(name, glob) for glob in OWN_VERSION.get(case.candidate.source, ()))
         found.append(
             PackageChoice(
                 name=name,
                 version=None if pattern is None or own else fill(case, pattern, cuda=cuda),
                 component=row.component,
+                alternatives=tuple(others),
                 with_driver=row.with_driver and not own,
             )
         )

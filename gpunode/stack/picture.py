@@ -1,14 +1,16 @@
 """From the facts of a machine to the picture of it that the resolver takes."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from gpunode.catalog import Catalog
-from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
+from gpunode.catalog.origins import brings_kernel_module, closure_line, is_companion, origin_of, upstream_version
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import Kernel, Package
 from gpunode.stack.model import Arch, Flavour, GpuGroup, Installed, InstalledPackage, NodePicture
 
+KERNEL_IMAGE = re.compile(r"linux-image-(?!unsigned-)[a-z][a-z0-9.+-]*")
 ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 
@@ -21,6 +23,7 @@ def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
         os=system.id if system else None,
         arch=ARCHES.get(facts.architecture or ""),
         kernel=_kernel(facts.kernels),
+        kernel_images=_kernel_images(facts.packages),
         gpus=groups,
         nvswitch=_nvswitch(facts, catalog),
         secure_boot=facts.secure_boot,
@@ -82,11 +85,20 @@ def _kernel(kernels: Iterable[Kernel] | None) -> str | None:
     return chosen[0].release if chosen else None
 
 
+def _kernel_images(packages: Iterable[Package] | None) -> tuple[str, ...]:
+    """Meta packages of kernel images; their versions begin as the releases of their kernels do."""
+    found = [package for package in packages or () if package.installed and KERNEL_IMAGE.fullmatch(package.name)]
+    ordered = sorted(found, key=lambda package: [int(part) for part in re.findall(r"[0-9]+", package.version)])
+    return tuple(package.name for package in reversed(ordered))
+
+
 def _installed(facts: NodeFacts) -> Installed | None:
     if facts.packages is None:
         return None
     packages = [package for package in facts.packages if package.installed]
     held = tuple(_package(package) for package in packages)
+    if all(is_companion(row.name) for row in held if row.closure is not None):
+        held = tuple(row.model_copy(update={"closure": None}) for row in held)
     versions = {
         upstream_version(package.version)
         for package, row in zip(packages, held, strict=True)
@@ -101,7 +113,7 @@ def _installed(facts: NodeFacts) -> Installed | None:
 
 
 def _package(package: Package) -> InstalledPackage:
-    origin = origin_of(package.name, package.version, package.maintainer)
+    origin = package.published or origin_of(package.name, package.version, package.maintainer)
     line = closure_line(package.name, package.source, origin)
     return InstalledPackage(name=package.name, version=package.version, origin=origin, closure=line)
 

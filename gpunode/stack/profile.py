@@ -4,15 +4,18 @@ from gpunode.catalog import Catalog
 from gpunode.catalog.origins import upstream_version
 from gpunode.facts import NodeFacts
 from gpunode.stack.model import InstalledPackage, Stack
-from gpunode.stack.naming import is_for
+from gpunode.stack.naming import alternatives, is_for
 from gpunode.stack.picture import picture_from_facts
 
 TOGETHER = ("driver", "fabric-manager", "nscq", "nvsdm", "imex")
 """Components that move with the driver in one transaction; those that have versions of their own do not."""
 
 
-def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[str, ...]:
-    """Names of the driver's packages in a ``variant`` of the catalog (``full``); empty where the source has none."""
+def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[tuple[str, ...], ...]:
+    """Return the driver's packages in a ``variant`` of the catalog (``full``); empty where the source has none.
+
+    Each is its name and those to take in its place where the repository does not have it.
+    """
     branch, system = stack.driver.branch, catalog.os(stack.os)
     for row in catalog.packages.values():
         fits = (
@@ -23,7 +26,8 @@ def driver_names(stack: Stack, catalog: Catalog, variant: str) -> tuple[str, ...
             and is_for(row, system, branch)
         )
         if fits:
-            return tuple(name.format(branch=branch, version=stack.driver.constraint) for name in row.names)
+            names = (name.format(branch=branch, version=stack.driver.constraint) for name in row.names)
+            return tuple(alternatives(name) for name in names)
     return ()
 
 

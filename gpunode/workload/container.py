@@ -159,7 +159,7 @@ def _create(engine: Engine, job: Job, *, limits: bool) -> str:
         pids_limit=PIDS,
         device_requests=job.devices.requests,
     )
-    environment = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {}
     if job.devices.how != "runtime":
         # An image's own value would bring all GPUs in where nvidia is the default runtime.
         environment["NVIDIA_VISIBLE_DEVICES"] = "void"
@@ -167,7 +167,7 @@ def _create(engine: Engine, job: Job, *, limits: bool) -> str:
         created = api.create_container(
             job.image.id,
             name=f"gpunode-validate-{secrets.token_hex(6)}",
-            entrypoint=["python3", "-c", job.program.code, *job.program.arguments],
+            entrypoint=["python3", "-I", "-B", "-c", job.program.code, *job.program.arguments],
             command=[],
             environment=environment,
             labels={LABEL: "payload", LIMIT_LABEL: str(int(job.limit_s))},

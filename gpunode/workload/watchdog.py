@@ -35,7 +35,7 @@ def watch(payload: bytes, arguments: list[str], limit_s: float) -> None:
             stream.write(payload)
         scratch = os.path.join(folder, "scratch")
         os.mkdir(scratch)
-        ended, code = _run([sys.executable, program, *arguments], scratch, limit_s, stopped)
+        ended, code = _run([sys.executable, "-I", "-B", program, *arguments], scratch, limit_s, stopped)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):

@@ -44,4 +44,4 @@ class Way(Protocol):
         """A new connection to the engine's API."""
 
     def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
-        """The node's Python running ``program`` (as ``python3 -c``), as who logged in."""
+        """The node's Python running ``program`` (as ``python3 -I -c``), as who logged in."""

@@ -107,7 +107,8 @@ def container_engine(version: str | None, engine: str = "docker") -> dict[str, A
     """What an engine of this version does with CDI, from the catalog.
 
     ``cdi``: ``default``, ``feature`` (where it is switched on), ``none``, or None where the version is not known;
-    ``additional_gids``: whether it reads CDI 0.7.0; ``repository``, ``key``, ``packages``: the publisher's own.
+    ``additional_gids``: whether it reads CDI 0.7.0; ``repository``, ``key``, ``fingerprints`` and ``packages`` are the
+    publisher's own.
     """
     _need_gpunode()
     try:
@@ -128,6 +129,7 @@ def container_engine(version: str | None, engine: str = "docker") -> dict[str, A
         "additional_gids": gids,
         "repository": row.repository,
         "key": row.key,
+        "fingerprints": list(row.fingerprints),
         "packages": list(row.packages),
     }
 

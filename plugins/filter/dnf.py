@@ -92,10 +92,14 @@ class Case:
         return sorted(self.installed.keys() - self.own.keys())
 
     @property
+    def _full(self) -> tuple[tuple[str, ...], ...]:
+        return driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
+
+    @property
     def bound(self) -> list[str]:
         """Packages to have at the driver's release."""
         rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
-        full = driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
+        full = [names[0] for names in self._full]
         names = [row.name for row in rows if not (full and row.component == "driver")]
         return sorted({*names, *full, *self.settings["extra_packages"]})
 
@@ -268,6 +272,17 @@ OF_DNF = (
         r"^(would-remove|module-stream|package-lock):",
         "",
         "",
+    ),
+    (
+        r"SHA1 is not considered secure|[Pp]olicy rejects|not bound",
+        "repository-key-sha1: ",
+        "the node's crypto policy takes no key or signature that rests on SHA1: give a newer key with "
+        "nvidia_repository_key; dnf said: ",
+    ),
+    (
+        r"nothing provides dkms",
+        "dkms-missing: ",
+        "the modules are built by dkms, which comes from EPEL: enable that repository on the node; dnf said: ",
     ),
     (
         r"not signed as it has to be|GPG|PGP|[Ss]ignature",

@@ -65,19 +65,34 @@ class Case:
     def precompiled(self) -> bool:
         return self.stack.module.build == "precompiled"
 
+    def _taken(self, name: str, others: Iterable[str]) -> str:
+        """Of a package and those that may stand for it the one that is there, else the one that apt would install."""
+        coming = {str(row["name"]) for row in self.answer.get("install", ())}
+        names = (name, *others)
+        return next((one for here in (self.apt["installed"], coming) for one in names if one in here), name)
+
+    @cached_property
+    def _wanted(self) -> list[tuple[tuple[str, ...], str]]:
+        """((name, those that may stand for it), pattern of versions with RELEASE in it) of the stack's packages."""
+        rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
+        full = driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
+        word = self.stack.driver.constraint
+        return [(names, f"{RELEASE}-*") for names in full] + [
+            ((row.name, *row.alternatives), (row.version or f"{word}-*").replace(word, RELEASE))
+            for row in rows
+            if not (full and row.component == "driver")
+        ]
+
+    @property
+    def follows(self) -> bool:
+        """Kernel, modules and driver move on together within the branch, as the distribution's archive does."""
+        return self.precompiled and self.settings.get("kernel_policy", "hold") == "follow"
+
     @cached_property
     def bound(self) -> dict[str, str]:
         """Packages to have at the driver's release: name to the pattern of versions, with RELEASE in it."""
         data = self.settings["by_source"]
-        rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
-        if self.settings["profile"] == "full":
-            names = driver_names(self.stack, load(), "full")
-            rows = [row for row in rows if row.component != "driver"] if names else rows
-            found = dict.fromkeys(names, f"{RELEASE}-*")
-        else:
-            found = {}
-        word = self.stack.driver.constraint
-        found |= {row.name: (row.version or f"{word}-*").replace(word, RELEASE) for row in rows}
+        found = {self._taken(name, others): pattern for (name, *others), pattern in self._wanted}
         more = [*data.get(self.settings["profile"], ()), *data.get(self.stack.module.flavour, ())]
         return found | dict.fromkeys([*more, *self.settings["extra_packages"]], f"{RELEASE}-*")
 
@@ -86,10 +101,14 @@ class Case:
         """Packages to have in whichever version goes with them."""
         rows = [row.name for row in self.stack.packages if row.component in TOGETHER and not row.with_driver]
         kernel = [name for name in self.stack.module.kernel_packages if name not in rows]
-        pins = self.stack.pin.packages if self.stack.pin and self.stack.pin.mechanism == "pinning-package" else ()
         keys = ["mokutil", "openssl"] if self.node.secure_boot and not self.precompiled else []
-        wanted = [*rows, *kernel, *pins, *keys, *(() if self.precompiled else self.headers)]
+        wanted = [*rows, *kernel, *keys, *(() if self.precompiled else self.headers)]
         return sorted({name for name in wanted if self.settings["persistence"] or name != DAEMON})
+
+    @property
+    def alternatives(self) -> dict[str, list[str]]:
+        """Bound packages to those that apt may take in their place where no list has them."""
+        return {name: others for (name, *others), _ in self._wanted if others and name in self.bound}
 
     @property
     def optional(self) -> list[str]:
@@ -146,8 +165,8 @@ class Case:
     @property
     def going(self) -> list[str]:
         """Installed packages that must go, known without asking apt: other sources, the other flavour, other pins."""
-        pins = self.stack.pin.packages if self.stack.pin else ()
-        pinning = [name for name in self.apt["installed"] if PINNING.match(name) and name not in pins]
+        kept = {f"nvidia-driver-pinning-{what}" for what in (self.stack.driver.branch, self.target)}
+        pinning = [name for name in self.apt["installed"] if PINNING.match(name) and name not in kept]
         wanted = {*self.bound, *self.free, *self.optional}
         modules = [name for name in self.own if brings_kernel_module(name)]
         modules += [name for name in self.apt["installed"] if FOR_KERNELS.match(name)]
@@ -163,6 +182,8 @@ class Case:
     @property
     def closure(self) -> list[str]:
         """Names to hold: what is there, what is to come, and kernel and modules where they belong together."""
+        if self.follows:
+            return []
         gone = {*self.going, *self.answer.get("remove", ())}
         kernel = self.stack.module.kernel_packages if self.precompiled else ()
         return sorted({*self.own, *self.bound, *self.coming, *kernel} - gone)
@@ -222,7 +243,8 @@ def driver_plan(
 
     ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed, ``stack`` the stack of ``gpunode_plan``,
     ``answer`` what ``apt_preview.py`` said. ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
-    ``persistence``, and ``by_source``, what the stack does not say of the source.
+    ``persistence``, ``kernel_policy`` (``hold``, ``follow``: with modules that the distribution signed), and
+    ``by_source``, what the stack does not say of the source.
     """
     case = _case(facts, apt, stack, settings, answer)
     closure = case.closure
@@ -239,7 +261,9 @@ def driver_plan(
         "loose": sorted(name for name in closure if name in have and name not in held),
         "versions": dict(sorted(case.own.items())),
         "wrong_versions": [f"{name} {release}" for name, release in sorted(case.own.items()) if release != case.target],
-        "pins": _pins(case, case.target or case.stack.driver.constraint),
+        "pins": _pins(
+            case, f"{case.stack.driver.branch}.*" if case.follows else case.target or case.stack.driver.constraint
+        ),
         **_modules(case),
     }
 
@@ -314,6 +338,9 @@ def driver_question(
         "bound": {**keep, **case.bound},
         "required": sorted(case.bound),
         "free": [name for name in case.free if not _is_header(name)],
+        "alternatives": case.alternatives,
+        "lift": [] if case.precompiled else list(case.settings["by_source"].get("lift", ())),
+        "restore": list(case.settings["by_source"].get("restore", ())),
         "optional": [*case.optional, *(name for name in case.free if _is_header(name))],
         "constraint": case.target or case.stack.driver.constraint,
         "drop": sorted(case.installed),
@@ -347,7 +374,7 @@ def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: It
 
 
 def _is_drivers(package: Any) -> bool:
-    origin = origin_of(package.name, package.version, package.maintainer)
+    origin = package.published or origin_of(package.name, package.version, package.maintainer)
     return closure_line(package.name, package.source, origin) is not None
 
 
@@ -406,10 +433,23 @@ def _lacking(case: Case) -> str:
     gone = [name for name, there in answer["lacking"].items() if not there]
     lagging = {name: there for name, there in answer["lacking"].items() if there}
     whose = f"the repositories of source {case.stack.source}"
+    unsigned = [name for name in gone if FOR_KERNELS.match(name)]
+    if unsigned:
+        flavour = case.stack.module.kernel_flavour
+        return (
+            f"package-gone: {whose} have no {unsigned[0]}, the signed modules for the installed kernel {flavour}: "
+            "enable its components, choose another branch, or set nvidia_driver_source: nvidia, where DKMS builds them"
+        )
     if gone:
         names = listed(sorted(gone), 5)
         return f"package-gone: {names} is in none of {whose}: see to the mirror, or enable its components"
     common = answer.get("common") or []
+    branch, leads_to = str(case.stack.driver.branch), sorted({release.split(".")[0] for release in common})
+    if case.stack.source == "ubuntu" and len(leads_to) == 1 and leads_to != [branch]:
+        return (
+            f"closure-lags: branch {branch} is transitional in {whose}: its packages are there in {common[0]} and "
+            f"install branch {leads_to[0]}: nvidia_driver_version: {leads_to[0]}"
+        )
     near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
     if not lagging:
         return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"
@@ -428,6 +468,18 @@ OF_APT = (
         r"EXPKEYSIG|KEYEXPIRED|[Ee]xpired",
         "repository-key-expired",
         "the key that signs the repository has expired: give the current one with nvidia_repository_key",
+    ),
+    (
+        r"NOSPLIT|does the network require authentication|<(!DOCTYPE|html)",
+        "repository-answers-html",
+        "something between the node and the repository answers in its place, a proxy or a login page: see to "
+        "nvidia_repository_proxy and nvidia_repository_url",
+    ),
+    (
+        r"unexpected size|Mirror sync in progress|Hash Sum mismatch",
+        "repository-mid-sync",
+        "the repository is being written, its index and its signature do not fit: run this again later, or name "
+        "another mirror with nvidia_repository_url",
     ),
     (
         r"NO_PUBKEY|is not signed|BADSIG|no valid OpenPGP|Missing key|couldn't be verified|[Cc]learsigned",

@@ -10,6 +10,7 @@ from ansible.errors import AnsibleFilterError
 
 try:
     from gpunode.catalog import load
+    from gpunode.catalog.origins import publisher
     from gpunode.checks import Expectation, judge, registry
     from gpunode.checks.words import listed
     from gpunode.errors import GpunodeError
@@ -46,7 +47,7 @@ def _node(facts: Mapping[str, Any]) -> NodeFacts:
 def probe_script(interpreter: str) -> dict[str, Any]:
     """Arguments for ``ansible.builtin.command`` that run the probe under ``interpreter``: ``argv`` and ``stdin``."""
     _need_gpunode()
-    return {"argv": [str(interpreter), "-"], "stdin": script_text()}
+    return {"argv": [str(interpreter), "-I", "-"], "stdin": script_text()}
 
 
 def node_facts(output: str, host: str = "the node") -> dict[str, Any]:
@@ -57,6 +58,21 @@ def node_facts(output: str, host: str = "the node") -> dict[str, Any]:
     except GpunodeError as err:
         raise AnsibleFilterError(str(err)) from None
     return facts_from_bundle(bundle).model_dump(mode="json")
+
+
+def with_publishers(facts: Mapping[str, Any], apt: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a NodeFacts document whose packages name their publisher by apt's lists.
+
+    ``apt`` is what ``apt_state.py`` printed. A package that no known repository lists, or repositories of two
+    publishers, stays as it is: name, version and maintainer then decide.
+    """
+    node, lists = _node(facts), plain((apt or {}).get("publishers") or {})
+    packages = []
+    for package in node.packages or ():
+        named = {publisher(str(release), str(label)) for release, label in lists.get(package.name, ())} - {None}
+        packages.append(package.model_copy(update={"published": named.pop()}) if len(named) == 1 else package)
+    known = node.packages is not None
+    return (node.model_copy(update={"packages": tuple(packages)}) if known else node).model_dump(mode="json")
 
 
 def findings(
@@ -243,6 +259,7 @@ class FilterModule:
         return {
             "probe_script": probe_script,
             "node_facts": node_facts,
+            "with_publishers": with_publishers,
             "findings": findings,
             "finding_line": finding_line,
             "preflight_problems": preflight_problems,

@@ -13,6 +13,7 @@ from ansible.errors import AnsibleFilterError
 
 try:
     from gpunode.catalog import load
+    from gpunode.catalog.origins import key_to_fetch
     from gpunode.facts import NodeFacts
     from gpunode.stack import picture_from_facts
     from gpunode.variables import plain
@@ -23,15 +24,6 @@ else:
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 KEYRING = "cuda-keyring_1.1-1_all.deb"
-# Of KEYRING, by folder of the repository (x86_64); GoogleCloudPlatform/compute-gpu-installation, config.py, and for
-# ubuntu2604 two public installers that pin the same sum; read 2026-11-20.
-KEYRING_SHA256 = {
-    "ubuntu2204": "d93190d50b98ad4699ff40f4f7af50f16a76dac3bb8da1eaaf366d47898ff8df",
-    "ubuntu2404": "d2a6b11c096396d868758b86dab1823b25e14d70333f1dfa74da5ddaf6a06dba",
-    "ubuntu2604": "f7f474b5f6a4adf987aa587920df00e713285958ef6a913dda1945a544a3099e",
-    "debian12": "e7f219eab6fe4819cdb5c15b98233dc3420302d9c00883219cd3d896857cf48d",
-    "debian13": "dd28f1f6ba0038180d6b23f846cefca1e3de4c9327751665241370bacea452a1",
-}
 FOLDERS = {"x86_64": "x86_64", "aarch64": "sbsa"}
 RELEASE = "release o=NVIDIA, l=NVIDIA CUDA"
 # Like Debian's backports: never in place of a package that the distribution has too, and what came from there is kept
@@ -48,10 +40,9 @@ def repository_offer(
     """NVIDIA's repository for a node.
 
     ``source`` is the stack's. ``settings``: ``state`` (``auto``: present where the source is nvidia), ``url`` (empty:
-    NVIDIA's own), ``key`` (a file on the controller, or empty), ``proxy``, ``fetched`` (the key's text from
-    ``repository_key.py``, where it was fetched), ``paths``: ``sources``, ``preferences``, ``proxy``, ``key``.
-    Returned: ``wanted``, ``url``, ``files`` (path to text; empty: not to be there), ``key_files`` (path to
-    armoured text), ``fetch`` (``{url, sha256}`` of the keyring package, None where the site gives the key),
+    NVIDIA's own), ``key`` (a file on the controller, or empty), ``proxy``, ``paths``: ``sources``, ``preferences``,
+    ``proxy``, ``key``. Returned: ``wanted``, ``url``, ``files`` (path to text; empty: not to be there), ``key_files``
+    (path to armoured text), ``fetch`` (what ``repository_key.py`` is asked, None where the site gives the key),
     ``old_lists``, ``old_packages``, ``problems``.
     """
     if MISSING is not None:
@@ -93,16 +84,10 @@ def repository_offer(
     key, problem = _key(str(given["key"] or ""))
     if problem:
         offer["problems"].append(problem)
-    text = key or given.get("fetched") or ""
-    offer["key_files"] = {paths["key"]: text} if text else {}
+    offer["key_files"] = {paths["key"]: key} if key else {}
     if not given["key"]:
-        known = KEYRING_SHA256.get(folder) if picture.arch == "x86_64" else None
-        offer["fetch"] = {"url": url + KEYRING, "sha256": known}
-        if known is None and not re.match(r"https:|file:", url):
-            offer["problems"].append(
-                f"repository-key-unknown: nothing vouches for a key from {url}, which is not https, and no sum of its "
-                "keyring package is known: give the key with nvidia_repository_key"
-            )
+        offer["fetch"], problem = key_to_fetch(folder, picture.arch, url, KEYRING)
+        offer["problems"] += [problem] if problem else []
     offer["old_lists"], problems = _old_lists(apt["sources"], url, paths["sources"])
     offer["problems"] += problems
     offer["files"] |= dict.fromkeys(offer["old_lists"], "")

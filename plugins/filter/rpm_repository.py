@@ -11,6 +11,7 @@ from ansible.errors import AnsibleFilterError
 
 try:
     from gpunode.catalog import load
+    from gpunode.catalog.origins import key_to_fetch
     from gpunode.facts import NodeFacts
     from gpunode.stack import picture_from_facts
     from gpunode.variables import plain
@@ -20,7 +21,6 @@ else:
     MISSING = None
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
-KEY = "D42D0685.pub"  # gpgkey of NVIDIA's own cuda-rhel9.repo
 FOLDERS = {"x86_64": "x86_64", "aarch64": "sbsa"}
 HEAD = "# Managed by gpunode (role nvidia_repository): NVIDIA's CUDA repository.\n"
 NVIDIAS = re.compile(r"^https?://developer\.download\.nvidia\.(com|cn)/compute/cuda/repos/")
@@ -33,8 +33,9 @@ def dnf_repository(
     """NVIDIA's repository for a node with dnf.
 
     ``settings``: ``state`` (``auto``: present where the source is nvidia), ``url``, ``key`` (a file on the controller),
-    ``proxy``, ``id``, ``paths``: ``repository`` and ``key``. Returned: ``wanted``, ``url``, ``files`` (path to text),
-    ``old_lists``, ``problems``.
+    ``proxy``, ``id``, ``paths``: ``repository`` and ``key``. Returned: ``wanted``, ``url``, ``files`` and ``key_files``
+    (path to text), ``fetch`` (what ``repository_key.py`` is asked, None where the site gives the key), ``old_lists``,
+    ``problems``.
     """
     if MISSING is not None:
         raise AnsibleFilterError(f"the Python package gpunode is needed on the controller ({MISSING})")
@@ -42,7 +43,15 @@ def dnf_repository(
     paths = given["paths"]
     problems: list[str] = []
     wanted = given["state"] == "present" or (given["state"] == "auto" and source == "nvidia")
-    offer: dict[str, Any] = {"wanted": wanted, "url": "", "files": {}, "old_lists": [], "problems": problems}
+    offer: dict[str, Any] = {
+        "wanted": wanted,
+        "url": "",
+        "files": {},
+        "key_files": {},
+        "fetch": None,
+        "old_lists": [],
+        "problems": problems,
+    }
     if not wanted:
         return offer
     picture = picture_from_facts(node, load())
@@ -59,24 +68,28 @@ def dnf_repository(
     offer["url"] = url
     key, problem = _key(str(given["key"] or ""))
     problems += [problem] if problem else []
-    if not key and not problem and not url.startswith("https://"):
-        problems.append(
-            f"nvidia_repository_key: {base} is not reached by https, so that a key from there proves nothing: "
-            "name a file on the controller"
-        )
+    if not key and not problem:
+        offer["fetch"], problem = key_to_fetch(str(origin.repository), picture.arch, url, None)
+        problems += [problem] if problem else []
+        if offer["fetch"]["file"] is None:
+            problems.append(
+                f"repository-key-unknown: nobody recorded the key of {origin.repository}: give it with "
+                "nvidia_repository_key"
+            )
     lines = [
         f"[{given['id']}]",
         "name=NVIDIA's CUDA repository",
         f"baseurl={url}",
         "enabled=1",
         "gpgcheck=1",
-        f"gpgkey={'file://' + paths['key'] if key else url + KEY}",
+        f"gpgkey=file://{paths['key']}",
         *([f"proxy={given['proxy']}"] if given["proxy"] else ()),
     ]
     known = [one for one in dnf["repositories"] if one["file"] != paths["repository"]]
     if any(DOCA.search(address) for one in known for address in one["urls"]):
         lines += ["# DOCA brings these tools itself.", "excludepkgs=mft mft-* kernel-mft*"]
-    offer["files"] = {paths["repository"]: HEAD + "\n".join(lines) + "\n"} | ({paths["key"]: key} if key else {})
+    offer["files"] = {paths["repository"]: HEAD + "\n".join(lines) + "\n"}
+    offer["key_files"] = {paths["key"]: key} if key else {}
     by_file: dict[str, list[bool]] = {}
     for one in known:
         same = [bool(NVIDIAS.match(address)) or address.rstrip("/") == url.rstrip("/") for address in one["urls"]]

@@ -40,7 +40,7 @@ def _need_gpunode() -> None:
 def toolkit_wish(
     version: str, installed: Mapping[str, Any] | None, planned: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Which toolkit a node gets: ``{version, packages, replaces, repository, key}``; ``version`` None: none.
+    """Which toolkit a node gets: version (None: none), packages, replaces, repository, key, fingerprints.
 
     ``version`` is ``keep`` (the installed one where all packages carry it, else the stack's), ``stack``, or exact.
     ``installed`` is name to version, ``planned`` the ``container_toolkit`` of the resolved stack. A stack without
@@ -63,6 +63,7 @@ def toolkit_wish(
         "replaces": list(row.replaces),
         "repository": row.repository.removesuffix("/stable"),
         "key": row.key,
+        "fingerprints": list(row.fingerprints),
     }
 
 

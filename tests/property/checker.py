@@ -15,6 +15,12 @@ from typing import Any
 import yaml
 
 COMPAT = Path(__file__).parents[3] / "shared" / "reference" / "compat.yml"
+TRANSITIONAL = {
+    "ubuntu-22.04": {"590": "595"},
+    "ubuntu-24.04": {"590": "595"},
+    "ubuntu-26.04": {"535": "580", "570": "580", "590": "595"},
+}
+"""Branches of Ubuntu's archive that install another one; real-indexes.yml, scenario transitional-packages."""
 Rule = Callable[["Look"], Iterator[str]]
 RULES: dict[str, Rule] = {}
 
@@ -168,7 +174,8 @@ def wishes(look: Look) -> Iterator[str]:
         yield f"production was asked, {look.branch} is {kind}"
     if case.driver and case.driver[0].isdigit():
         release_differs = "." in case.driver and look.version != case.driver
-        if str(look.branch) != case.driver.split(".")[0] or release_differs:
+        installs = TRANSITIONAL.get(stack["os"], {}).get(case.driver) if look.source == "ubuntu" else None
+        if str(look.branch) != (installs or case.driver.split(".")[0]) or release_differs:
             yield f"driver {case.driver} was asked, {look.version} decided"
 
 

@@ -19,6 +19,9 @@ class Package(Fact):
     state: str
     """The package manager's own words: ``install ok installed``."""
     held: bool
+    published: str | None = None
+    """The origin (``nvidia``, ``ubuntu`` …) whose repository lists exactly this version; None where the package
+    manager's lists were not asked, or hold it no more."""
 
 
 class DkmsModule(Fact):

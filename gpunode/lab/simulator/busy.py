@@ -56,7 +56,7 @@ def _hold(index: int, user: pwd.struct_passwd, told: int) -> None:
     # As a program of its own, so that its name and command line are a job's and not this tool's.
     for number in descriptors:
         os.set_inheritable(number, True)
-    os.execv("/usr/bin/python3", [_NAME, "-S", "-c", "import signal; signal.pause()"])  # noqa: S606
+    os.execv("/usr/bin/python3", [_NAME, "-I", "-S", "-c", "import signal; signal.pause()"])  # noqa: S606
 
 
 def end(fault: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ def script(tool: str) -> str:
     """
     module, _, function = TOOLS[tool].partition(":")
     return (
-        "#!/usr/bin/python3 -sS\n"
+        "#!/usr/bin/python3 -IS\n"
         "import sys\n"
         "sys.dont_write_bytecode = True\n"
         'sys.path.insert(0, "/usr/lib/gpunode-lab")\n'

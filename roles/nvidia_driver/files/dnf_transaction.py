@@ -1,6 +1,6 @@
 """One transaction of dnf on this node: told, or told and done. Prints what it is as JSON.
 
-Runs as ``python3 -c`` under the Python that dnf 4 belongs to. Standard input is the question::
+Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input is the question::
 
     {"repository": {"id": ID, "url": URL, "proxy": URL} | null,  ours, as it will be: asked besides those of the node
      "stream": "MODULE:STREAM" | null,    what is enabled in the same transaction; another stream is left for it

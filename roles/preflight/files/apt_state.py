@@ -1,6 +1,6 @@
 """Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
 
-Runs as ``python3 - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
+Runs as ``python3 -I - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
 python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``;
 where apt cannot be asked at all: ``{"error": one line}``.
 """
@@ -21,6 +21,10 @@ LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/list
 CACHE = Path("/var/cache/apt/pkgcache.bin")
 CACHED = ("/var/lib/dpkg/status", "/var/lib/apt/lists", "/etc/apt", "/etc/apt/sources.list.d", "/etc/apt/preferences.d")
 NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
+# Whose publisher matters: what may belong to a driver, and what its modules are built with.
+GPU_STACK = re.compile(r"nvidia|libcuda|libnv|libxnvctrl|cuda-drivers|^(dh-)?dkms$")
+POLICY = Path("/usr/sbin/policy-rc.d")
+UNATTENDED = ("apt-daily.service", "apt-daily-upgrade.service")
 OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
@@ -127,12 +131,45 @@ def packages():
     return {"installed": installed, "unfinished": unfinished, "held": held}
 
 
-def header_packages():
-    """Names of all header packages in the node's sources."""
+def publishers(installed):
+    """Name of each installed package of the GPU stack to (Origin, Label) of the repositories that list its version."""
+    names = [name for name in installed if GPU_STACK.search(name)]
+    if not names:
+        return {}
+    form = "$(REPO_URI)|$(ORIGIN)|$(LABEL)"
+    targets = said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
+    repositories = [line.split("|") for line in targets if line.count("|") == 2]
+    found, name, exact = {}, "", False
+    for line in said_by(["apt-cache", *settings_for_a_look(), "policy", *names]).splitlines():
+        if re.match(r"\S+:$", line):
+            name, exact = line[:-1], False
+        elif re.match(r" (\*\*\*|   ) \S", line):
+            exact = line.startswith(" ***")
+        elif exact and re.match(r" +-?\d+ \w+:/", line):
+            uri = line.split()[1].rstrip("/") + "/"
+            found.setdefault(name, []).extend(pair for known, *pair in repositories if uri == known.rstrip("/") + "/")
+    return found
+
+
+def settings_for_a_look():
+    """Options with which apt-cache writes nothing: it uses its cache where that is fresh, and none otherwise."""
     fresh = CACHE.exists() and all(
         Path(path).stat().st_mtime < CACHE.stat().st_mtime for path in CACHED if Path(path).exists()
     )
-    return said_by(["apt-cache", *(() if fresh else NO_CACHE), "pkgnames", "linux-headers-"]).split()
+    return () if fresh else NO_CACHE
+
+
+def policy_left():
+    """A run that was killed left its policy-rc.d: no service of a package starts any more."""
+    try:
+        return "# Of gpunode," in POLICY.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def header_packages():
+    """Names of all header packages in the node's sources."""
+    return said_by(["apt-cache", *settings_for_a_look(), "pkgnames", "linux-headers-"]).split()
 
 
 def own_holds():
@@ -206,12 +243,24 @@ def process_name(pid):
         return "a process"
 
 
+def unattended_run():
+    """The unit of apt's own upgrades that is at work; None where none is. Between two steps it holds no lock."""
+    argv = ["systemctl", "show", "--property=Id,ActiveState", *UNATTENDED]
+    units = [dict(re.findall(r"(?m)^(\w+)=(.*)$", block)) for block in said_by(argv).split("\n\n")]
+    return next((unit["Id"] for unit in units if unit.get("ActiveState") == "activating"), None)
+
+
+def at_work():
+    """Who holds a package lock, or is about to; None where nobody does."""
+    return lock_holder() or unattended_run()
+
+
 def awaited(limit_s):
-    """Who still holds a package lock after waiting for it; None where nobody does."""
+    """Who is still at work after waiting for it; None where nobody is."""
     end = time.monotonic() + limit_s
-    while lock_holder() and time.monotonic() < end:
-        time.sleep(1)
-    return lock_holder()
+    while at_work() and time.monotonic() < end:
+        time.sleep(2)
+    return at_work()
 
 
 def main():
@@ -224,7 +273,8 @@ def main():
     holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
     try:
         with passing_over_damaged({}):
-            asked = {"sources": sources(), "headers": header_packages()}
+            held = packages()
+            asked = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
     except (AptError, OSError) as error:
         # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
         json.dump({"error": " ".join(str(error).split())}, sys.stdout)
@@ -232,8 +282,9 @@ def main():
     state = {
         **asked,
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
-        **packages(),
+        **held,
         "own_holds": own_holds(),
+        "policy_left": policy_left(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "key": key(),
         "architecture": said_by(["dpkg", "--print-architecture"]).strip(),

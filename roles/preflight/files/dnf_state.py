@@ -1,6 +1,6 @@
 """Print what dnf and rpm hold on this node, as JSON: repositories, streams, locks, who is at work.
 
-Runs as ``python3 - SECONDS``. It waits that long for another package manager to finish. ``error``: why dnf cannot be
+Runs as ``python3 -I - SECONDS``. It waits that long for another package manager to finish. ``error``: why dnf cannot be
 used at all.
 """
 

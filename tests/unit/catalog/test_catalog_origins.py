@@ -21,6 +21,12 @@ NVIDIA = "NVIDIA CORPORATION <cudatools@nvidia.com>"
         ("nvidia-fabricmanager", "580.95.05-1", NVIDIA, "nvidia"),
         ("nvidia-open", "580.95.05-1", DEBIAN, "nvidia"),
         ("nvidia-kernel-dkms", "535.261.03-1", "Somebody <root@example.org>", None),
+        ("libxnvctrl0", "510.47.03-0ubuntu1", UBUNTU, "ubuntu"),
+        ("libxnvctrl0", "510.47.03-0ubuntu4", UBUNTU, "ubuntu"),
+        ("libxnvctrl0", "510.47.03-0ubuntu4.24.04.1", UBUNTU, "ubuntu"),
+        ("libxnvctrl0", "510.47.03-0ubuntu7", UBUNTU, "ubuntu"),
+        ("nvidia-settings", "510.47.03-0ubuntu4", UBUNTU, "ubuntu"),
+        ("nvidia-settings", "610.57.04-1ubuntu1", UBUNTU, "nvidia"),
     ],
 )
 def test_origin(name: str, version: str, maintainer: str, origin: str | None) -> None:
@@ -57,6 +63,10 @@ def test_origin(name: str, version: str, maintainer: str, origin: str | None) ->
         ("libnvidia-container1", "libnvidia-container", "nvidia", None),
         ("nvidia-driver-pinning-580", "nvidia-driver-pinning", "nvidia", None),
         ("cuda-toolkit-12-9", "cuda-toolkit-12-9", "nvidia", None),
+        ("nvidia-driver-common", "nvidia-driver", "nvidia", "nvidia"),
+        ("nvidia-driver-selinux", "nvidia-driver-selinux", "nvidia", None),
+        ("libgles-nvidia2", "nvidia-driver", "nvidia", "nvidia"),
+        ("libxnvctrl0", "nvidia-settings", "ubuntu", None),
         ("libcuda1", "strange", None, "unknown origin"),
         ("bash", "bash", None, None),
     ],
@@ -101,3 +111,26 @@ def test_upstream_version(version: str, upstream: str) -> None:
 def test_every_origin_that_can_be_told_has_a_closure() -> None:
     table = origins.table()
     assert {row.origin for row in table.origins} == {row.origin for row in table.closures}
+
+
+@pytest.mark.parametrize(
+    ("release", "label", "origin"),
+    [
+        ("NVIDIA", "NVIDIA CUDA", "nvidia"),
+        ("Ubuntu", "Ubuntu", "ubuntu"),
+        ("Debian", "Debian-Security", "debian"),
+        ("LP-PPA-graphics-drivers", "Graphics Drivers", "graphics-drivers-ppa"),
+        ("NVIDIA", "something else", None),
+        ("https://nvidia.github.io/libnvidia-container/stable", "NVIDIA CORPORATION <cudatools@nvidia.com>", None),
+        ("", "", None),
+    ],
+)
+def test_a_repository_is_recognised_by_its_release_file(release: str, label: str, origin: str | None) -> None:
+    assert origins.publisher(release, label) == origin
+
+
+def test_every_signing_key_that_names_a_file_agrees_with_its_fingerprint() -> None:
+    for folder, key in origins.table().signing_keys.items():
+        if key.file and key.fingerprint:
+            assert key.fingerprint.endswith(key.file.removesuffix(".pub").upper()), folder
+        assert key.file or key.keyring_sha256, folder

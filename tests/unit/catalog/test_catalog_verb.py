@@ -52,7 +52,7 @@ def test_show_prints_one_thing_with_its_sources(capsys: pytest.CaptureFixture[st
     assert run("show", "H100 SXM") == Exit.GOOD
     shown = capsys.readouterr().out
     assert lines(shown)[0] == "H100 SXM5 80GB (gpus/h100-sxm5-80gb)"
-    for part in ("10de:2330", "3350", "  pciids: pci.ids (https://github.com/pciutils/pciids, 2026-08-22)"):
+    for part in ("10de:2330", "3350", "  pciids: pci.ids 2026.10.24", "(https://pci-ids.ucw.cz/, 2026-10-24)"):
         assert part in shown
     assert "H100 PCIe" not in shown
 

@@ -93,3 +93,26 @@ def test_no_rpm_is_a_gap() -> None:
 def test_cut_rpm_lines_are_a_gap() -> None:
     facts = facts_with({"dpkg-packages": None, "rpm-packages": answer("nvidia-driver\t570\n")})
     assert "eight fields" in facts.gaps["packages"]
+
+
+@pytest.mark.parametrize("text", ["{{ 1 }}", "a b", "x;y", "$(id)", "a/b", "\x1b[2J", "a" * 300])
+@pytest.mark.parametrize("field", [0, 1])
+def test_a_name_or_version_that_is_no_word_is_a_gap(field: int, text: str) -> None:
+    fields = ["nvidia-smi", "535.1-1", "amd64", "install ok installed", "nvidia-graphics-drivers", "535.1-1", DEBIAN]
+    fields[field] = text
+    facts = facts_with({"dpkg-packages": answer("\t".join(fields) + "\n")})
+    assert "of letters, digits and" in facts.gaps["packages"]
+    fields = RPM.splitlines()[0].split("\t")
+    fields[field] = text
+    rpm = answer("\t".join(fields) + "\n")
+    facts = facts_with({"dpkg-packages": None, "dpkg-kernels": None, "rpm-packages": rpm})
+    assert "of letters, digits and" in facts.gaps["packages"]
+
+
+def test_versions_as_distributions_write_them_pass() -> None:
+    line = "crun\t1.14.3^20240101git1\t1.el9\tx86_64\tcrun.src.rpm\tRocky\tRelease\t0\n"
+    (package,) = facts_with({"dpkg-packages": None, "dpkg-kernels": None, "rpm-packages": answer(line)}).packages or ()
+    assert package.version == "1.14.3^20240101git1-1.el9"
+    removed = "nvidia-smi\t\tamd64\tunknown ok not-installed\tnvidia-graphics-drivers\t\t\n"
+    (package,) = packages.parse_dpkg(removed)
+    assert package.version == ""

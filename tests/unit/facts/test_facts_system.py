@@ -138,3 +138,17 @@ def test_virtualization() -> None:
 def test_words_of_the_node_carry_no_control_codes() -> None:
     facts = facts_with({"dkms-status": answer("\x1b[31mred\n")})
     assert "\x1b" not in facts.gaps["dkms"]
+
+
+@pytest.mark.parametrize("release", ["6.1.0-99{{1}}", "6.1;id", "6.1/x", "6.1\x1b[2J", "9" * 300])
+def test_a_kernel_release_that_is_no_word_is_a_gap(release: str) -> None:
+    facts = facts_with({"uname": answer(f"Linux {release} x86_64\n")})
+    assert "expected a kernel release" in facts.gaps["kernels"]
+    assert "expected a kernel release" in facts.gaps["architecture"]
+
+
+def test_a_folder_that_is_no_kernel_is_left_out() -> None:
+    name = "6.1.0-99{{1}}"
+    files = {"/lib/modules/": f"{name}\n", f"/lib/modules/{name}/": "kernel\n", f"/lib/modules/{name}/build/": None}
+    facts = facts_with({"uname": answer("Linux 6.1.0-9-amd64 x86_64\n")}, files)
+    assert [kernel.release for kernel in facts.kernels or ()] == ["6.1.0-9-amd64"]

@@ -113,8 +113,21 @@ def test_what_keeps_dnf_from_working_is_named() -> None:
 def test_nvidias_repository_checks_signatures() -> None:
     text = offer()["files"][PATHS["repository"]]
     url = "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/"
-    assert {f"baseurl={url}", "gpgcheck=1", "enabled=1", f"gpgkey={url}D42D0685.pub"} <= set(text.splitlines())
+    assert {f"baseurl={url}", "gpgcheck=1", "enabled=1", "gpgkey=file:///etc/pki/ours"} <= set(text.splitlines())
     assert "proxy" not in text
+    fetch = offer()["fetch"]
+    assert (fetch["url"], fetch["file"]) == (url, "D42D0685.pub")
+    assert fetch["fingerprint"] == "610C7B14E068A878070DA4E99CD0A493D42D0685"
+
+
+def test_rhel_10_has_a_key_of_its_own() -> None:
+    facts = rocky()
+    ten = {**facts, "os": {**facts["os"], "version_id": "10.0"}}
+    given = {"state": "auto", "url": "", "key": "", "proxy": "", "id": "ours", "paths": PATHS}
+    found = repository.dnf_repository(ten, DNF, "nvidia", given)
+    assert found["fetch"]["file"] == "CDF6BA43.pub"
+    assert found["fetch"]["sha256_without_version"].startswith("afbea87d")
+    assert found["problems"] == []
 
 
 def test_a_mirror_comes_with_its_key(tmp_path: Path) -> None:
@@ -123,14 +136,14 @@ def test_a_mirror_comes_with_its_key(tmp_path: Path) -> None:
     found = offer(url="http://mirror/repos", key=str(key), proxy="http://proxy:3128")
     lines = found["files"][PATHS["repository"]].splitlines()
     assert {"gpgkey=file:///etc/pki/ours", "proxy=http://proxy:3128"} <= set(lines)
-    assert found["files"][PATHS["key"]] == ARMOUR
+    assert found["key_files"] == {PATHS["key"]: ARMOUR}
+    assert found["fetch"] is None
     assert found["problems"] == []
 
 
-def test_a_key_that_proves_nothing_is_refused(tmp_path: Path) -> None:
-    assert offer(url="http://mirror/repos")["problems"][0].startswith(
-        "nvidia_repository_key: http://mirror/repos is not"
-    )
+def test_a_key_of_a_mirror_is_known_by_its_fingerprint_or_refused(tmp_path: Path) -> None:
+    assert offer(url="http://mirror/repos")["problems"] == []
+    assert offer(url="http://mirror/repos")["fetch"]["fingerprint"]
     (tmp_path / "key").write_bytes(b"\xc6\x03")
     assert "no armoured OpenPGP key" in offer(key=str(tmp_path / "key"))["problems"][0]
 
@@ -239,7 +252,9 @@ def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
         ("Failed to download metadata for repo 'x': Cannot download repomd.xml", "repository-unreachable"),
         ("not signed as it has to be: Public key for x.rpm is not installed", "repository-unsigned"),
         ("would-remove: dnf would take away bash for it", "would-remove"),
-        ("Problem: nothing provides dkms", "dnf-refuses"),
+        ("Problem: nothing provides dkms >= 3.1.8 needed by kmod", "dkms-missing"),
+        ("Problem: nothing provides x", "dnf-refuses"),
+        ("Certificate 9CD0A493D42D0685: Policy rejects: SHA1", "repository-key-sha1"),
     ],
 )
 def test_what_dnf_says_has_a_name(said: str, name: str) -> None:

@@ -133,7 +133,7 @@ def test_the_whole_closure_is_asked_for_at_one_release(bare: dict[str, Any]) -> 
         "libnvidia-nscq",
     }
     assert question["constraint"] == "580.95.05"
-    assert "nvidia-driver-pinning-580.95.05" in question["free"]
+    assert question["free"] == [], "our own preferences bind the closure, before NVIDIA's pinning packages could"
     assert question["bound"]["nvidia-fabricmanager"] == "@RELEASE@-*"
     assert question["pins"][0]["pin"] == "version @RELEASE@-*"
     assert question["remove"] == question["drop"] == []
@@ -209,6 +209,79 @@ def test_another_pin_of_nvidias_goes(bare: dict[str, Any]) -> None:
     apt = {**apt_of(there), "installed": {**apt_of(there)["installed"], "nvidia-driver-pinning-580.95.05": "1"}}
     question = driver.driver_question(there, apt, stack, settings_of(stack))
     assert question["remove"] == ["nvidia-driver-pinning-580.95.05"]
+    apt["installed"] = {**apt_of(there)["installed"], "nvidia-driver-pinning-580": "580-1"}
+    assert driver.driver_question(there, apt, stack, settings_of(stack))["remove"] == []
+
+
+@pytest.mark.parametrize(
+    ("there", "installs", "taken"),
+    [
+        ({}, (), "nvidia-headless-open"),
+        ({"nvidia-dkms-open": "595.91.07-1ubuntu1"}, (), "nvidia-dkms-open"),
+        ({}, ("nvidia-dkms-open",), "nvidia-dkms-open"),
+        ({"nvidia-dkms-open": "1", "nvidia-headless-open": "1"}, (), "nvidia-headless-open"),
+    ],
+    ids=["a bare node", "one that has the other", "apt answered so", "one that has both"],
+)
+def test_of_alternatives_that_one_counts_that_is_there(
+    bare: dict[str, Any], there: dict[str, str], installs: tuple[str, ...], taken: str
+) -> None:
+    noble = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": "24.04", "codename": "noble"}}
+    stack = stack_of(noble, version="595")
+    answer = {"install": [{"name": name, "version": "595.91.07-1ubuntu1", "source": name} for name in installs]}
+    case = driver._case(noble, {**APT, "installed": there}, stack, settings_of(stack), answer)
+    assert {name for name in case.bound if "open" in name} == {taken}
+    question = driver.driver_question(noble, {**APT, "installed": there}, stack, settings_of(stack))
+    if not there:
+        assert question["alternatives"] == {"nvidia-headless-open": ["nvidia-dkms-open"]}
+
+
+@pytest.mark.parametrize(
+    ("system", "branch", "names"),
+    [
+        ("22.04", "580", {"nvidia-headless-580-open", "nvidia-utils-580"}),
+        ("24.04", "595", {"nvidia-headless-open", "libnvidia-compute"}),
+        ("26.04", "610", {"nvidia-headless-open", "libnvidia-compute"}),
+    ],
+)
+def test_ubuntus_names_for_nvidia_smi(bare: dict[str, Any], system: str, branch: str, names: set[str]) -> None:
+    facts = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": system}, "pci": HGX[:1]}
+    stack = stack_of(facts, version=branch, flavour="open")
+    assert set(asked(facts, stack)["required"]) - {"nvidia-fabricmanager", "libnvidia-nscq"} == names
+
+
+@pytest.mark.parametrize("version", ["510.47.03-0ubuntu1", "510.47.03-0ubuntu4", "510.47.03-0ubuntu7"])
+def test_a_library_that_hwloc_brings_is_no_driver(bare: dict[str, Any], version: str) -> None:
+    library = package("libxnvctrl0", "510.47.03", **{**UBUNTU, "source": "nvidia-settings", "version": version})
+    for more in ({}, {"published": "ubuntu"}):
+        facts = {**bare, "packages": [{**library, **more}]}
+        assert stack_of(facts)["driver"]["branch"] == stack_of(bare)["driver"]["branch"]
+        assert planned(facts, stack_of(facts))["going"] == []
+
+
+def test_companions_that_a_driver_left_are_no_driver(bare: dict[str, Any]) -> None:
+    left = [package(name, "610.57.04") for name in ("libxnvctrl0", "nvidia-settings")]
+    facts = {**bare, "packages": left}
+    assert stack_of(facts)["driver"]["branch"] == stack_of(bare)["driver"]["branch"]
+
+
+def test_apts_lists_say_who_published_a_package(bare: dict[str, Any]) -> None:
+    # Its revision looks like NVIDIA's, its maintainer is Ubuntu's.
+    facts = {
+        **bare,
+        "packages": [package("libnvidia-compute-580", "580.95.05", **UBUNTU, version="580.95.05-0ubuntu1")],
+    }
+    ubuntus = {"publishers": {"libnvidia-compute-580": [["Ubuntu", "Ubuntu"]]}}
+    assert node.with_publishers(facts, ubuntus)["packages"][0]["published"] == "ubuntu"
+    nvidias = {"publishers": {"libnvidia-compute-580": [["NVIDIA", "NVIDIA CUDA"]]}}
+    stack = stack_of(node.with_publishers(facts, nvidias), version="580.95.05", source="nvidia")
+    assert driver.driver_question(node.with_publishers(facts, ubuntus), APT, stack, settings_of(stack))["remove"] == [
+        "libnvidia-compute-580"
+    ]
+    assert driver.driver_question(node.with_publishers(facts, nvidias), APT, stack, settings_of(stack))["remove"] == []
+    both = {"publishers": {"libnvidia-compute-580": [["Ubuntu", "Ubuntu"], ["NVIDIA", "NVIDIA CUDA"]]}}
+    assert node.with_publishers(facts, both)["packages"][0]["published"] is None
+    assert node.with_publishers(facts, None)["packages"] == node.with_publishers(facts, {})["packages"]
 
 
 def test_a_fabric_manager_that_lags_is_refused_with_the_release_that_all_have(bare: dict[str, Any]) -> None:
@@ -341,6 +414,80 @@ def test_what_was_held_for_a_driver_that_goes_is_let_go(bare: dict[str, Any]) ->
     assert planned(there, stack_of(there), apt)["freed"] == [kernel]
     assert driver.driver_removal(there, {**apt_of(there), **apt})["freed"] == [kernel]
     assert planned(there, stack_of(there), {**apt, "held": ["bash"]})["freed"] == []
+
+
+def test_a_kernel_without_signed_modules_is_named(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="580")
+    answer = {"lacking": {MODULES: [], "linux-image-generic-hwe-24.04": []}, "common": [], "constraint": "580.*"}
+    (line,) = refused(hwe, stack, answer)
+    assert line.startswith("package-gone: ")
+    assert {MODULES, "nvidia_driver_source:"} <= set(line.replace(",", "").split())
+
+
+def test_a_branch_that_apt_knows_to_be_transitional_is_named_with_what_it_installs(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="570")
+    there = ["580.173.02", "580.159.03"]
+    answer = {"lacking": {"nvidia-utils-570-server": there}, "common": there, "constraint": "570.*"}
+    (line,) = refused(hwe, stack, answer)
+    assert line.startswith("closure-lags: branch 570 is transitional")
+    assert line.endswith("nvidia_driver_version: 580")
+
+
+@pytest.fixture
+def hwe(bare: dict[str, Any]) -> dict[str, Any]:
+    """An Ubuntu 24.04 node with HGX H100, the HWE kernel and no driver."""
+    image = "linux-image-generic-hwe-24.04"
+    system = {"id": "ubuntu", "version_id": "24.04", "codename": "noble", "pretty_name": "Ubuntu 24.04.3 LTS"}
+    kernel = {
+        "release": "6.14.0-29-generic",
+        "package": "linux-image-6.14.0-29-generic",
+        "running": True,
+        "newest": True,
+        "headers": False,
+        "image": True,
+    }
+    version = {"version": "6.14.0-29.29~24.04.1", "source": "linux-meta-hwe-6.14"}
+    return {**bare, "os": system, "kernels": [kernel], "packages": [package(image, "1") | UBUNTU | version]}
+
+
+KERNEL = ["linux-headers-generic-hwe-24.04", "linux-image-generic-hwe-24.04"]
+MODULES = "linux-modules-nvidia-580-server-open-generic-hwe-24.04"
+
+
+def test_the_modules_are_those_of_the_installed_kernel_meta_package(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="580")
+    question = asked(hwe, stack)
+    assert {name for name in question["free"] if name.startswith("linux-")} == {
+        MODULES,
+        "linux-image-generic-hwe-24.04",
+    }
+    assert "linux-headers-generic-hwe-24.04" in question["optional"]
+    assert {*KERNEL, MODULES} <= set(planned(hwe, stack)["closure"])
+
+
+def test_the_kernel_follows_the_archive_where_that_is_the_policy(hwe: dict[str, Any]) -> None:
+    stack = stack_of(hwe, source="ubuntu", version="580")
+    held = [*KERNEL, MODULES]
+    apt = {**APT, "installed": dict.fromkeys(held, "6.14"), "held": held, "own_holds": held}
+
+    def plan_of(**changes: Any) -> dict[str, Any]:
+        plan: dict[str, Any] = driver.driver_plan(hwe, apt, stack, settings_of(stack, **changes))
+        return plan
+
+    assert plan_of()["freed"] == []
+    follow = plan_of(kernel_policy="follow")
+    assert follow["freed"] == sorted(held)
+    assert (follow["closure"], follow["loose"]) == ([], [])
+    assert {pin["pin"] for pin in follow["pins"]} == {"version 580.*-*"}
+    # The transaction itself brings one release.
+    assert asked(hwe, stack, kernel_policy="follow")["pins"][0]["pin"] == "version @RELEASE@-*"
+
+
+def test_the_policy_is_for_modules_that_the_distribution_signs(bare: dict[str, Any]) -> None:
+    stack = stack_of(bare, version="580.95.05")
+    plan = driver.driver_plan(bare, apt_of(bare), stack, settings_of(stack, kernel_policy="follow"))
+    assert "nvidia-fabricmanager" in plan["closure"]
+    assert plan["pins"][0]["pin"] == "version 580.95.05-*"
 
 
 def test_text_for_a_switch_is_refused(bare: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ def test_several_reasons_are_told_at_once(facts: dict[str, Any]) -> None:
 
 def test_the_probe_is_handed_over_whole() -> None:
     command = node.probe_script("/usr/bin/python3")
-    assert command["argv"] == ["/usr/bin/python3", "-"]
+    assert command["argv"] == ["/usr/bin/python3", "-I", "-"]
     compile(command["stdin"], "probe", "exec")
 
 

@@ -1,8 +1,6 @@
 """NVIDIA's repository as it is put on a node: address, key, order of preference, and what it replaces."""
 
 import base64
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,12 @@ def offer(
     apt: dict[str, Any] | None = None,
     source: str = "nvidia",
     system: str = "12",
+    distribution: str = "debian",
     machine: str = "x86_64",
     **settings: Any,
 ) -> dict[str, Any]:
     facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
-    facts |= {"os": {**facts["os"], "version_id": system}, "architecture": machine}
+    facts |= {"os": {**facts["os"], "id": distribution, "version_id": system}, "architecture": machine}
     given = {"state": "auto", "url": "", "key": "", "proxy": "", "paths": PATHS, **settings}
     found: dict[str, Any] = repository.repository_offer(facts, {**APT, "sources": [], **(apt or {})}, source, given)
     return found
@@ -38,11 +37,15 @@ def entry(file: str, *uris: str) -> dict[str, Any]:
     return {"file": file, "uris": list(uris), "suites": ["/"], "components": [], "types": ["deb"], "options": {}}
 
 
-def test_nvidias_own_comes_with_its_key_by_sum() -> None:
+def test_nvidias_own_comes_with_its_key_by_fingerprint() -> None:
     found = offer()
     assert found["url"] == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
-    assert found["fetch"]["url"] == f"{found['url']}cuda-keyring_1.1-1_all.deb"
-    assert len(found["fetch"]["sha256"]) == 64
+    assert found["fetch"]["url"] == found["url"]
+    assert found["fetch"]["file"] == "3bf863cc.pub"
+    assert found["fetch"]["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
+    assert found["fetch"]["keyring"] == "cuda-keyring_1.1-1_all.deb"
+    assert len(found["fetch"]["keyring_sha256"]) == 64
+    assert offer(system="13")["fetch"]["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
     assert "Signed-By: /k.asc" in found["files"]["/s.sources"]
     assert found["problems"] == []
 
@@ -89,14 +92,17 @@ def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], w
 
 def test_a_key_that_nothing_vouches_for_is_not_taken(tmp_path: Path) -> None:
     mirror = "http://mirror.test/cuda"
-    (line,) = offer(machine="aarch64", url=mirror)["problems"]
+    # Of Ubuntu 26.04's key nobody recorded the fingerprint, and only of one architecture the keyring package's sum.
+    resolute: dict[str, Any] = {"distribution": "ubuntu", "system": "26.04"}
+    (line,) = offer(machine="aarch64", url=mirror, **resolute)["problems"]
     assert line.startswith("repository-key-unknown: ")
     assert "nvidia_repository_key" in line
-    assert offer(machine="aarch64")["problems"] == []
-    assert offer(url=mirror)["problems"] == []
+    assert offer(machine="aarch64", **resolute)["problems"] == []
+    assert offer(url=mirror, **resolute)["problems"] == []
+    assert offer(machine="aarch64", url=mirror)["problems"] == []
     file = tmp_path / "site.gpg"
     file.write_bytes(PACKET)
-    assert offer(machine="aarch64", url=mirror, key=str(file))["problems"] == []
+    assert offer(machine="aarch64", url=mirror, key=str(file), **resolute)["problems"] == []
 
 
 def test_another_source_takes_it_away_unless_it_is_wished() -> None:
@@ -121,35 +127,3 @@ def test_old_lists_go_and_shared_ones_are_named() -> None:
 def test_the_checksum_of_the_armour_is_that_of_the_standard() -> None:
     # Of "123456789", the usual test value of CRC-24/OPENPGP.
     assert repository._crc24(b"123456789") == 0x21CF02
-
-
-def test_old_keys_leave_the_common_keyring_and_others_stay(tmp_path: Path) -> None:
-    script = (ROOT / "roles" / "nvidia_repository" / "files" / "old_keys.py").read_text(encoding="utf-8")
-    spaces: dict[str, Any] = {"__name__": "old_keys"}
-    exec(compile(script, "old_keys.py", "exec"), spaces)  # noqa: S102
-    other = b"\x99\x00\x04\x04\x00\x00\x02" + b"\xb4\x02me"
-    assert spaces["without_ours"](other) == other
-    spaces["KEYS"] = (_fingerprint(other[3:7])[-8:],)
-    mine = b"\x99\x00\x04\x04\x00\x00\x03" + b"\xb4\x03you"
-    assert spaces["without_ours"](other + mine) == mine
-
-
-def _fingerprint(body: bytes) -> str:
-    import hashlib  # noqa: PLC0415
-
-    return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
-
-
-def test_the_scripts_run_with_what_a_node_has() -> None:
-    for name in ("nvidia_repository/files/old_keys.py", "nvidia_repository/files/repository_key.py"):
-        compile((ROOT / "roles" / name).read_text(encoding="utf-8"), name, "exec")
-    said = subprocess.run(
-        [sys.executable, str(ROOT / "roles/nvidia_repository/files/repository_key.py")],
-        input='{"path": "/nowhere", "record": "/nowhere", "url": "http://127.0.0.1:1/key.deb", "sha256": null}',
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    ).stdout
-    assert "127.0.0.1:1/key.deb" in said
-    assert '"error"' in said

@@ -487,7 +487,7 @@ def test_one_tool_that_hangs_costs_its_limit_and_is_named(tmp_path: Path, name: 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_without_root_the_facts_say_what_was_not_seen() -> None:
     answer = subprocess.run(
-        ["/usr/bin/python3", "-"],
+        ["/usr/bin/python3", "-I", "-"],
         input=Path(script.__file__).read_bytes(),
         capture_output=True,
         check=True,

@@ -22,7 +22,7 @@ def program(name: str) -> str:
         text
         for task in yaml.safe_load((ROLES / role / "tasks" / tasks).read_text(encoding="utf-8"))
         for command in [task.get("ansible.builtin.command", {})]
-        for text in [*command.get("argv", [])[2:3], command.get("stdin", "")]
+        for text in [*command.get("argv", [])[3:4], command.get("stdin", "")]
         if f"{name}.py" in text
     ]
     (template,) = found

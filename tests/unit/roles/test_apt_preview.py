@@ -47,6 +47,21 @@ def test_a_package_of_another_publisher_with_the_same_release_does_not_count() -
     assert preview.fitting(["580.2-1", "580.2-0ubuntu0.24.04.1"], "@RELEASE@-0ubuntu*", "580.2").endswith(".1")
 
 
+@pytest.mark.parametrize(
+    ("known", "taken"),
+    [
+        ({"nvidia-headless-open", "nvidia-dkms-open", "m"}, ["m", "nvidia-headless-open"]),
+        ({"nvidia-dkms-open", "m"}, ["m", "nvidia-dkms-open"]),
+        ({"m"}, ["m", "nvidia-headless-open"]),
+    ],
+    ids=["the first is there", "it is not", "none is: the first is named in the refusal"],
+)
+def test_of_alternatives_the_first_that_a_list_has_is_asked_for(known: set[str], taken: list[str]) -> None:
+    asked = {**question("m", "nvidia-headless-open"), "alternatives": {"nvidia-headless-open": ["nvidia-dkms-open"]}}
+    found = preview.with_names_that_exist(asked, known)
+    assert found["required"] == sorted(found["bound"]) == taken
+
+
 def test_a_status_without_the_driver_has_everything_else() -> None:
     status = "Package: a\nStatus: install ok installed\n\nPackage: libcuda1\nArchitecture: i386\n\nPackage: b\n"
     assert preview.without(["libcuda1"], status) == "Package: a\nStatus: install ok installed\n\nPackage: b\n"

@@ -75,8 +75,8 @@ def test_no_dcgm_where_none_is_known() -> None:
 def test_four_packages_of_the_container_toolkit() -> None:
     found = decided("R18-ctk", case("A100"))["container_toolkit"]
     assert len(found.packages) == 4
-    assert {package.version for package in found.packages} == {"1.20.0-*"}
-    assert decided("R18-ctk", case("A100", os="rhel-9"))["container_toolkit"].packages[0].version == "1.20.0"
+    assert {package.version for package in found.packages} == {"1.20.1-*"}
+    assert decided("R18-ctk", case("A100", os="rhel-9"))["container_toolkit"].packages[0].version == "1.20.1"
     assert decided("R18-ctk", case("A100", **BOOKWORM))["container_toolkit"].value is None
 
 

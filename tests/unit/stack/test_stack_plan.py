@@ -122,6 +122,22 @@ def test_what_is_installed() -> None:
     assert (found.kernel, found.loaded_version) == ("6.8.0-60-generic", "580.95.05")
 
 
+def test_meta_packages_of_kernels_the_newest_first() -> None:
+    ubuntu = "Ubuntu Kernel Team <kernel-team@lists.ubuntu.com>"
+    images = {
+        "linux-image-generic": "6.8.0-110.110",
+        "linux-image-generic-hwe-24.04": "6.14.0-29.29~24.04.1",
+        "linux-image-unsigned-6.8.0-60-generic": "6.8.0-60.63",
+        "linux-image-6.14.0-29-generic": "6.14.0-29.29~24.04.1",
+    }
+    seen = picture_from_facts(
+        facts(packages=tuple(package(name, version, ubuntu, "linux-meta") for name, version in images.items())), CATALOG
+    )
+    assert seen.kernel_images == ("linux-image-generic-hwe-24.04", "linux-image-generic")
+    assert seen.installed is not None
+    assert not seen.installed.present
+
+
 def test_the_module_on_disk_tells_the_flavour() -> None:
     module = ModuleFile(kernel="6.8", path="/x", version="580.95.05", vermagic=None, flavour="proprietary", signed=True)
     odd = package("nvidia-dkms-580-open", "580.95.05-1", "NVIDIA CORPORATION <cudatools@nvidia.com>")

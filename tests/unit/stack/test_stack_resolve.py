@@ -213,6 +213,65 @@ def test_precompiled_modules_move_with_their_kernel() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kernel", "images", "flavour"),
+    [
+        ("6.8.0-60-generic", ["linux-image-generic"], "generic"),
+        ("6.14.0-29-generic", ["linux-image-generic-hwe-24.04"], "generic-hwe-24.04"),
+        ("6.8.0-60-generic", ["linux-image-generic-hwe-24.04", "linux-image-generic"], "generic-hwe-24.04"),
+        ("6.8.0-60-generic", ["linux-image-virtual-hwe-24.04"], "generic-hwe-24.04"),
+        ("6.8.0-1009-gcp", ["linux-image-generic-hwe-24.04", "linux-image-gcp"], "gcp"),
+        ("6.8.0-1009-oracle", ["linux-image-oracle-lts-24.04"], "oracle-lts-24.04"),
+        ("6.17.0-1032-nvidia", ["linux-image-nvidia-hwe-24.04"], "nvidia-hwe-24.04"),
+        ("6.8.0-60-generic-64k", ["linux-image-generic", "linux-image-generic-64k"], "generic-64k"),
+        ("6.8.0-60-generic", ["linux-image-generic-64k", "linux-image-generic"], "generic"),
+    ],
+)
+def test_precompiled_modules_follow_the_installed_kernel_meta_package(
+    kernel: str, images: list[str], flavour: str
+) -> None:
+    answer = stack("A100", source="ubuntu", driver="580", kernel=kernel, kernel_images=images)
+    modules = f"linux-modules-nvidia-580-server-open-{flavour}"
+    assert answer.module.kernel_packages == (f"linux-image-{flavour}", f"linux-headers-{flavour}", modules)
+    assert modules in {package.name for package in answer.packages}
+    assert not any("may be the kernel of" in warning.text for warning in answer.warnings)
+
+
+@pytest.mark.parametrize(
+    ("system", "asked", "branch"),
+    [
+        ("ubuntu-22.04", "590", 595),
+        ("ubuntu-24.04", "590", 595),
+        ("ubuntu-26.04", "590", 595),
+        ("ubuntu-26.04", "535", 580),
+        ("ubuntu-26.04", "570", 580),
+    ],
+)
+def test_a_transitional_branch_of_ubuntus_archive_is_the_branch_that_it_installs(
+    system: str, asked: str, branch: int
+) -> None:
+    answer = stack("A100", source="ubuntu", driver=asked, os=system)
+    assert answer.driver.branch == branch
+    assert {name for package in answer.packages if asked in (name := package.name)} == set()
+    assert any("transitional" in warning.text for warning in answer.warnings)
+    kept = stack(
+        "A100",
+        source="ubuntu",
+        driver=asked,
+        os=system,
+        installed=on_node((f"nvidia-headless-no-dkms-{branch}-server-open", f"{branch}.1.2-0ubuntu1", "ubuntu")),
+    )
+    assert (kept.kept, kept.driver.version) == (True, f"{branch}.1.2")
+
+
+def test_a_transitional_branch_is_none_of_its_own() -> None:
+    assert stack("A100", source="ubuntu", driver="570", os="ubuntu-24.04").driver.branch == 570
+    assert stack("A100", source="nvidia", driver="590", os="ubuntu-24.04").driver.branch == 590
+    refused = conflict("A100", source="ubuntu", driver="590.48.01", os="ubuntu-24.04")
+    assert "transitional" in refused.message
+    assert "595" in refused.message
+
+
+@pytest.mark.parametrize(
     ("wanted", "mechanism", "what"),
     [
         ({"driver": "580"}, "pinning-package", "nvidia-driver-pinning-580.178.04"),

@@ -1,0 +1,191 @@
+"""GPUs by PCI id alone: the text of ``pci.ids`` in, rows of the section ``gpus`` out.
+
+``pci.ids`` names the chip and the product of a device id. The chip gives architecture and compute capability (section
+``chips``); memory, form and market are read from the product's name and marked so. ``pci_ids.tsv`` beside this file
+holds what a release of ``pci.ids`` lists, one GPU per line; ``scripts/pci_gpus.py`` rebuilds it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from gpunode.catalog.gpus import normal
+
+NVIDIA = "10de"
+MOST_LINES = 400_000
+"""``pci.ids`` has a tenth of that."""
+LONGEST_NAME = 120
+FILE = "pci_ids.tsv"
+_DEVICE = re.compile(r"\t([0-9a-f]{4})  (\S.*)")
+_CHIP = re.compile(r"(?:GK|GM|GP|GV|TU|GA|GH|AD|GB|GR)(?:\d{3}|\d\d[A-Z])(?![0-9])")
+_NO_GPU = re.compile(r"audio|usb|ucsi|bridge|nvswitch|pcie host|i2c|reserved dev id|engineering sample", re.IGNORECASE)
+_CONSUMER = re.compile(r"GeForce|GTX|TITAN|\bMX\d|\bCMP\b|RTX Spark", re.IGNORECASE)
+_WORKSTATION = re.compile(r"Quadro|NVS|RTX|\bT\d{3,4}\b|\bP\d{3,4}\b", re.IGNORECASE)
+_NAMES = ("name", "aliases", "families")
+_SERIES = re.compile(r"^(GeForce|Tesla|Quadro) ")
+_LARGE = {"gp100", "gv100", "ga100", "gh100", "gb100", "gb102", "gb110", "gb112", "gr100", "gr102"}
+"""Chips of data-centre GPUs, as far as no product's name says otherwise."""
+_SUPERCHIP = re.compile(r"(HGX )?G[HB][23]00\b")
+
+
+class PciGpu(NamedTuple):
+    """One line: device id without its vendor, chip, product name ("" where ``pci.ids`` has none)."""
+
+    device: str
+    chip: str
+    name: str
+
+    @property
+    def pci(self) -> str:
+        """The id as the catalog writes it."""
+        return f"{NVIDIA}:{self.device}"
+
+
+def parse(lines: Iterable[str]) -> Iterator[PciGpu]:
+    """Yield NVIDIA's GPUs of a ``pci.ids`` file; other functions and names that fit no chip are left out."""
+    ours = False
+    for count, line in enumerate(lines):
+        if count > MOST_LINES:
+            return
+        if line[:1] not in ("\t", "#", "\n", ""):
+            ours = line.startswith(f"{NVIDIA} ")
+        match = _DEVICE.match(line) if ours else None
+        chip = _CHIP.match(match[2]) if match else None
+        if match is None or chip is None or _NO_GPU.search(match[2]):
+            continue
+        yield PciGpu(match[1], chip[0].lower(), _product(match[2]))
+
+
+def _product(text: str) -> str:
+    bracket = re.search(r"\[([^\[\]]+)\]\s*$", text)
+    name = re.sub(r"\s+", " ", bracket[1]).strip() if bracket else ""
+    return name[:LONGEST_NAME]
+
+
+def tsv(gpus: Iterable[PciGpu], date: str) -> str:
+    """Return the text of the bundled file."""
+    lines = [f"# NVIDIA's GPUs of pci.ids: device, chip, product; release of {date}"]
+    return "\n".join([*lines, *("\t".join(gpu) for gpu in sorted(gpus))]) + "\n"
+
+
+def table() -> list[PciGpu]:
+    """The bundled lines."""
+    text = files("gpunode.catalog").joinpath(FILE).read_text(encoding="utf-8")
+    return [PciGpu(*line.split("\t")) for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def table_date() -> str:
+    """The day of the ``pci.ids`` release that the bundled lines come from."""
+    with files("gpunode.catalog").joinpath(FILE).open(encoding="utf-8") as stream:
+        return stream.readline().rsplit(" ", 1)[-1].strip()
+
+
+def rows(
+    gpus: Iterable[PciGpu], chips: Mapping[str, Mapping[str, Any]], written: Mapping[str, Any], date: str
+) -> dict[str, dict[str, Any]]:
+    """Raw rows of the section ``gpus``, one for each product; ``written``: raw rows of files, which win.
+
+    An id that a written row has is left out. Ids with one product name, architecture and compute capability are one
+    row; a name that stands for several rows, or for a written one, is followed by the chip or the id.
+    """
+    ids, names = _written(written)
+    products: dict[tuple[str, str, str], list[PciGpu]] = {}
+    for gpu in gpus:
+        chip = chips.get(gpu.chip)
+        if chip is not None and gpu.pci not in ids:
+            what = (normal(_name(gpu)), chip["architecture"], chip["compute_capability"])
+            products.setdefault(what, []).append(gpu)
+    uses = Counter(name for name, _, _ in products)
+    found = {}
+    for (name, architecture, capability), same in products.items():
+        called = _name(same[0])
+        several = uses[name] > 1 and name not in names
+        own = (
+            f"{called} ({same[0].pci})"
+            if name in names
+            else f"{called} ({same[0].chip.upper()})"
+            if several
+            else called
+        )
+        row = _row(own, same)
+        row |= {"architecture": architecture, "compute_capability": capability, "date": date}
+        row["unsure"] |= {"compute_capability": "of the chip"} if chips[same[0].chip].get("unsure") else {}
+        if several:
+            row["families"] = list(dict.fromkeys((called, _SERIES.sub("", called))))
+        found[_slug(own)] = row
+    _add_aliases(found, names)
+    return found
+
+
+def _name(gpu: PciGpu) -> str:
+    return gpu.name or f"{gpu.chip.upper()} {gpu.pci}"
+
+
+def _written(of_files: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """PCI ids and names that rows of files have; a row without a PCI id changes one of ours and has none."""
+    ids: set[str] = set()
+    names: set[str] = set()
+    for key, row in of_files.items():
+        if isinstance(row, Mapping) and row.get("pci"):
+            ids.update(text.lower() for text in _texts(row["pci"]))
+            names.update(map(normal, [key, *(text for field in _NAMES for text in _texts(row.get(field)))]))
+    return ids, names
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, (list, tuple)):
+        return list(map(str, value))
+    return [] if value is None else [str(value)]
+
+
+def _add_aliases(found: dict[str, dict[str, Any]], names: set[str]) -> None:
+    """Add what people type, ``RTX 5090`` for ``GeForce RTX 5090``, where it means one row."""
+    short = {key: _SERIES.sub("", row["name"]) for key, row in found.items() if not row["name"].endswith(")")}
+    uses = Counter(normal(text) for text in short.values())
+    uses.update(normal(key) for key in found)
+    for key, text in short.items():
+        if text != found[key]["name"] and uses[normal(text)] == 1 and normal(text) not in names and not text.isdigit():
+            found[key]["aliases"] = [text]
+
+
+def _row(name: str, same: list[PciGpu]) -> dict[str, Any]:
+    """What the name says; every guess is named in ``unsure``."""
+    unsure = {"market": "from the name", "form": "from the name"}
+    row: dict[str, Any] = {
+        "name": name,
+        "pci": [gpu.pci for gpu in same],
+        "market": _market(name, same[0].chip),
+        "form": "pcie",
+        "known_from": "pci.ids",
+        "source": ["pciids", "chips"],
+        "unsure": unsure,
+    }
+    memory = re.search(r"\b(\d{1,3}) ?GB\b", name)
+    superchip = bool(_SUPERCHIP.match(name))
+    if memory and not superchip:
+        row["memory_gb"] = memory[1]
+    if superchip:
+        row |= {"form": "superchip", "hosts": ["aarch64"]}
+        unsure["hosts"] = "from the name"
+    elif re.search(r"\bSXM\d?\b", name):
+        row |= {"form": "sxm", "fabric": "board"}
+        unsure["fabric"] = "from the name"
+    elif re.search(r"\bNVL\b", name):
+        row["form"] = "nvl"
+    return row
+
+
+def _market(name: str, chip: str) -> str:
+    if _CONSUMER.search(name):
+        return "consumer"
+    if _WORKSTATION.search(name) and not name.startswith("Tesla"):
+        return "workstation"
+    if name.startswith(("Tesla", "GRID")) or re.match(r"[ABHLT]\d", name) or chip in _LARGE:
+        return "datacenter"
+    return "consumer"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

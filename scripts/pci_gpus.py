@@ -1,0 +1,24 @@
+"""Rebuild gpunode/catalog/pci_ids.tsv: ``scripts/pci_gpus.py /usr/share/misc/pci.ids``.
+
+GPUs whose chip the catalog's section ``chips`` does not have are counted and left out.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from gpunode.catalog import load, pci_ids
+
+SOURCE = Path(sys.argv[1])
+TARGET = Path(pci_ids.__file__).with_name(pci_ids.FILE)
+
+text = SOURCE.read_text(encoding="utf-8", errors="replace")
+day = re.search(r"^#\s+Date:\s+(\d{4}-\d\d-\d\d)", text, re.MULTILINE)
+if day is None:
+    sys.exit(f"{SOURCE}: no line `Date:`: is it a pci.ids file?")
+found = list(pci_ids.parse(text.splitlines()))
+known = [gpu for gpu in found if gpu.chip in load().chips]
+new = TARGET.with_suffix(".new")
+new.write_text(pci_ids.tsv(known, day[1]), encoding="utf-8")
+new.replace(TARGET)
+sys.stdout.write(f"{TARGET}: {len(known)} GPUs, {len(found) - len(known)} of unknown chips left out\n")

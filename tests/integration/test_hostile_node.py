@@ -1,0 +1,111 @@
+"""A node that answers with Ansible's templates: what the controller then writes, reads and runs, over real SSH."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fleet_sshd import Server
+
+from gpunode.cli import run
+
+Start = Callable[..., Server]
+pytest_plugins = ("fleet_fixtures",)
+BUNDLE = Path(__file__).parents[1] / "fixtures" / "bundles" / "debian-12-driver.json"
+RELEASE = "6.1.0-56-cloud-amd64"
+"""The kernel in that bundle."""
+
+# Only the probe is answered with the bundle; whatever else is started on the node runs as it is.
+HOSTILE = """#!/bin/sh
+token=$(printf '%s' "$SSH_ORIGINAL_COMMAND" | sed -n 's/.*echo \\(gpunode-[0-9a-f]*\\) ready.*/\\1/p')
+[ -n "$token" ] || exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"
+echo "$token ready"
+cat >/dev/null
+exec cat BUNDLE
+"""
+
+
+def hostile(start_sshd: Start, folder: Path, document: dict[str, Any]) -> Path:
+    """An inventory of one node, over SSH, whose probe answers with the document."""
+    (folder / "answer.json").write_text(json.dumps(document))
+    script = folder / "answer"
+    script.write_text(HOSTILE.replace("BUNDLE", str(folder / "answer.json")))
+    script.chmod(0o755)
+    server = start_sshd(f"ForceCommand {script}")
+    options = f"-F none -o UserKnownHostsFile={server.folder}/known_hosts -o IdentitiesOnly=yes -o IdentityAgent=none"
+    host = {
+        "ansible_host": "127.0.0.1",
+        "ansible_port": server.port,
+        "ansible_ssh_private_key_file": str(server.folder / "identity"),
+        "ansible_ssh_common_args": options,
+        "ansible_python_interpreter": sys.executable,
+        "ansible_become": False,
+    }
+    inventory = folder / "inventory" / "hosts.yml"
+    inventory.parent.mkdir()
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"node1": host}}}))
+    return inventory
+
+
+def replaced(value: Any, old: str, new: str) -> Any:
+    """The document with a text in place of another, in keys too."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, dict):
+        return {replaced(key, old, new): replaced(item, old, new) for key, item in value.items()}
+    return [replaced(item, old, new) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("ANSIBLE_CONFIG", "ANSIBLE_INVENTORY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def provision_checked(inventory: Path) -> None:
+    """As far as the variable gpunode_stack is read: what follows would ask the vendors' servers."""
+    tags = ["--tags", "nvidia_driver_configure", "-e", "nvidia_driver_state=absent"]
+    run(["provision", "-i", str(inventory), "--check", *tags])
+
+
+@pytest.mark.parametrize("where", ["release", "package", "version"])
+def test_a_node_runs_nothing_on_the_controller(
+    start_sshd: Start, folder: Path, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    marker = folder / "MARKER"
+    # Neither a line end nor a blank in it: so it would stand in an answer of uname, too.
+    template = f"{{{{lookup('pipe','touch${{IFS}}{marker}')}}}}"
+    old = {"release": RELEASE, "package": "nvidia-kernel-dkms", "version": "535.261.03"}[where]
+    document = replaced(json.loads(BUNDLE.read_text()), old, f"{old}{template}")
+    inventory = hostile(start_sshd, folder, document)
+    planned = run(["plan", "-i", str(inventory), "--write"])
+    said = capfd.readouterr()
+    locks = list(inventory.parent.rglob("gpunode_stack.yml"))
+    if locks:
+        provision_checked(inventory)
+    assert not marker.exists(), f"plan --write ended with {planned}"
+    assert not any("{" in lock.read_text() for lock in locks)
+    if where != "release":
+        assert (planned, locks) == (2, [])
+        assert "nothing is locked" in said.err
+
+
+def test_what_an_honest_node_reports_is_locked_and_provision_reads_it(
+    start_sshd: Start, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inventory = hostile(start_sshd, folder, json.loads(BUNDLE.read_text()))
+    assert run(["plan", "-i", str(inventory), "--write"]) == 0
+    (lock,) = inventory.parent.rglob("gpunode_stack.yml")
+    assert f"kernel: {RELEASE}" in lock.read_text()
+    assert "text: !unsafe " in lock.read_text()
+    assert run(["plan", "-i", str(inventory)]) == 0
+    assert "drift: in-step: 535.261.03" in capfd.readouterr().out
+    provision_checked(inventory)
+    out = capfd.readouterr().out
+    assert "Resolve the stack that the node gets" in out
+    assert "no stack can be resolved" not in out

@@ -1,0 +1,92 @@
+"""The filter of the role dcgm: which parts, in which version, and what gives way to them."""
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from plugin_loader import load
+from test_plugins_cuda import bare, resolved
+
+dcgm = load("dcgm")
+
+STEM = "datacenter-gpu-manager-4"
+H100, V100 = "2330", "1db4"
+ALL = {"version": "keep", "proprietary": True, "source": "auto"}
+FOUR = [f"{STEM}-core", f"{STEM}-cuda13", f"{STEM}-proprietary", f"{STEM}-proprietary-cuda13"]
+
+
+@pytest.fixture
+def stack() -> dict[str, Any]:
+    return resolved(bare(H100), source="nvidia", driver="580.95.05")
+
+
+def planned(stack: dict[str, Any] | None, installed: dict[str, str] | None = None, **settings: Any) -> dict[str, Any]:
+    plan: dict[str, Any] = dcgm.dcgm_plan(stack, installed or {}, {**ALL, **settings})
+    return plan
+
+
+def at(version: str, *names: str) -> dict[str, str]:
+    return dict.fromkeys(names, version)
+
+
+def test_the_parts_for_the_drivers_cuda_in_one_version(stack: dict[str, Any]) -> None:
+    plan = planned(stack)
+    assert plan["names"] == FOUR
+    assert plan["pattern"].startswith("1:4.")
+    assert plan["install"] == [f"{name}={plan['pattern']}" for name in FOUR]
+    assert plan["purge"] == []
+
+
+def test_two_majors_where_a_gpu_needs_the_older_one() -> None:
+    stack = resolved(bare(V100), source="nvidia", driver="580.95.05")
+    names = planned(stack)["names"]
+    assert {f"{STEM}-cuda13", f"{STEM}-cuda12", f"{STEM}-proprietary-cuda12"} <= set(names)
+
+
+@pytest.mark.parametrize(("version", "pattern"), [("keep", "1:4.5.1-*"), ("4.5.2", "1:4.5.2-*"), ("newest", None)])
+def test_the_installed_version_is_kept(stack: dict[str, Any], version: str, pattern: str | None) -> None:
+    plan = planned(stack, at("1:4.5.1-1", *FOUR), version=version)
+    assert plan["pattern"] == (pattern or planned(stack)["pattern"])
+
+
+def test_what_is_no_version_is_named(stack: dict[str, Any]) -> None:
+    with pytest.raises(AnsibleFilterError, match="dcgm_version: lates is no version"):
+        planned(stack, version="lates")
+
+
+def test_dcgm_3_gives_way_and_the_exporter_of_4_stays(stack: dict[str, Any]) -> None:
+    old = at("1:3.3.9", "datacenter-gpu-manager", "datacenter-gpu-manager-config")
+    exporter = {"datacenter-gpu-manager-exporter": "4.6.0-4.8.3-1"}
+    assert planned(stack, {**old, **exporter})["purge"] == sorted(old)
+    assert planned(stack, at("3.3.9-1", "datacenter-gpu-manager"))["purge"] == ["datacenter-gpu-manager"]
+    third = at("3.3.9-3.6.1-1", "datacenter-gpu-manager-exporter")
+    assert planned(stack, third)["purge"] == list(third)
+    assert "datacenter-gpu-manager-exporter" not in planned(stack, exporter)["names"]
+
+
+def test_parts_for_another_cuda_go_and_other_parts_move_along(stack: dict[str, Any]) -> None:
+    there = at("1:4.5.1-1", f"{STEM}-core", f"{STEM}-cuda12", f"{STEM}-proprietary-cuda12", f"{STEM}-multinode-cuda12")
+    there |= at("1:4.5.1-1", f"{STEM}-dev", f"{STEM}-multinode")
+    plan = planned(stack, there)
+    assert plan["purge"] == sorted([f"{STEM}-cuda12", f"{STEM}-multinode-cuda12", f"{STEM}-proprietary-cuda12"])
+    assert plan["names"] == [*FOUR, f"{STEM}-dev", f"{STEM}-multinode"]
+    assert planned(stack, {**there, **at("1:4.5.1-1", f"{STEM}-cuda-all")})["purge"] == []
+
+
+def test_the_closed_parts_are_a_choice(stack: dict[str, Any]) -> None:
+    plan = planned(stack, at("1:4.6.0-1", *FOUR), proprietary=False)
+    assert plan["names"] == FOUR[:2]
+    assert plan["purge"] == FOUR[2:]
+
+
+def test_a_driver_of_the_distribution_has_dcgm_from_nvidia_where_that_is_asked_for() -> None:
+    stack = resolved(bare(H100), source="debian")
+    assert planned(stack)["names"] == []
+    assert "dcgm_source: nvidia" in planned(stack)["why_not"]
+    plan = planned(stack, source="nvidia")
+    assert plan["names"][:2] == [f"{STEM}-core", f"{STEM}-cuda12"]
+    assert plan["pattern"].startswith("1:4.")
+
+
+def test_without_a_plan_there_is_none() -> None:
+    assert planned(None, source="nvidia")["why_not"] == "no stack is planned"

@@ -1,0 +1,228 @@
+"""The key of NVIDIA's repository as a node fetches and verifies it, and old keys that it takes away."""
+
+import base64
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+FILES = Path(__file__).parents[3] / "roles" / "nvidia_repository" / "files"
+HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
+
+
+def program(name: str) -> str:
+    """Both texts as one program, as the tasks hand them to the node."""
+    return (FILES / "openpgp.py").read_text(encoding="utf-8") + "\n" + (FILES / name).read_text(encoding="utf-8")
+
+
+def key(number: int) -> bytes:
+    """A public-key packet (old format, as gpg writes it) and a user id."""
+    body = b"\x04" + bytes(4) + bytes([number]) * 20
+    return b"\x99" + len(body).to_bytes(2, "big") + body + b"\xb4\x02me"
+
+
+def fingerprint(one: bytes) -> str:
+    body = one[3 : 3 + int.from_bytes(one[1:3], "big")]
+    return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()  # noqa: S324
+
+
+def armour(data: bytes, version: str = "Version: GnuPG v2\n") -> bytes:
+    text = base64.b64encode(data).decode("ascii")
+    return (
+        f"-----BEGIN PGP PUBLIC KEY BLOCK-----\n{version}\n{text}\n=AAAA\n-----END PGP PUBLIC KEY BLOCK-----\n".encode()
+    )
+
+
+NVIDIAS, OTHER = key(1), key(2)
+
+
+class Served(ThreadingHTTPServer):
+    """What a repository answers, by path; ``faults`` are answered first, one each."""
+
+    files: dict[str, bytes]
+    faults: list[int]
+    asked: list[str]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    class Answer(BaseHTTPRequestHandler):
+        server: Served
+
+        def do_GET(self) -> None:
+            self.server.asked.append(self.path)
+            data = self.server.files.get(self.path)
+            code = self.server.faults.pop(0) if self.server.faults else 200 if data is not None else 404
+            self.send_response(code)
+            self.end_headers()
+            if code == 200 and data is not None:
+                self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = Served(("127.0.0.1", 0), Answer)
+    server.files, server.faults, server.asked = {}, [], []
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def answer(served: Served, **changes: Any) -> dict[str, Any]:
+    question = {
+        "path": "/nowhere",
+        "record": "/nowhere",
+        "url": f"http://127.0.0.1:{served.server_port}/",
+        "file": f"{fingerprint(NVIDIAS)[-8:].lower()}.pub",
+        "fingerprint": fingerprint(NVIDIAS),
+        "sha256_without_version": None,
+        "keyring": None,
+        "keyring_sha256": None,
+        **changes,
+    }
+    text = program("repository_key.py").replace("PAUSE_S = 2", "PAUSE_S = 0")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", text],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def own_file() -> str:
+    return f"/{fingerprint(NVIDIAS)[-8:].lower()}.pub"
+
+
+@pytest.mark.parametrize("data", [NVIDIAS, armour(NVIDIAS), armour(NVIDIAS, ""), armour(OTHER + NVIDIAS)])
+def test_a_key_with_the_fingerprint_is_taken_and_no_other_beside_it(served: Served, data: bytes) -> None:
+    served.files[own_file()] = data
+    said = answer(served)
+    assert said == {"key": base64.b64encode(NVIDIAS).decode(), "fingerprint": fingerprint(NVIDIAS)}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (armour(OTHER), f"holds {fingerprint(OTHER)}, and NVIDIA's key is {fingerprint(NVIDIAS)}"),
+        (HTML, "a page of HTML"),
+        (b"no key at all", "is no OpenPGP key: not OpenPGP"),
+        (armour(NVIDIAS)[:90], "is no OpenPGP key"),
+        (b"", "holds no key"),
+    ],
+    ids=["another key", "a proxy's page", "text", "cut off", "nothing"],
+)
+def test_what_is_not_the_key_is_named_as_what_it_is(served: Served, data: bytes, words: str) -> None:
+    served.files[own_file()] = data
+    said = answer(served)
+    assert said["differs"] is True
+    assert words in said["error"]
+    assert "key" not in said
+
+
+def test_without_a_fingerprint_the_sum_of_the_file_without_its_version_counts(served: Served) -> None:
+    served.files[own_file()] = armour(NVIDIAS)
+    known = hashlib.sha256(armour(NVIDIAS, "")).hexdigest()
+    assert "key" in answer(served, fingerprint=None, sha256_without_version=known)
+    assert answer(served, fingerprint=None, sha256_without_version="0" * 64)["differs"] is True
+    served.files[own_file()] = armour(OTHER)
+    assert "does not end in" in answer(served, fingerprint=None)["error"]
+
+
+def test_a_fault_that_passes_is_tried_again_and_a_missing_file_is_not(served: Served) -> None:
+    served.files[own_file()] = NVIDIAS
+    served.faults = [503, 502]
+    assert "key" in answer(served)
+    served.files.clear()
+    served.asked.clear()
+    assert "404" in answer(served)["error"]
+    assert len(served.asked) == 1
+
+
+def test_where_the_file_is_not_there_the_keyring_package_is_asked(served: Served, tmp_path: Path) -> None:
+    package = keyring_package(tmp_path, OTHER + NVIDIAS)
+    served.files["/ring.deb"] = package
+    assert answer(served, keyring="ring.deb")["fingerprint"] == fingerprint(NVIDIAS)
+    sum_of = {"file": None, "fingerprint": None, "keyring": "ring.deb"}
+    assert "key" in answer(served, **sum_of, keyring_sha256=hashlib.sha256(package).hexdigest())
+    assert "has the sum" in answer(served, **sum_of, keyring_sha256="0" * 64)["error"]
+    served.files["/ring.deb"] = HTML
+    assert "a page of HTML" in answer(served, keyring="ring.deb")["error"]
+
+
+def keyring_package(folder: Path, keyring: bytes) -> bytes:
+    """What dpkg-deb takes for a package: an archive of three members."""
+    tree = io.BytesIO()
+    with tarfile.open(fileobj=tree, mode="w:gz") as tar:
+        row = tarfile.TarInfo("./usr/share/keyrings/cuda-archive-keyring.gpg")
+        row.size = len(keyring)
+        tar.addfile(row, io.BytesIO(keyring))
+    control = io.BytesIO()
+    with tarfile.open(fileobj=control, mode="w:gz") as tar:
+        text = b"Package: cuda-keyring\nVersion: 1.1-1\nArchitecture: all\nMaintainer: x <x@y>\nDescription: x\n"
+        row = tarfile.TarInfo("./control")
+        row.size = len(text)
+        tar.addfile(row, io.BytesIO(text))
+    made = b"!<arch>\n"
+    for name, data in (
+        ("debian-binary", b"2.0\n"),
+        ("control.tar.gz", control.getvalue()),
+        ("data.tar.gz", tree.getvalue()),
+    ):
+        made += (
+            f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n".encode() + data + b"\n" * (len(data) % 2)
+        )
+    (folder / "made.deb").write_bytes(made)
+    return made
+
+
+def test_a_key_that_is_as_it_was_written_is_not_fetched(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"armour")
+    (tmp_path / "record").write_text(hashlib.sha256(b"armour").hexdigest() + "\n")
+    where = {"path": str(tmp_path / "key"), "record": str(tmp_path / "record")}
+    assert answer(served, **where) == {}
+    assert served.asked == []
+    (tmp_path / "key").write_bytes(b"damaged")
+    assert "404" in answer(served, **where)["error"]
+
+
+def test_a_mirror_out_of_reach_is_named_with_its_address(served: Served) -> None:
+    assert "http://127.0.0.1:1/" in answer(served, url="http://127.0.0.1:1/")["error"]
+
+
+def test_old_keys_leave_the_common_keyring_and_others_stay(tmp_path: Path) -> None:
+    keyring = tmp_path / "trusted.gpg.d" / "all.gpg"
+    keyring.parent.mkdir()
+    alone = keyring.with_name("alone.gpg")
+    text = program("old_keys.py").replace('"/etc/apt/', f'"{tmp_path}/')
+    text = text.replace('"7FA2AF80"', f'"{fingerprint(NVIDIAS)[-8:]}"')
+
+    def run(*arguments: str) -> list[str]:
+        argv = [sys.executable, "-I", "-c", text, *arguments]
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+    keyring.write_bytes(OTHER)
+    assert run() == []
+    keyring.write_bytes(NVIDIAS + OTHER)
+    alone.write_bytes(NVIDIAS)
+    assert run("--tell") == [str(keyring), str(alone)]
+    assert keyring.read_bytes() == NVIDIAS + OTHER
+    assert run() == [str(keyring), str(alone)]
+    assert keyring.read_bytes() == OTHER
+    assert not alone.exists()
+    assert run() == []
