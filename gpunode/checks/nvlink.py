@@ -45,10 +45,16 @@ class Linked:
         return nvlink.links if nvlink else None
 
     @property
+    def doubt(self) -> str | None:
+        """Why the catalog is not sure of the model's NVLink; None where it is. Such a figure warns and never fails."""
+        models = self.gpu.match.gpus if self.gpu.match else ()
+        return next((row.unsure.get("nvlink", "its row") for row in models if not row.sure("nvlink")), None)
+
+    @property
     def gb_per_s(self) -> float | None:
-        """What one link of the model does in one direction; None where the catalog does not know."""
+        """What one link of the model does in one direction; None where the catalog does not know, or is not sure."""
         nvlink = self.gpu.known.get("nvlink")
-        return nvlink.gb_per_s / nvlink.links / 2 if nvlink else None
+        return nvlink.gb_per_s / nvlink.links / 2 if nvlink and self.doubt is None else None
 
 
 def linked_gpus(node: NodeFacts) -> list[Linked | Verdict] | Verdict:
@@ -129,7 +135,12 @@ def _count_of(linked: Linked) -> Verdict:
     if wanted is None:
         return Verdict(Status.SKIP, f"{number} links; the catalog does not know how many {linked.gpu.name} has")
     told = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
-    return told if number == wanted else replace(told, status=Status.FAIL, message=f"{number} links of {wanted}")
+    if number == wanted:
+        return told
+    if linked.doubt is not None:
+        message = f"{number} links; by the catalog {wanted}, which is not sure: {linked.doubt}"
+        return replace(told, status=Status.WARN, message=message)
+    return replace(told, status=Status.FAIL, message=f"{number} links of {wanted}")
 
 
 @registry.check(
