@@ -1,6 +1,7 @@
 """The catalog: all facts, typed, with look-ups. Files are read when first asked for."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from functools import cached_property, lru_cache
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import BaseModel
 from gpunode.catalog import hardware, pci_ids, software
 from gpunode.catalog.gpus import GpuIndex, GpuMatch, nearest, normal
 from gpunode.catalog.read import Document, Problem, dotted, place, read, section
-from gpunode.catalog.rows import Source
+from gpunode.catalog.rows import Source, first_day
 from gpunode.catalog.typed import no_such, typed_row
 from gpunode.errors import UsageError
 
@@ -59,7 +60,7 @@ BY_VERSION = ("branches", "toolkits", "container_toolkit")
 """Sections that are sorted, newest first: an overlay's rows fall into their place."""
 
 INHERITED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
-    "gpus": ("architecture", "architectures", ("modules", "last_branch")),
+    "gpus": ("architecture", "architectures", ("modules", "first_branch", "last_branch")),
     "platforms": (
         "board",
         "platforms",
@@ -67,6 +68,10 @@ INHERITED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
 }
 """Sections whose rows take fields from another row: the field that names it, its section, what is taken."""
+
+STALE_DAYS = 90
+"""In drivers.yml the eight branches of 2025 and 2026 came 92 days apart on average, and the releases of 580 every 23
+days: an older catalog lacks a branch."""
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -363,13 +368,42 @@ class Catalog:
         return self.branch(version.split(".", maxsplit=1)[0])
 
     def toolkit(self, name: str) -> software.Toolkit:
-        """A CUDA toolkit by version, or by series (``13.0``: its newest); UsageError with the nearest."""
+        """A CUDA toolkit by version, or by series (``13.0``: its newest); UsageError with the nearest.
+
+        A CUDA that only a driver carries (12.7) is a row with ``driver_only``.
+        """
         if name in self.toolkits:
             return self.toolkits[name]
         series = [row for row in self.toolkits.values() if row.series == name]
         if series:
             return max(series, key=lambda row: Number(row.id))
+        carried = [row for row in self.branches.values() if row.native_cuda == name]
+        if carried:
+            first = min(carried, key=lambda row: row.number)
+            return software.Toolkit(
+                id=name, label=name, branch=first.number, driver_only=True, source=first.source, date=first.date
+            )
         return _get(self.toolkits, name, "CUDA toolkit")
+
+    @cached_property
+    def read_on(self) -> date:
+        """The day on which drivers or toolkits were last held against a source; an index that was read counts."""
+        days = [row.date for rows in (self.branches, self.toolkits) for row in rows.values()]
+        for document in self._overlays:
+            rows = document.sections.get("sources")
+            named = rows.items() if isinstance(rows, Mapping) else ()
+            days += [row["date"] for key, row in named if key.startswith("index-") and isinstance(row, Mapping)]
+        return max(first_day(day) for day in days)
+
+    def stale(self, today: date) -> str | None:
+        """A sentence where the catalog is older than ``STALE_DAYS``; None where it is not."""
+        age = (today - self.read_on).days
+        if age <= STALE_DAYS:
+            return None
+        return (
+            f"the catalog is of {self.read_on}, {age} days before {today}: drivers released since are unknown; "
+            "gpunode catalog update --help"
+        )
 
     def xid(self, number: int) -> hardware.Xid | None:
         """An Xid by number."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,7 @@ from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
-from gpunode.stack.question import WORDS
+from gpunode.stack.question import WORDS, framework_named, is_range, number, specifiers
 
 if TYPE_CHECKING:
     from gpunode.probe.bundle import Bundle
@@ -46,7 +47,12 @@ class Options:
     cuda: str | None
     toolkit: str | None
     kernel_module: Any
+    framework: str | None
+    kernel_policy: Any
+    secure_boot: bool | None
     past_eol: Any
+    explain: str | None
+    diff: tuple[str, str] | None
     overlays: tuple[str, ...]
     today: str | None
     format: str
@@ -71,6 +77,7 @@ class Options:
             "--os": self.system,
             "--arch": self.arch,
             "--kernel": self.kernel,
+            "--secure-boot": self.secure_boot,
         }
         return {option: value for option, value in given.items() if value not in (None, ())}
 
@@ -87,7 +94,12 @@ class Options:
 @click.option("--arch", type=click.Choice(["x86_64", "aarch64"]), help="CPU architecture.")
 @click.option("--kernel", metavar="RELEASE", help="Kernel release, as uname -r prints it.")
 @click.option("--source", type=click.Choice(["nvidia", "ubuntu", "debian"]), help="Where the driver comes from.")
-@click.option("--driver", metavar="WISH", help="A branch, a release, lts, production, newest or keep.")
+@click.option(
+    "--secure-boot/--no-secure-boot", default=None, help="The hypothetical node's firmware verifies kernel modules."
+)
+@click.option(
+    "--driver", metavar="REQUEST", help="A branch, a release, a range ('>=580,<595'), lts, production, newest or keep."
+)
 @click.option("--cuda", metavar="X.Y", help="What containers must be able to run.")
 @click.option("--toolkit", metavar="X.Y|none", help="CUDA toolkit on the host.  [default: none]")
 @click.option(
@@ -97,6 +109,12 @@ class Options:
     show_default=True,
     help="Flavour of the kernel module.",
 )
+@click.option("--framework", metavar="NAME==X.Y", help="A release whose wheels must run: torch==2.9, tensorflow==2.20.")
+@click.option(
+    "--kernel-policy",
+    type=click.Choice(["hold", "follow"]),
+    help="With modules that the distribution signed: hold kernel and driver, or let both follow the archive.",
+)
 @click.option(
     "--past-eol",
     type=click.Choice(["warn", "refuse"]),
@@ -104,6 +122,8 @@ class Options:
     show_default=True,
     help="What a branch past its published end of life is. An end that is only computed always warns.",
 )
+@click.option("--explain", metavar="RULE", help="Show what one rule means and says about this question: R10.")
+@click.option("--diff", nargs=2, metavar="A B", help="Compare two saved plans (--format json or yaml, or a lock).")
 @click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
 @click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")
 @click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
@@ -118,21 +138,29 @@ def command(**values: Any) -> int:
     For the hosts of an inventory (-i), for saved bundles (--replay), or for a node that is only thought of (--gpu or
     --platform, --os ...). Nothing is changed on a node.
 
-    Exit codes: 0 decided, 1 no stack matches, 2 wrong usage, 3 a node could not be looked at.
+    Exit codes: 0 decided (--diff: no difference), 1 no stack matches (--diff: they differ), 2 wrong usage, 3 a node
+    could not be looked at.
 
     \b
     Examples:
       gpunode plan --platform hgx-h100-8 --os ubuntu-24.04 --driver lts --cuda 13.0
       gpunode plan --gpu V100 --os ubuntu-22.04 --cuda 13.0
+      gpunode plan --gpu L40S --os ubuntu-24.04 --driver '>=580,<595' --framework torch==2.9
+      gpunode plan --gpu V100 --os ubuntu-22.04 --cuda 13.0 --explain R04
+      gpunode plan --diff before.json after.json
       gpunode plan -i inventory/hosts.yml --limit gpu --driver lts --write
     """
     options = Options(**values)
+    if options.diff is not None:
+        return _diff(options)
     _must_fit_together(options)
     if not options.inventories:
         refuse_asking("--replay asks no node" if options.replay else "a thought node is not asked")
     catalog = load(options.overlays)
     request = _request(options, catalog)
     today = _date(options.today)
+    if options.explain is not None:
+        return _explain(options, request, catalog, today)
     if options.inventories:
         document = _of_inventory(options, request, catalog, today)
     elif options.bundles:
@@ -141,6 +169,46 @@ def command(**values: Any) -> int:
         document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
     click.echo(rendered(document, options.format, verbose=options.verbose), nl=False)
     return exit_code(document)
+
+
+def _diff(options: Options) -> int:
+    from gpunode.cli.plan_diff import differences  # noqa: PLC0415 (only needed here)
+
+    given = {
+        "-i": options.inventories,
+        "--replay": options.bundles,
+        "--explain": options.explain,
+        "--write": options.write,
+    }
+    other = next((name for name, value in (options.thought | given).items() if value), None)
+    if other is not None:
+        raise UsageError(f"--diff compares two files and cannot be combined with {other}")
+    first, second = map(Path, options.diff or ())
+    found = differences(first, second, verbose=options.verbose)
+    if options.format == "table":
+        click.echo("\n".join(map(str, found)) if found else "no difference")
+    else:
+        document = [change._asdict() for change in found]
+        click.echo(_dumped(document, options.format), nl=False)
+    return Exit.FAILED if found else Exit.GOOD
+
+
+def _explain(options: Options, request: Request, catalog: Catalog, today: date) -> int:
+    from gpunode.cli.plan_explain import as_text as explained  # noqa: PLC0415 (only needed here)
+    from gpunode.stack.explain import explain_rule  # noqa: PLC0415 (the same)
+
+    if options.inventories or options.bundles:
+        raise UsageError("--explain answers for a hypothetical node: describe it with --gpu or --platform and --os")
+    found = explain_rule(options.explain or "", request, _picture(options, catalog), catalog, today)
+    plain = found.model_dump(mode="json")
+    click.echo(explained(found) if options.format == "table" else _dumped(plain, options.format), nl=False)
+    return Exit.GOOD
+
+
+def _dumped(document: Any, format: str) -> str:  # noqa: A002
+    if format == "json":
+        return json.dumps(document, indent=1) + "\n"
+    return yaml.safe_dump(document, sort_keys=False, width=110)
 
 
 def exit_code(document: Plan) -> int:
@@ -199,6 +267,8 @@ def _request(options: Options, catalog: Catalog) -> Request:
         cuda=_cuda("--cuda", options.cuda, catalog),
         toolkit=toolkit,
         kernel_module=None if options.kernel_module == "auto" else options.kernel_module,
+        framework=_framework(options.framework, catalog),
+        kernel_policy=options.kernel_policy,
         past_eol=options.past_eol,
     )
 
@@ -206,6 +276,8 @@ def _request(options: Options, catalog: Catalog) -> Request:
 def _driver(wish: str | None, catalog: Catalog) -> str | None:
     if wish is None or wish in WORDS:
         return wish
+    if is_range(wish):
+        return _range(wish, catalog)
     text = wish.upper().removeprefix("R")
     if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
         known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
@@ -213,6 +285,27 @@ def _driver(wish: str | None, catalog: Catalog) -> str | None:
             raise UsageError(f"--driver: {unknown('driver', wish, known)}")
         raise UsageError(f"--driver: unknown driver {wish!r}; known: {', '.join(known[:MOST_NAMES])} …")
     return text
+
+
+def _range(wish: str, catalog: Catalog) -> str:
+    try:
+        wanted = specifiers(wish)
+    except UsageError as err:
+        raise UsageError(f"--driver: {err}") from None
+    points = [point for row in catalog.branches.values() for point in row.points]
+    if not any(wanted.contains(point, prereleases=True) for point in points):
+        raise UsageError(f"--driver {wish}: no known release is inside; the newest is {max(points, key=number)}")
+    return wish.replace(" ", "")
+
+
+def _framework(text: str | None, catalog: Catalog) -> str | None:
+    if text is None:
+        return None
+    try:
+        row = framework_named(text, catalog)
+    except UsageError as err:
+        raise UsageError(f"--{err}") from None
+    return f"{row.name}=={row.version}"
 
 
 def _cuda(option: str, text: str | None, catalog: Catalog) -> str | None:
@@ -251,6 +344,7 @@ def _picture(options: Options, catalog: Catalog) -> NodePicture:
         arch=options.arch,
         kernel=_kernel(options.kernel),
         gpus=tuple(groups),
+        secure_boot=options.secure_boot,
         platform=None if options.platform is None else catalog.platform(options.platform).id,
     )
 

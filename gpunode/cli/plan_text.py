@@ -44,6 +44,8 @@ def as_text(document: Plan, *, verbose: bool) -> str:
         for part in _group(group, verbose=verbose):
             console.print(part, soft_wrap=isinstance(part, Text))
     console.print()
+    for note in document.notes:
+        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     console.print(_last_line(document), soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 

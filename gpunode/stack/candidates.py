@@ -119,10 +119,10 @@ def _release(
         return question.driver_version, "wish"
     offer = system.origins.get(question.source)
     if question.source == "nvidia":
-        return branch.latest, "catalog"
+        return question.newest_in_range(branch), "catalog"
     if offer is not None and branch.number in offer.versions:
         return upstream_version(offer.versions[branch.number]), "repository"
-    return branch.latest, "repository"
+    return question.newest_in_range(branch), "repository"
 
 
 def _installed_candidates(question: Question, system: System, arch: Arch) -> list[Candidate]:

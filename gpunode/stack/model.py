@@ -27,12 +27,18 @@ class Request(Model):
 
     source: Origin | None = None
     driver: str | None = None
-    """A branch (``580``), a release (``580.95.05``), ``lts``, ``production``, ``newest`` or ``keep``."""
+    """A branch (``580``), a release (``580.95.05``), a range (``>=580,<595``), ``lts``, ``production``, ``newest`` or
+    ``keep``."""
     cuda: str | None = None
     """What containers must be able to run: ``13.0`` or ``13.0.2``."""
     toolkit: str | None = None
     """On the host: ``12.9``; None: none."""
     kernel_module: Flavour | None = None
+    framework: str | None = None
+    """A framework release whose wheels must run: ``pytorch==2.9``, ``tensorflow==2.20``."""
+    kernel_policy: Literal["hold", "follow"] | None = None
+    """Whether the kernel moves where the distribution signed the modules: the role's ``nvidia_driver_kernel_policy``.
+    """
     past_eol: Literal["warn", "refuse"] = "warn"
     """What rule R13 does with a branch whose end of life has passed."""
 
@@ -97,6 +103,8 @@ class NodePicture(Model):
     kernel_images: tuple[str, ...] = ()
     """Installed meta packages of kernel images (``linux-image-generic-hwe-24.04``), that of the newest kernel first."""
     gpus: tuple[GpuGroup, ...] = ()
+    unknown_gpus: tuple[str, ...] = ()
+    """PCI ids of GPUs on the node that the catalog does not have: nothing can be decided for it."""
     platform: str | None = None
     """Key of the catalog's platforms; its GPUs count as the node's then."""
     nvswitch: bool | None = None
@@ -288,7 +296,7 @@ class Term(Model):
 
     name: str
     """``gpu``, ``platform``, ``os``, ``arch``, ``kernel``, ``installed``, ``source``, ``driver``, ``cuda``,
-    ``toolkit``, ``kernel-module``, ``past-eol``."""
+    ``toolkit``, ``kernel-module``, ``framework``, ``past-eol``."""
     value: str
     given: Literal["wish", "node"]
 

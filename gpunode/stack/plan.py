@@ -45,6 +45,8 @@ class Plan(Model):
     today: date
     request: Request
     groups: tuple[PlanGroup, ...]
+    notes: tuple[str, ...] = ()
+    """What holds for the whole plan: the catalog is old."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -60,7 +62,9 @@ def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: d
             members.setdefault(host.picture.model_dump_json(), []).append(host)
     groups = [_group(same, request, catalog, today) for same in members.values()]
     groups += [PlanGroup(hosts=tuple(sorted(names)), undetermined=why) for why, names in failed.items()]
-    return Plan(today=today, request=request, groups=tuple(sorted(_merged(groups), key=lambda group: group.hosts)))
+    ordered = tuple(sorted(_merged(groups), key=lambda group: group.hosts))
+    stale = catalog.stale(today)
+    return Plan(today=today, request=request, groups=ordered, notes=(stale,) if stale else ())
 
 
 def _group(same: list[PlanHost], request: Request, catalog: Catalog, today: date) -> PlanGroup:

@@ -1,25 +1,59 @@
 """The question: wishes and node, looked up in the catalog, and the terms that a conflict can be made of."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, lru_cache
 from typing import Literal
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version as Number
 
-from gpunode.catalog import Branch, Catalog, Gpu, Platform, System, Toolkit
+from gpunode.catalog import Branch, Catalog, Framework, Gpu, Platform, System, Toolkit
 from gpunode.errors import UsageError
 from gpunode.stack.model import Arch, Installed, NodePicture, Origin, Request, Term
 
 WORDS = ("lts", "production", "newest", "keep")
 """Driver wishes that name no branch."""
+FRAMEWORKS = {"torch": "pytorch", "pytorch": "pytorch", "tensorflow": "tensorflow", "tf": "tensorflow"}
+"""What people call a framework, and the catalog's name for it."""
 
 
 @lru_cache(maxsize=4096)
 def number(version: str) -> Number:
     """A version as something that compares."""
     return Number(version)
+
+
+def is_range(wish: str) -> bool:
+    """True for a driver request that compares: ``>=580,<595``."""
+    return any(sign in wish for sign in "<>=!")
+
+
+def specifiers(text: str) -> SpecifierSet:
+    """The range that a driver request gives; UsageError where it is none."""
+    try:
+        found = SpecifierSet(text)
+    except InvalidSpecifier:
+        found = SpecifierSet()
+    if not found or any(part.operator not in (">=", ">", "<=", "<", "!=", "==") for part in found):
+        raise UsageError(f"driver {text!r} is not a range; examples: >=580,<595 and ==580.*,!=580.95.05")
+    return found
+
+
+def framework_named(text: str, catalog: Catalog) -> Framework:
+    """The row of ``torch==2.9``, ``pytorch==2.9.1`` or ``tensorflow==2.20``; UsageError with the known ones."""
+    match = re.fullmatch(r"(?P<name>[A-Za-z]+)\s*==\s*(?P<series>\d{1,3}\.\d{1,3})(\.\d{1,3})?", text.strip())
+    name = FRAMEWORKS.get(match["name"].lower()) if match else None
+    if match is None or name is None:
+        raise UsageError(f"framework {text!r}: a name and a release are wanted: torch==2.9 or tensorflow==2.20")
+    rows = [row for row in catalog.frameworks.values() if row.name == name]
+    found = next((row for row in rows if row.version == match["series"]), None)
+    if found is None:
+        known = ", ".join(row.version for row in rows)
+        raise UsageError(f"framework {text!r}: the catalog has no {name} {match['series']}; known: {known}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -101,15 +135,35 @@ class Question:
 
     @cached_property
     def driver_branch(self) -> Branch | None:
-        """The branch that the driver wish names; None for a word or no wish."""
+        """The branch that the driver wish names; None for a word, a range or no wish."""
         wish = self.request.driver
-        return self.catalog.branch_of(wish) if wish and wish not in WORDS else None
+        return self.catalog.branch_of(wish) if wish and wish not in WORDS and not is_range(wish) else None
 
     @cached_property
     def driver_version(self) -> str | None:
         """The exact release that the driver wish names."""
         wish = self.request.driver
-        return wish if wish and wish not in WORDS and "." in wish else None
+        return wish if wish and wish not in WORDS and "." in wish and not is_range(wish) else None
+
+    @cached_property
+    def driver_range(self) -> SpecifierSet | None:
+        """The range of releases that the driver request gives; None where it gives none."""
+        wish = self.request.driver
+        return specifiers(wish) if wish and is_range(wish) else None
+
+    def in_range(self, version: str) -> bool:
+        """A release satisfies the range; every release does where there is none."""
+        return self.driver_range is None or self.driver_range.contains(number(version), prereleases=True)
+
+    def newest_in_range(self, branch: Branch) -> str:
+        """The newest known release of a branch inside the range; its newest of all where none is."""
+        inside = [point for point in branch.points if self.in_range(point)]
+        return max(inside, key=number) if inside else branch.latest
+
+    @cached_property
+    def framework(self) -> Framework | None:
+        """The framework release whose wheels must run."""
+        return framework_named(self.request.framework, self.catalog) if self.request.framework else None
 
     @property
     def installed(self) -> Installed | None:
@@ -186,6 +240,8 @@ class Question:
         behind = [gpu for gpu in term.models if gpu.fabric != "none"]
         rows = [row for gpu in behind for row in self.catalog.platforms_with({gpu.id: term.count})]
         rows = [row for row in rows if row.kind != "cloud"]
+        if not rows and len(behind) == len(term.models) and (larger := self._more_than_one_board(term)) is not None:
+            return larger
         if not rows or len({row.services for row in rows}) > 1 or (rows[0].services and len(behind) < len(term.models)):
             known = f"{term.label} x {term.count}: the catalog knows no one board with that number; say --platform"
             return Board(unknown=known, why=known)
@@ -193,6 +249,19 @@ class Question:
         unsure = None if row.sure("services") else f"the catalog is not sure of the services of {row.name}"
         words = f"{term.count} x {term.label} is {row.name}: {_listed(row.services) or 'nothing beside the driver'}"
         return Board(row.services, row.kernel_modules, unsure=unsure, why=words)
+
+    def _more_than_one_board(self, term: GpuTerm) -> Board | None:
+        """More GPUs than any board without NVSwitches has: two boards behind NVSwitches, as 16 A100 are."""
+        held = {gpu.id for gpu in term.models}
+        boards = [row for row in self.catalog.platforms.values() if row.kind != "cloud" and set(row.gpus) <= held]
+        direct = [row.gpu_count for row in boards if not row.services]
+        switched = [row for row in boards if row.services and row.gpu_count < (term.count or 0)]
+        if not switched or max(direct, default=0) >= (term.count or 0):
+            return None
+        board = max(switched, key=lambda row: row.gpu_count)
+        why = f"{term.count} x {term.label}: taken as more than one {board.name}"
+        unsure = f"the catalog knows no board with {term.count} x {term.label}; say --platform"
+        return Board(board.services, board.kernel_modules, unsure=unsure, why=why)
 
 
 def _listed(words: Collection[str]) -> str:
@@ -211,6 +280,7 @@ def terms(request: Request, node: NodePicture) -> tuple[Term, ...]:
         ("cuda", request.cuda),
         ("toolkit", request.toolkit),
         ("kernel-module", request.kernel_module),
+        ("framework", request.framework),
         ("past-eol", None if request.past_eol == "warn" else request.past_eol),
     ]
     given: Literal["wish", "node"] = "node" if node.observed else "wish"
@@ -249,6 +319,7 @@ def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tup
             "cuda": if_kept("cuda", request.cuda),
             "toolkit": if_kept("toolkit", request.toolkit),
             "kernel_module": if_kept("kernel-module", request.kernel_module),
+            "framework": if_kept("framework", request.framework),
             "past_eol": request.past_eol if "past-eol" in names else "warn",
         }
     )
@@ -262,5 +333,5 @@ def must_be_known(question: Question) -> None:
     labels = [group.label for group in question.node.gpus]
     if len(set(labels)) != len(labels):
         raise UsageError(f"a GPU is named twice: {', '.join(labels)}")
-    for look_up in ("system", "platform", "gpus", "cuda", "toolkit", "driver_branch"):
+    for look_up in ("system", "platform", "gpus", "cuda", "toolkit", "driver_branch", "driver_range", "framework"):
         getattr(question, look_up)

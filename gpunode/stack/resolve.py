@@ -6,7 +6,8 @@ from datetime import date
 import gpunode.stack.consequences
 import gpunode.stack.judges
 import gpunode.stack.libraries
-import gpunode.stack.services  # noqa: F401 (these four fill in the rules)
+import gpunode.stack.requested
+import gpunode.stack.services  # noqa: F401 (these five fill in the rules)
 from gpunode.catalog import Catalog
 from gpunode.stack.assemble import assemble
 from gpunode.stack.conflict import explain, first_case

@@ -125,6 +125,16 @@ DECLARED = (
         "The source has the toolkit wished on the host, in that version",
         "systems, packages",
     ),
+    (
+        "R25-driver-range",
+        "The release is inside the requested range; of each branch the newest one inside is taken",
+        "branches",
+    ),
+    (
+        "R26-kernel-policy",
+        "A requested kernel policy concerns modules that the distribution signed: what it holds or moves is a warning",
+        "packages",
+    ),
 )
 
 rules = Rules()

@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 
 OWN_FILES = {"/etc/apt/preferences.d/gpunode-cuda.pref", "/etc/profile.d/gpunode-cuda.sh"}
 WISHES = '{"cuda_toolkit": ["12.9", "13.0"], "cuda_default": "12.9", "cuda_nccl": true, "cuda_cudnn": true}'
-# A toolkit, newer than the repository's, that depends on a driver.
+# A toolkit, newer than the repository's, that depends on $package.
 TREACHEROUS = r"""
 mkdir -p /srv/made/tree/DEBIAN
 cd /srv/made
 printf '%s\n' 'Package: cuda-toolkit-12-8' 'Version: 12.8.9-1' 'Architecture: all' 'Maintainer: a test' \
-    'Depends: cuda-drivers' 'Description: made by a test' > tree/DEBIAN/control
+    "Depends: $package" 'Description: made by a test' > tree/DEBIAN/control
 dpkg-deb --build tree made.deb > /dev/null
 { cat tree/DEBIAN/control; echo 'Filename: ./made.deb'; echo "Size: $(stat -c %s made.deb)"
   echo "SHA256: $(sha256sum made.deb | cut -d ' ' -f 1)"; } > Packages
@@ -148,16 +148,17 @@ def test_a_toolkit_that_the_repository_has_not_is_refused_with_what_it_has(cuda:
     assert cuda.site.snapshot() == before
 
 
-def test_a_transaction_that_would_bring_a_driver_is_refused(cuda: Cuda, installed: Run) -> None:
-    cuda.site.sh(TREACHEROUS)
+@pytest.mark.parametrize("package", ["cuda-drivers", "nvidia-fabricmanager"])
+def test_a_transaction_that_would_bring_a_part_of_a_driver_is_refused(cuda: Cuda, installed: Run, package: str) -> None:
+    cuda.site.sh(f"package={package}\n{TREACHEROUS}")
     try:
         run = cuda.play("-e", '{"cuda_toolkit": ["12.8", "12.9"], "cuda_default": "12.9"}')
     finally:
         cuda.site.sh("rm -r /etc/apt/sources.list.d/made.list /srv/made")
     assert run.rc != 0
     assert "would also touch" in run.output, run.output
-    assert "cuda-drivers" in run.output
-    assert "cuda-drivers" not in versions(cuda.site)
+    assert package in run.output
+    assert package not in versions(cuda.site)
 
 
 def test_absent_gives_the_node_back(cuda: Cuda, bare: tuple[set[str], list[str]], installed: Run) -> None:

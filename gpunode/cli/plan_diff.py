@@ -1,0 +1,106 @@
+"""``gpunode plan --diff A B``: what differs between two saved plans."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from pydantic import ValidationError
+
+from gpunode.errors import UsageError
+from gpunode.stack import LOCK_NAME, Plan, PlanGroup, Stack
+
+MOST_BYTES = 16_000_000
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Change(NamedTuple):
+    """One field that differs; None: the side has no such field."""
+
+    host: str
+    field: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        where = f"{self.host}: " if self.host else ""
+        return f"{where}{self.field}: {_shown(self.before)} -> {_shown(self.after)}"
+
+
+def differences(first: Path, second: Path, *, verbose: bool) -> list[Change]:
+    """What differs, host by host. Warnings count; reasons do only with ``verbose``. Raises UsageError."""
+    before, after = _answers(first), _answers(second)
+    if len(before) == len(after) == 1:
+        # Two plans for hypothetical nodes, or for one host under two names, are about the same question.
+        (name,) = after
+        before = {name: next(iter(before.values()))}
+    return [
+        change
+        for host in dict.fromkeys([*before, *after])
+        for change in _changes(host, before.get(host, {}), after.get(host, {}), verbose=verbose)
+    ]
+
+
+def _answers(path: Path) -> dict[str, dict[str, Any]]:
+    """Answer by host of a saved plan, a stack or a lock; "" for a hypothetical node."""
+    document = _read(path)
+    try:
+        if LOCK_NAME in document or document.get("schema") == "gpunode.stack/1":
+            return {"": _flat(Stack.model_validate(document.get(LOCK_NAME, document)).model_dump(mode="json"))}
+        plan = Plan.model_validate(document)
+    except ValidationError as err:
+        first = err.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path}: {where}: {first['msg']}; a plan is wanted, as --format json prints it") from None
+    return {host: _flat(_answer(group)) for group in plan.groups for host in group.hosts or ("",)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"{path}: larger than {MOST_BYTES // 1_000_000} MB: not a plan")
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 (a safe loader)
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError):
+        raise UsageError(f"{path}: is neither JSON nor YAML; a plan is wanted, as --format json prints it") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: holds no document; a plan is wanted, as --format json prints it")
+    return document
+
+
+def _answer(group: PlanGroup) -> dict[str, Any]:
+    if group.stack is not None:
+        return group.stack.model_dump(mode="json")
+    if group.conflict is not None:
+        return {"conflict": group.conflict.message}
+    return {"undetermined": group.undetermined}
+
+
+def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested fields under dotted names; packages by name, warnings by rule, other lists as a whole."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{above}{key}"
+        if key == "packages" and not above:
+            found |= {f"packages {row['name']}": row["version"] or "the repository decides" for row in item}
+        elif key == "warnings":
+            found |= {f"warning [{row['rule']}] {row['text']}": "yes" for row in item}
+        elif isinstance(item, Mapping):
+            found |= _flat(item, f"{name}.")
+        elif key != "schema_name":
+            found[name] = item
+    return found
+
+
+def _changes(host: str, before: Mapping[str, Any], after: Mapping[str, Any], *, verbose: bool) -> Iterator[Change]:
+    for field in dict.fromkeys([*before, *after]):
+        if before.get(field) != after.get(field) and (verbose or not field.startswith("reasons.")):
+            yield Change(host, field, before.get(field), after.get(field))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text) or "-"

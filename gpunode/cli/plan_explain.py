@@ -1,0 +1,29 @@
+"""``gpunode plan --explain RULE`` as text for people."""
+
+from collections.abc import Iterator
+
+from gpunode.stack.explain import Explanation
+
+MOST_DRIVERS = 6
+
+
+def as_text(found: Explanation) -> str:
+    """The rule, what it says about the question, and what it decided."""
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(found: Explanation) -> Iterator[str]:
+    yield found.rule
+    yield f"  means  {found.means}"
+    yield f"  facts  {found.facts}"
+    for saying in found.says:
+        shown = ", ".join(saying.drivers[:MOST_DRIVERS])
+        more = f" and {len(saying.drivers) - MOST_DRIVERS} more" if len(saying.drivers) > MOST_DRIVERS else ""
+        yield f"  {'refuses' if saying.refuses else 'warns'}: {saying.text}"
+        if saying.drivers:
+            yield f"    about {shown}{more}"
+    for field, text in found.decided.items():
+        yield f"  decides {field}: {text}"
+    if not found.says and not found.decided:
+        yield "  says nothing about this question"
+    yield f"  chosen: {found.chosen}" if found.chosen else "  no stack matches"

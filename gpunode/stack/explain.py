@@ -1,0 +1,92 @@
+"""What one rule means, and what it says about one question."""
+
+from collections.abc import Collection, Mapping
+from datetime import date
+
+from pydantic import Field
+
+from gpunode.catalog import Catalog
+from gpunode.errors import UsageError
+from gpunode.stack.candidates import Candidate, candidates
+from gpunode.stack.model import Model, NodePicture, Request, Stack
+from gpunode.stack.question import Question, must_be_known
+from gpunode.stack.resolve import resolve
+from gpunode.stack.rules import Case, Verdict
+from gpunode.stack.table import rules
+
+MOST_SAYINGS = 20
+
+
+class Saying(Model):
+    """One sentence of a rule, and the drivers that it is about."""
+
+    refuses: bool
+    text: str
+    drivers: tuple[str, ...]
+    """``580.178.04 open``; empty: it is about the question as such."""
+
+
+class Explanation(Model):
+    """One rule before one question."""
+
+    rule: str
+    means: str
+    facts: str
+    """Where its facts are: sections of the catalog."""
+    says: tuple[Saying, ...] = ()
+    decided: Mapping[str, str] = Field(default_factory=dict)
+    """Field of the chosen stack → the rule's reason for it."""
+    chosen: str | None = None
+    """The driver of the stack; None: no stack matches, or nothing was asked."""
+
+
+def rule_id(text: str, known: Collection[str] | None = None) -> str:
+    """The id that ``R10`` or ``r10-gpu-min-driver`` stands for; UsageError where there is none."""
+    ids = list(known if known is not None else (rule.id for rule in rules))
+    wanted = text.strip().lower()
+    found = [one for one in ids if wanted in (one.lower(), one.lower().split("-", maxsplit=1)[0])]
+    if len(found) != 1:
+        raise UsageError(f"--explain {text}: no such rule; known: {', '.join(ids)}")
+    return found[0]
+
+
+def meaning(text: str) -> Explanation:
+    """What a rule means, without a question."""
+    rule = rules[rule_id(text)]
+    return Explanation(rule=rule.id, means=rule.means, facts=rule.facts)
+
+
+def explain_rule(text: str, request: Request, node: NodePicture, catalog: Catalog, today: date) -> Explanation:
+    """What a rule says about every driver that could be installed, and what it decides in the stack."""
+    rule = rules[rule_id(text)]
+    question = Question(request, node, catalog, today)
+    must_be_known(question)
+    said: dict[tuple[bool, str], list[str]] = {}
+    for verdict in rule.ask(question) if rule.ask is not None else ():
+        said.setdefault((verdict.refuses, verdict.text), [])
+    for candidate in candidates(question) if rule.judge is not None else ():
+        for verdict in _judged(rule.judge, Case(question, candidate)):
+            said.setdefault((verdict.refuses, verdict.text), []).append(_called(candidate))
+    answer = resolve(request, node, catalog, today)
+    stack = answer if isinstance(answer, Stack) else None
+    reasons = stack.reasons if stack is not None else {}
+    return Explanation(
+        rule=rule.id,
+        means=rule.means,
+        facts=rule.facts,
+        says=tuple(
+            Saying(refuses=refuses, text=words, drivers=tuple(dict.fromkeys(drivers)))
+            for (refuses, words), drivers in list(said.items())[:MOST_SAYINGS]
+        ),
+        decided={field: reason.text for field, reason in reasons.items() if reason.rule == rule.id},
+        chosen=f"{stack.driver.version or stack.driver.constraint} {stack.module.flavour}" if stack else None,
+    )
+
+
+def _judged(judge: object, case: Case) -> list[Verdict]:
+    return list(judge(case)) if callable(judge) else []
+
+
+def _called(candidate: Candidate) -> str:
+    compat = f" with {candidate.compat.package}" if candidate.compat else ""
+    return f"{candidate.version} {candidate.flavour}{compat}"

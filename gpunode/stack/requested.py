@@ -1,0 +1,67 @@
+"""The rules about what only a request brings: a range of drivers, a framework release, how the kernel moves."""
+
+from collections.abc import Iterator
+
+from gpunode.stack.libraries import covers, framework_builds
+from gpunode.stack.naming import package_set
+from gpunode.stack.rules import Case, Verdict, refuse, warn
+from gpunode.stack.table import rules
+
+
+@rules.judges("R25-driver-range")
+def driver_range(case: Case) -> Iterator[Verdict]:
+    """``>=580,<595`` leaves 580 and 590; of each branch the newest release inside is taken."""
+    question, candidate = case.question, case.candidate
+    if question.driver_range is None:
+        return
+    if not question.in_range(candidate.version):
+        yield refuse(f"{candidate.version} is outside the requested range {question.request.driver}")
+    elif candidate.decided_by == "repository":
+        yield warn(f"the archive decides the release: check that it is inside {question.request.driver}")
+
+
+@rules.judges("R20-framework")
+def framework_requested(case: Case) -> Iterator[Verdict]:
+    """PyTorch 2.9 on a driver and GPUs that one of its published wheels runs on."""
+    row = case.question.framework
+    if row is None:
+        return
+    name = f"{row.name} {row.version}"
+    if row.released is None and row.planned is not None:
+        yield refuse(f"{name} is not released; it is planned for {row.planned}")
+    elif not row.builds:
+        yield warn(f"the catalog does not know the CUDA builds of {name}: whether one runs here was not decided")
+    elif row.name == "pytorch" and not _wheels_known(case, row.version):
+        text = f"the catalog does not know which GPUs the wheels of {name} for {case.candidate.arch} have code for"
+        yield warn(f"{text}: whether one runs here was not decided")
+    elif not framework_builds(case, row):
+        on = ", ".join(dict.fromkeys(f"compute capability {gpu.compute_capability}" for gpu in case.models))
+        yield refuse(
+            f"no wheel of {name} (CUDA {', '.join(row.builds)}) runs on driver {case.candidate.version}, "
+            f"{case.candidate.arch}{f' and {on}' if on else ''}"
+        )
+
+
+def _wheels_known(case: Case, version: str) -> bool:
+    rows = case.question.catalog.wheels.values()
+    return any(row.arch == case.candidate.arch and covers(row.since, row.until, version) for row in rows)
+
+
+@rules.judges("R26-kernel-policy")
+def kernel_policy(case: Case) -> Iterator[Verdict]:
+    """Modules that the distribution signed fit one kernel: they are held together, or they move on together."""
+    policy = case.question.request.kernel_policy
+    if policy is None:
+        return
+    if package_set(case, "driver", ("precompiled",)) is None:
+        yield warn(f"kernel policy {policy} changes nothing here: DKMS builds the modules for every installed kernel")
+    elif policy == "hold":
+        yield warn(
+            "kernel policy hold: kernel, headers, modules and driver stay at one version; the kernel gets no security "
+            "updates until the driver is moved"
+        )
+    else:
+        yield warn(
+            "kernel policy follow: kernel, modules and driver move on with the archive's updates; after one, new CUDA "
+            "processes fail until the node is rebooted"
+        )
