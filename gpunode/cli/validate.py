@@ -30,7 +30,7 @@ from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
 from gpunode.probe.bundle import Bundle
-from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unreachable
+from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unchecked, unreachable
 
 if TYPE_CHECKING:
     from gpunode.fleet import Collected
@@ -212,7 +212,8 @@ class Judging:
             if answer.bundle is None:
                 return unreachable(answer.host, answer.reason or "no answer", answer.seconds)
             text = answer.bundle.model_copy(update={"host": answer.host}).to_json().encode()
-            return self._apart(apart, answer.host, text, answer.host, answer.seconds)
+            node = self._apart(apart, answer.host, text, answer.host, answer.seconds)
+            return node if answer.unchecked is None else unchecked(node, answer.unchecked)
 
         return in_order(one, answers, apart.most)
 
