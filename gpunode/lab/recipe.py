@@ -38,8 +38,11 @@ class System:
 SYSTEMS = {
     "debian-12": System("debian-12", "bookworm", "deb12"),
     "debian-13": System("debian-13", "trixie", "deb13"),
+    "ubuntu-22.04": System("ubuntu-22.04", "bookworm", "ubu2204"),
     "ubuntu-24.04": System("ubuntu-24.04", "bookworm", "ubu2404"),
+    "ubuntu-26.04": System("ubuntu-26.04", "trixie", "ubu2604"),  # the nearest apt and initramfs-tools
     "rocky-9": System("rocky-9", "bookworm", "rocky9"),
+    "rocky-10": System("rocky-10", "trixie", "rocky10"),
 }
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 

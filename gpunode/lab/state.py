@@ -12,12 +12,12 @@ from typing import Protocol
 import yaml
 
 from gpunode.errors import UndeterminedError, UsageError
+from gpunode.lab.packages.rows import repositories, repository_of
 from gpunode.lab.recipe import ADMIN
 
 HOME_VARIABLE = "GPUNODE_LAB_HOME"
 GROUP = "gpu_nodes"
 _FILES = ("id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config", "inventory.yml", "operator-password")
-_VENDOR_KEYS = ("nvidia", "container-toolkit", "ubuntu", "rpm")
 _VENDOR = "http://vendor"
 _KEYGEN_LIMIT_S = 30
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -145,7 +145,7 @@ class State:
 
     def _ours(self) -> list[Path]:
         """What a lab writes, and what a write that was killed leaves."""
-        paths = [*(self.folder / name for name in _FILES), *map(self.vendor_key, _VENDOR_KEYS)]
+        paths = [*(self.folder / name for name in _FILES), *map(self.vendor_key, _vendor_keys())]
         return [*paths, *map(_beside, paths)]
 
     def _ssh_config(self, nodes: Sequence[Reachable]) -> str:
@@ -192,13 +192,17 @@ class State:
         """What the roles have to know of a node: where its driver comes from."""
         if node.hardware is None:
             return {"nvidia_driver_source": "debian"}  # the one that a node gets from its own archive
-        signs = "rpm" if node.os.startswith("rocky") else "nvidia"
+        signs = repositories()[repository_of(node.os)].key
         return {
             "nvidia_repository_url": f"{_VENDOR}/compute/cuda/repos",
             "nvidia_repository_key": str(self.vendor_key(signs)),
             "nvidia_container_toolkit_url": f"{_VENDOR}/libnvidia-container",
             "nvidia_container_toolkit_key": str(self.vendor_key("container-toolkit")),
         }
+
+
+def _vendor_keys() -> set[str]:
+    return {repository.key for repository in repositories().values()}
 
 
 def make_key(path: Path, comment: str) -> str:

@@ -274,6 +274,17 @@ OF_DNF = (
         "",
     ),
     (
+        r"SHA1 is not considered secure|[Pp]olicy rejects|not bound",
+        "repository-key-sha1: ",
+        "the node's crypto policy takes no key or signature that rests on SHA1: give a newer key with "
+        "nvidia_repository_key; dnf said: ",
+    ),
+    (
+        r"nothing provides dkms",
+        "dkms-missing: ",
+        "the modules are built by dkms, which comes from EPEL: enable that repository on the node; dnf said: ",
+    ),
+    (
         r"not signed as it has to be|GPG|PGP|[Ss]ignature",
         "repository-unsigned: ",
         "signatures are verified, always: sign the packages, or give their key with nvidia_repository_key; dnf said: ",

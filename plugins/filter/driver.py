@@ -339,6 +339,8 @@ def driver_question(
         "required": sorted(case.bound),
         "free": [name for name in case.free if not _is_header(name)],
         "alternatives": case.alternatives,
+        "lift": [] if case.precompiled else list(case.settings["by_source"].get("lift", ())),
+        "restore": list(case.settings["by_source"].get("restore", ())),
         "optional": [*case.optional, *(name for name in case.free if _is_header(name))],
         "constraint": case.target or case.stack.driver.constraint,
         "drop": sorted(case.installed),
@@ -466,6 +468,18 @@ OF_APT = (
         r"EXPKEYSIG|KEYEXPIRED|[Ee]xpired",
         "repository-key-expired",
         "the key that signs the repository has expired: give the current one with nvidia_repository_key",
+    ),
+    (
+        r"NOSPLIT|does the network require authentication|<(!DOCTYPE|html)",
+        "repository-answers-html",
+        "something between the node and the repository answers in its place, a proxy or a login page: see to "
+        "nvidia_repository_proxy and nvidia_repository_url",
+    ),
+    (
+        r"unexpected size|Mirror sync in progress|Hash Sum mismatch",
+        "repository-mid-sync",
+        "the repository is being written, its index and its signature do not fit: run this again later, or name "
+        "another mirror with nvidia_repository_url",
     ),
     (
         r"NO_PUBKEY|is not signed|BADSIG|no valid OpenPGP|Missing key|couldn't be verified|[Cc]learsigned",

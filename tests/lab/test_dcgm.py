@@ -20,6 +20,15 @@ UNIT = "/etc/systemd/system/nvidia-dcgm.service.d/gpunode.conf"
 OWN_FILES = {"/etc/apt/preferences.d/gpunode-dcgm.pref", UNIT}
 MEMORY = "/var/lib/gpunode/dcgm/packages-before"
 STEM = "datacenter-gpu-manager-4"
+EXPORTER = "datacenter-gpu-manager-exporter"
+# DCGM 4's exporter has a name as DCGM 3 had them; the lab's repository has none.
+MADE_EXPORTER = f"""
+mkdir -p /tmp/made/DEBIAN
+printf '%s\\n' 'Package: {EXPORTER}' 'Version: 4.6.0-4.8.3-1' 'Maintainer: a test' 'Architecture: all' \\
+    'Description: made by a test' > /tmp/made/DEBIAN/control
+dpkg-deb --build /tmp/made /tmp/exporter.deb
+dpkg --install /tmp/exporter.deb
+"""
 OLD_SERVICE = r"""
 printf '%s\n' '[Service]' 'ExecStart=/bin/sleep 1000' '[Install]' 'WantedBy=multi-user.target' \
     > /etc/systemd/system/dcgm.service
@@ -31,7 +40,7 @@ systemctl enable --now --quiet dcgm.service
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plays = tmp_path_factory.mktemp("plays")
-    for name in ("repository", "dcgm", "fabric"):
+    for name in ("repository", "dcgm", "fabric", "both"):
         (plays / name).mkdir()
     return plays
 
@@ -45,6 +54,7 @@ def site(folder: Path) -> Iterator[Site]:
         Roles(site, folder / "repository", "nvidia_repository").done()
         site.sh("apt-get update -q; apt-get install -y -q datacenter-gpu-manager")
         site.sh(OLD_SERVICE)
+        site.sh(MADE_EXPORTER)
         yield site
     finally:
         lab.down()
@@ -66,7 +76,7 @@ def installed(dcgm: Roles) -> tuple[Run, Run]:
 
 def versions(site: Site) -> dict[str, str]:
     found = dict(line.split()[:2] for line in site.packages() if line.endswith(" installed"))
-    return {name: version for name, version in found.items() if name.startswith("datacenter-gpu-manager")}
+    return {name: at for name, at in found.items() if name.startswith("datacenter-gpu-manager") and name != EXPORTER}
 
 
 def test_dcgm_4_takes_the_place_of_3_as_announced(dcgm: Roles, installed: tuple[Run, Run]) -> None:
@@ -79,6 +89,16 @@ def test_dcgm_4_takes_the_place_of_3_as_announced(dcgm: Roles, installed: tuple[
     names = {STEM + part for part in ("-core", "-cuda13", "-proprietary", "-proprietary-cuda13")}
     assert found.keys() == names == dcgm.site.held()
     assert len(set(found.values())) == 1
+    assert {version.partition(":")[0] for version in found.values()} == {"1"}
+
+
+def test_the_exporter_of_dcgm_4_stays_and_parts_move_along(dcgm: Roles, installed: tuple[Run, Run]) -> None:
+    assert f"{EXPORTER} 4.6.0-4.8.3-1 installed" in dcgm.site.packages()
+    before = dcgm.site.snapshot()
+    dcgm.done("-e", "dcgm_proprietary=false")
+    assert versions(dcgm.site).keys() == {f"{STEM}-core", f"{STEM}-cuda13"}
+    dcgm.done()
+    assert dcgm.site.snapshot() == before
 
 
 def test_the_service_is_enabled_bound_to_a_gpu_and_alone(dcgm: Roles, installed: tuple[Run, Run]) -> None:
@@ -136,6 +156,19 @@ def test_a_package_that_vanished_stops_it_and_the_next_run_goes_on(dcgm: Roles, 
     assert dcgm.site.snapshot() == before
 
 
+def test_a_driver_of_the_distribution_has_dcgm_from_nvidia_where_that_is_asked_for(
+    dcgm: Roles, installed: tuple[Run, Run], folder: Path
+) -> None:
+    before = dcgm.site.snapshot()
+    both = Roles(dcgm.site, folder / "both", "nvidia_repository", "dcgm")
+    both.done("-e", "nvidia_driver_source=debian", "-e", "dcgm_source=nvidia")
+    parts = ("-core", "-cuda12", "-proprietary", "-proprietary-cuda12")
+    assert versions(dcgm.site).keys() == {STEM + part for part in parts}
+    assert "NVIDIA" in dcgm.site.sh("apt-cache policy")
+    both.done()
+    assert dcgm.site.snapshot() == before
+
+
 def test_a_fabric_manager_that_no_board_needs_is_not_let_fail(site: Site, folder: Path) -> None:
     fabric = Roles(site, folder / "fabric", "nvidia_fabric")
     assert fabric.done().recap["changed"] == 0
@@ -156,5 +189,6 @@ def test_absent_takes_it_away(dcgm: Roles, installed: tuple[Run, Run]) -> None:
     run = dcgm.done("-e", "dcgm_state=absent")
     assert announced.paths == run.paths == OWN_FILES | {MEMORY}
     assert versions(dcgm.site) == {}
+    assert f"{EXPORTER} 4.6.0-4.8.3-1 installed" in dcgm.site.packages()
     assert "gpunode-dcgm" not in dcgm.site.sh("find /etc")
     assert dcgm.done("-e", "dcgm_state=absent").recap["changed"] == 0

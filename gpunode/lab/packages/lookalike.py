@@ -1,22 +1,53 @@
 """What makes a Debian tree look like another system: its name, its package manager, its kernel packages.
 
 A look-alike serves the logic that goes by these: facts, package names, repositories, holds. Its libraries and tools are
-Debian's; nothing that depends on those is proven by it.
+Debian's; nothing that depends on those is proven by it. Where the imitated system and Debian offer the same package,
+the imitated one's is preferred, as dkms: its version decides what NVIDIA's repository can be combined with.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gpunode.lab.packages.plan import Built, contents
 from gpunode.lab.packages.rows import repositories, text_of
 
 _FOLDER = "usr/lib/gpunode-lab"
 _KERNEL = "var/tmp/gpunode-lab-kernel"
-_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "ubuntu-24.04": ("lsb-release",),
-    "rocky-9": ("dnf", "dnf-plugins-core", "python3-dnf", "rpm"),
+
+
+@dataclass(frozen=True)
+class Lookalike:
+    """A system that is imitated: its name as os-release has it."""
+
+    version: str
+    """VERSION_ID."""
+    point: str
+    name: str
+    codename: str = ""
+    """Ubuntu's, which names its suites."""
+
+    @property
+    def ubuntu(self) -> bool:
+        """Whether it is an Ubuntu; the others are Rocky Linux."""
+        return bool(self.codename)
+
+
+SYSTEMS: Mapping[str, Lookalike] = {
+    "ubuntu-22.04": Lookalike("22.04", "22.04.5 LTS", "Jammy Jellyfish", "jammy"),
+    "ubuntu-24.04": Lookalike("24.04", "24.04.3 LTS", "Noble Numbat", "noble"),
+    "ubuntu-26.04": Lookalike("26.04", "26.04 LTS", "Resolute Raccoon", "resolute"),
+    "rocky-9": Lookalike("9.6", "9.6", "Blue Onyx"),
+    "rocky-10": Lookalike("10.0", "10.0", "Red Quartz"),
 }
-LOOKALIKES = tuple(_PACKAGES)
-_MARK = "look-alike: Debian 12's packages under this system's name\n"
+LOOKALIKES = tuple(SYSTEMS)
+_PACKAGES = {True: ("lsb-release",), False: ("dnf", "dnf-plugins-core", "python3-dnf", "rpm")}
+_MARK = "look-alike: Debian's packages under this system's name\n"
+_PREFERENCES = """\
+# gpunode lab: a package that both have is Ubuntu's; the base system is Debian's.
+Package: *
+Pin: release o=Debian
+Pin-Priority: 400
+"""
 _OS_RELEASE = f"""
 dpkg-divert --quiet --local --rename --add /usr/lib/os-release
 install -m 0644 /{_FOLDER}/os-release /usr/lib/os-release
@@ -35,26 +66,31 @@ rm -rf /{_KERNEL}
 
 def packages_of(system: str) -> tuple[str, ...]:
     """Debian's packages that the look-alike has beside those of every node."""
-    return _PACKAGES[system]
+    return _PACKAGES[SYSTEMS[system].ubuntu]
 
 
 def files_of(system: str) -> dict[str, str]:
     """Files put into the tree, by path."""
+    like = SYSTEMS[system]
+    values = {"version": like.version, "point": like.point, "name": like.name, "codename": like.codename}
+    values["major"] = like.version.partition(".")[0]
+    kind = "ubuntu" if like.ubuntu else "rocky"
     files = {
         "etc/gpunode/lab-node": f"{system}\n{_MARK}",
-        f"{_FOLDER}/os-release": text_of(f"files/{system}.os-release"),
+        f"{_FOLDER}/os-release": text_of(f"files/{kind}.os-release").format(**values),
     }
-    if system == "rocky-9":
+    if not like.ubuntu:
         return files | {
-            "etc/redhat-release": "Rocky Linux release 9.6 (Blue Onyx)\n",
-            "etc/rocky-release": "Rocky Linux release 9.6 (Blue Onyx)\n",
+            "etc/redhat-release": f"Rocky Linux release {like.version} ({like.name})\n",
+            "etc/rocky-release": f"Rocky Linux release {like.version} ({like.name})\n",
             "etc/rpm/macros": "%_dbpath /var/lib/rpm\n",  # Debian's rpm keeps it in the user's home
             "etc/dnf/dnf.conf": text_of("files/dnf.conf"),
             "etc/dnf/plugins/local.conf": "[main]\nenabled = false\n",
-            "etc/dnf/vars/releasever": "9\n",
+            "etc/dnf/vars/releasever": f"{values['major']}\n",
         }
-    files["etc/lsb-release"] = text_of("files/ubuntu-24.04.lsb-release")
-    for built in kernel():
+    files["etc/lsb-release"] = text_of("files/ubuntu.lsb-release").format(**values)
+    files["etc/apt/preferences.d/gpunode-lab-base"] = _PREFERENCES
+    for built in kernel(like.codename):
         tree = f"{_KERNEL}/{built.name}"
         control = {"Package": built.name, "Version": built.version, "Architecture": built.architecture, **built.fields}
         control["Description"] = built.description
@@ -66,14 +102,17 @@ def files_of(system: str) -> dict[str, str]:
 
 def setup_of(system: str) -> str:
     """Shell script, run inside the tree when all packages and files are in it."""
-    return _OS_RELEASE + (_INSTALL_KERNEL if system == "ubuntu-24.04" else "mkdir -p /etc/yum.repos.d\n")
+    return _OS_RELEASE + (_INSTALL_KERNEL if SYSTEMS[system].ubuntu else "mkdir -p /etc/yum.repos.d\n")
 
 
-def kernel() -> list[Built]:
+def kernel(codename: str) -> list[Built]:
     """The packages of the kernel that a fresh Ubuntu has: those of the release itself."""
-    prefixes = ("linux-image-", "linux-modules-6", "linux-modules-extra-")
+    prefixes = ("linux-image-", "linux-modules-extra-")
     return [
         built
         for built in contents(repositories()["ubuntu"])
-        if built.suite == "noble" and built.name.startswith(prefixes)
+        if built.suite == codename
+        and (
+            built.name.startswith(prefixes) or (built.name.startswith("linux-modules-") and "nvidia" not in built.name)
+        )
     ]

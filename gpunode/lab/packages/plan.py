@@ -4,10 +4,23 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 
-from gpunode.lab.packages.rows import Package, Payload, Repository, packages, releases, repositories, text_of
+from packaging.version import Version
 
-MARK = "+gpunodelab"
+from gpunode.lab.packages.recorded import Offer, offers, recorded, stem
+from gpunode.lab.packages.rows import (
+    Content,
+    Package,
+    Payload,
+    Repository,
+    content_rows,
+    packages,
+    releases,
+    repositories,
+    text_of,
+)
+
 SIMULATOR = "/usr/lib/gpunode-lab/bin"
 _BRACES = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 _LIBRARIES = {"debian": "usr/lib/x86_64-linux-gnu", "ubuntu": "usr/lib/x86_64-linux-gnu", "rhel": "usr/lib64"}
@@ -40,25 +53,71 @@ class Built:
     streams: list[str] = field(default_factory=list)
     component: str = ""
     suite: str = ""
+    repack: str = ""
+    """The package of the tools' system whose files and scripts it has."""
 
 
 def plan() -> dict[str, object]:
     """Everything that the builder needs, as JSON."""
     return {
-        name: {**repository.model_dump(), "packages": [asdict(built) for built in contents(repository)]}
+        name: {
+            **repository.model_dump(),
+            "pin": _pin(repository),
+            "packages": [asdict(built) for built in contents(repository)],
+        }
         for name, repository in repositories().items()
     }
 
 
+def _pin(repository: Repository) -> str:
+    """The preferences that cuda-keyring brings for the repository; empty where none are recorded."""
+    if not repository.keyring:
+        return ""
+    return str((recorded(repository.recorded)["repository"].get("pin") or {}).get("content", ""))
+
+
 def contents(repository: Repository) -> list[Built]:
     """All packages of a repository, in all their releases."""
-    return [
+    return _contents(next(name for name, row in repositories().items() if row.path == repository.path))
+
+
+@cache
+def _contents(name: str) -> list[Built]:
+    repository = repositories()[name]
+    declared = [
         _built(row, values, repository)
         for name in repository.rows
         for row in packages(name)
         for values in releases()[row.over]
-        if row.fits(values)
+        if Version(values.get("series", "99")) >= Version(repository.first_cuda) or repository.kind == "suites"
     ]
+    names = {built.name for built in declared} | {"cuda-keyring"}  # made with the lab's key, when there is one
+    return declared + [_recorded(offer, repository) for offer in recorded_in(repository) if offer.name not in names]
+
+
+def recorded_in(repository: Repository) -> Iterator[Offer]:
+    """What the recorded index of a repository says that it holds."""
+    if repository.recorded:
+        yield from offers(repository.recorded, repository.releases)
+
+
+def _recorded(offer: Offer, repository: Repository) -> Built:
+    """A package of a recorded index with the lab's content."""
+    content = content_rows(repository.contents).get(stem(offer.name)) or Content(description=offer.name)
+    relations = {key: tuple(entries) for key, entries in offer.relations.items()}
+    relations["depends"] = (*relations.get("depends", ()), *content.needs)
+    row = Package(
+        name=offer.name,
+        over="recorded",
+        version=offer.version,
+        architecture="all" if offer.architecture == "all" else "amd64",
+        streams=content.streams or (("open", "dkms") if offer.release in repository.releases else ()),
+        **content.model_dump(include={"description", "section", "users", "repack"}),
+        payload=content.payload,
+        **relations,
+    )
+    pin = f"{offer.release}-*" if "." in offer.release else f"{offer.release}.*"
+    return _built(row, {"release": offer.release, "pin": pin}, repository)
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
@@ -67,8 +126,8 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Built:
-    values = {"release": "", **given, "revision": given.get(repository.family, "1"), "mark": MARK}
-    version = filled(row.version if "{mark}" in row.version else row.version + "{mark}", values)
+    values = {"release": "", **given, "revision": given.get(repository.family, "1")}
+    version = filled(row.version, values)
     values |= {"version": version, "libdir": _LIBRARIES[repository.family]}
     fields = {
         "Source": filled(row.source, values),
@@ -76,7 +135,7 @@ def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Bu
         "Priority": "optional",
         "Maintainer": repository.maintainer,
     }
-    for key in ("depends", "recommends", "provides", "conflicts", "replaces"):
+    for key in ("depends", "recommends", "provides", "conflicts", "breaks", "replaces"):
         fields[key.capitalize()] = ", ".join(filled(entry, values) for entry in getattr(row, key))
     built = Built(
         name=filled(row.name, values),
@@ -88,6 +147,7 @@ def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Bu
         streams=list(row.streams),
         component=row.component,
         suite=values.get("suite", ""),
+        repack=row.repack,
     )
     for part in row.parts(values["release"]):
         _add(built, part, values)
@@ -110,7 +170,7 @@ def _add(built: Built, part: Payload, values: Mapping[str, str]) -> None:
     elif part.unit:
         _file(built, f"usr/lib/systemd/system/{part.unit}", filled(text_of(f"units/{part.unit}"), values), "0644")
     elif part.file is not None:
-        own = {**values, "pin": filled(part.pin, values)}
+        own = {**values, "pin": filled(part.pin, values) or values.get("pin", "")}
         text = part.text if part.text is not None else text_of(f"files/{part.source}")
         path = filled(part.file, own)
         _file(built, path, filled(text, own), part.mode)
@@ -120,7 +180,7 @@ def _add(built: Built, part: Payload, values: Mapping[str, str]) -> None:
         built.links.append({"path": filled(part.link, values), "to": filled(part.to, values)})
     elif part.dkms:
         own = {**values, "license": _LICENSES[part.dkms], "name": part.name}
-        for name in _DKMS:
+        for name in part.only or (name for name in _DKMS if name not in part.without):
             _file(built, f"usr/src/{part.name}-{built.release}/{name}", filled(text_of(f"dkms/{name}"), own), "0644")
     elif part.module:
         folder = filled(part.at or "", values)
@@ -140,7 +200,7 @@ def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> No
     for user in row.users:
         steps["postinst"].append(_CONFIGURE.format(_USER.format(user=user)))
     for part in row.parts(values["release"]):
-        if part.dkms:
+        if part.dkms and "dkms.conf" in (part.only or set(_DKMS) - set(part.without)):
             tree = {"name": part.name, "release": values["release"]}
             steps["postinst"].append(_CONFIGURE.format(_DKMS_BUILD.format(**tree)))
             steps["prerm"].append(_DKMS_REMOVE.format(**tree))

@@ -1,6 +1,5 @@
 """The declared packages of the vendor repository: YAML rows in, typed rows out."""
 
-from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files as resource_files
 from importlib.resources.abc import Traversable
@@ -40,6 +39,10 @@ class Payload(_Strict):
 
     at: str | None = None
     name: str = "nvidia"
+    only: tuple[str, ...] = ()
+    """Of a DKMS tree: these files alone."""
+    without: tuple[str, ...] = ()
+    """Of a DKMS tree: all files but these."""
     text: str | None = None
     source: str | None = Field(default=None, alias="from")
     pin: str = ""
@@ -76,8 +79,6 @@ class Package(_Strict):
     name: str
     over: str
     description: str
-    first_branch: int = 0
-    last_branch: int = 9999
     version: str = "{release}-{revision}"
     architecture: Literal["amd64", "all"] = "amd64"
     section: str = "devel"
@@ -101,15 +102,28 @@ class Package(_Strict):
     """The release of the kernel whose module index must be made anew."""
     streams: tuple[str, ...] = ()
     """rpm only: the kinds of module stream that the package belongs to (``open``, ``dkms``); empty: no module."""
+    breaks: tuple[str, ...] = ()
+    repack: str = ""
+    """The package of the tools' system whose files and scripts this package has, under its own name and version."""
 
     def parts(self, release: str) -> list[Payload]:
         """What is in the package in that release."""
-        return [part for part in self.payload if Version(part.from_version) <= Version(release or "0")]
+        return [
+            part for part in self.payload if part.from_version == "0" or Version(part.from_version) <= Version(release)
+        ]
 
-    def fits(self, values: Mapping[str, str]) -> bool:
-        """Whether the package is there in that release: a release without a branch has all packages."""
-        branch = values.get("branch")
-        return branch is None or self.first_branch <= int(branch) <= self.last_branch
+
+class Content(_Strict):
+    """What is in a package whose name, versions and dependencies are recorded."""
+
+    description: str
+    section: str = "devel"
+    needs: tuple[str, ...] = ()
+    """Dependencies of the lab's own scripts."""
+    payload: tuple[Payload, ...] = ()
+    users: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()
+    repack: str = ""
 
 
 class Repository(_Strict):
@@ -122,14 +136,28 @@ class Repository(_Strict):
     family: Literal["debian", "ubuntu", "rhel"]
     """Whose conventions its packages follow: the ends of versions, the places of libraries."""
     maintainer: str
-    rows: tuple[str, ...]
+    rows: tuple[str, ...] = ()
     """Files of package rows, without the ending."""
+    recorded: str = ""
+    """The recorded index that it is made from."""
+    releases: tuple[str, ...] = ()
+    """The releases of the driver in it, of those that are recorded."""
+    contents: str = ""
+    """The file that says what is in the recorded packages."""
+    key_file: str = ""
+    """The name under which the vendor publishes the key there; empty: the key's id."""
+    repo: str = ""
+    """rpm only: the id of the repository in the file that its vendor publishes for dnf."""
+    suites: dict[str, str] = {}
+    """Of an archive: its suites, and what each calls the release (24.04)."""
     components: tuple[str, ...] = ()
     """Of a repository with suites."""
     release: dict[str, str] = {}
     """Fields of its Release file."""
     module: str = ""
     """rpm only: the module whose streams hold the driver."""
+    first_cuda: str = "0"
+    """The oldest toolkit in it."""
     keyring: str = ""
     """The name of the repository in cuda-keyring's source list; empty: no cuda-keyring package here."""
 
@@ -137,20 +165,25 @@ class Repository(_Strict):
 @cache
 def releases() -> dict[str, list[dict[str, str]]]:
     """What there are versions of: list name → entries, all text."""
-    content: dict[str, list[dict[str, str]]] = _loaded("releases")
+    content: dict[str, list[dict[str, str]]] = loaded("releases")
     return content
 
 
 @cache
 def repositories() -> dict[str, Repository]:
     """The repositories by name."""
-    return {name: _typed(Repository, row, f"repositories.yml: {name}") for name, row in _loaded("repositories").items()}
+    return {name: _typed(Repository, row, f"repositories.yml: {name}") for name, row in loaded("repositories").items()}
+
+
+def repository_of(system: str) -> str:
+    """Return the name of NVIDIA's repository for a lab system: ``ubuntu2404`` for ubuntu-24.04."""
+    return system.replace("rocky", "rhel").replace("-", "").replace(".", "")
 
 
 @cache
 def packages(name: str) -> tuple[Package, ...]:
     """The package rows of ``data/NAME.yml``, each over the file's ``defaults``; UsageError names one that is bad."""
-    content = _loaded(name)
+    content = loaded(name)
     defaults = content.get("defaults", {})
     rows = [_typed(Package, defaults | row, f"{name}.yml: {row.get('name')}") for row in content["packages"]]
     for row in rows:
@@ -159,13 +192,20 @@ def packages(name: str) -> tuple[Package, ...]:
     return tuple(rows)
 
 
+@cache
+def content_rows(name: str) -> dict[str, Content]:
+    """What is in the recorded packages, by name without branch and release."""
+    return {stem: _typed(Content, row, f"{name}.yml: {stem}") for stem, row in loaded(name).items()}
+
+
 def text_of(name: str) -> str:
     """The content of a file below ``data``."""
     return DATA.joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
-def _loaded(name: str) -> Any:
-    path = DATA.joinpath(f"{name}.yml")
+def loaded(name: str) -> Any:
+    """Return the content of ``data/NAME.yml``; UsageError names a file that is bad."""
+    path = DATA.joinpath(*f"{name}.yml".split("/"))
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as err:

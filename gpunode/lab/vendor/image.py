@@ -30,6 +30,8 @@ _TOOLS = (
     "python3",
     "rpm",
 )
+_REPACKED = ("dkms",)
+"""Packages of Debian's that some of the vendors' are made from."""
 _INSIDE = resource_files("gpunode.lab.vendor").joinpath("inside")
 _BUILDING = ("build.py", "pack.py", "rpms.py")
 _SERVING = ("publish.py", "runfile.py", "serve.py")
@@ -52,7 +54,9 @@ class ToolsRecipe(Recipe):
 
     @property
     def setup(self) -> str:
-        return "rm -f /etc/apt/sources.list"
+        fetch = " ".join(_REPACKED)
+        debs = f"/{_FOLDER}/debs"
+        return f"set -eu; mkdir -p {debs}; cd {debs}; apt-get download {fetch}; rm -f /etc/apt/sources.list"
 
     @property
     def init(self) -> tuple[str, ...]:

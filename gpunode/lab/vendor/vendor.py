@@ -18,6 +18,7 @@ from gpunode.lab.archive import Entry
 from gpunode.lab.engine import docker_errors
 from gpunode.lab.image import Say
 from gpunode.lab.node import LAB_LABEL
+from gpunode.lab.packages.lookalike import SYSTEMS as LOOKALIKE_SYSTEMS
 from gpunode.lab.packages.rows import repositories
 from gpunode.lab.vendor.image import ensure_vendor_image, serving
 
@@ -58,11 +59,18 @@ class Vendor:
 
     def entries(self, system: str) -> list[Entry]:
         """What a node of that system has of these repositories before its first boot: an Ubuntu has its archive."""
-        if system != "ubuntu-24.04":
+        like = LOOKALIKE_SYSTEMS.get(system)
+        if like is None:
             return []
+        if not like.ubuntu:
+            own = f"rocky{like.version.partition('.')[0]}"
+            key = f"etc/pki/rpm-gpg/{repositories()[own].key_file}"
+            settings = f"baseurl={self.urls()[own]}\nenabled=1\ngpgcheck=1\ngpgkey=file:///{key}\n"
+            text = f"[{repositories()[own].repo}]\nname=Rocky Linux (simulated)\n{settings}"
+            return [Entry(key, self.keys["rocky"], 0o644), Entry("etc/yum.repos.d/rocky.repo", text, 0o644)]
         keyring = "usr/share/keyrings/ubuntu-archive-keyring.asc"
         source = (
-            f"Types: deb\nURIs: {self.urls()['ubuntu']}\nSuites: noble noble-updates\n"
+            f"Types: deb\nURIs: {self.urls()['ubuntu']}\nSuites: {like.codename} {like.codename}-updates\n"
             f"Components: main restricted universe multiverse\nSigned-By: /{keyring}\n"
         )
         return [

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +22,19 @@ JUDGE_LIMIT_S = 60
 OPTIONS = ("--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages")
 """Of ``apt-get install`` everywhere, so that what is told is what is done."""
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+LISTS = Path("/var/lib/apt/lists")
+PAUSES_S = (3, 10)
+"""Between the tries of what may pass by itself."""
+PASSES = re.compile(
+    r"unexpected size|Mirror sync in progress|Hash Sum mismatch|Could not (resolve|connect)|Temporary failure"
+    r"|Connection (reset|failed|timed)|timed? out|Undetermined Error|Bad Gateway|Service Unavailable|  50[0-4] "
+)
+"""In what apt says of a source: a fault of the network, or a mirror that is just being written."""
+FAILED = re.compile(
+    r"^[WE]: .*(Failed to fetch|GPG error|is not signed|have a Release file|has a Release file|signature verification"
+    r"|is not valid yet|is expired|changed its ')"
+)
+"""What apt says of a source whose lists it does not take."""
 ENVIRONMENT = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
 """Of all commands, beside what this process has."""
 
@@ -37,6 +51,7 @@ Acquire::IndexTargets::deb::Packages {{
   flatDescription "$(RELEASE) Packages";
   Optional "no";
 }};
+Acquire::Retries "2";
 Acquire::http::Timeout "20";
 Acquire::https::Timeout "20";
 Dir::State::lists "{folder}/lists/";
@@ -51,8 +66,20 @@ class AptError(Exception):
     """apt did not do what it was asked for; the text says why in one line."""
 
 
+class StillRunningError(AptError):
+    """apt did not end within its time, and was not killed."""
+
+
 def output_of(argv, limit_s, **environment):
     """Standard output of a command; its process group is killed where it does not end in time or we are told to go."""
+    code, output, errors = said_by_all(argv, limit_s, **environment)
+    if code != 0:
+        raise AptError(reason(output, errors, code))
+    return output
+
+
+def said_by_all(argv, limit_s, **environment):
+    """(exit status, standard output, standard error) of a command, as ``output_of`` runs it."""
     child = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -69,9 +96,63 @@ def output_of(argv, limit_s, **environment):
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
-    if child.returncode != 0:
-        raise AptError(reason(output.decode("utf-8", "replace"), errors.decode("utf-8", "replace"), child.returncode))
-    return output.decode("utf-8", "replace")
+    return child.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")
+
+
+def carried_out(argv, limit_s):
+    """Run what must not be cut short: dpkg is never killed. Where it does not end in time, StillRunningError is raised.
+
+    Its outputs are files, so that it can write on when we are gone.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        environment = {**os.environ, **ENVIRONMENT}
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environment, start_new_session=True
+        )
+        try:
+            code = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise StillRunningError(
+                f"{argv[0]} (pid {child.pid}) did not end within {limit_s} s and is left to end: run this again then"
+            ) from None
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode("utf-8", "replace"))
+    if code != 0:
+        raise AptError(reason(*texts, code))
+
+
+def refresh(apt_get, limit_s):
+    """Fetch the lists of all sources; returned: what apt said of those that it did not take, one line each.
+
+    What may pass by itself is tried again. That a source failed is no error here: it may be one that nothing needs.
+    """
+    for pause in (*PAUSES_S, None):
+        code, output, errors = said_by_all([*apt_get, "update"], limit_s)
+        lines = [line for line in [*output.split("\n"), *errors.split("\n")] if FAILED.match(line)]
+        why = [line for line in errors.split("\n") if "igning key" in line]
+        if code != 0 and not lines:
+            raise AptError(reason(output, errors, code))
+        if pause is None or not any(PASSES.search(line) for line in lines):
+            return [*lines, *why] if lines else []
+        time.sleep(pause)
+    raise AssertionError
+
+
+def refuse_failed_sources(failed, apt_cache, versions):
+    """Raise what apt said of sources (``refresh``) where a package comes from one of them and from no other."""
+    if not failed or not versions:
+        return
+    offers = {}
+    for line in output_of([*apt_cache, "madison", *sorted(versions)], JUDGE_LIMIT_S).splitlines():
+        name, version, where = (part.strip() for part in line.split("|")[:3])
+        if versions.get(name) == version:
+            offers.setdefault(name, set()).add(where.split()[0].rstrip("/"))
+    for addresses in offers.values():
+        said = [[line for line in failed if re.search(re.escape(one) + r"(?=[/ '\"]|$)", line)] for one in addresses]
+        if all(said):
+            raise AptError("; ".join(dict.fromkeys(line for lines in said for line in lines)))
 
 
 def reason(output, errors, code):
@@ -139,6 +220,10 @@ def lay_over(folder, files):
             (folder / Path(path).relative_to(APT)).write_text(text, encoding="utf-8")
     for name in ("lists/partial", "cache/archives/partial", "log"):
         (folder / name).mkdir(parents=True)
+    # What was fetched already is asked for changes alone: apt puts its own file in a link's place, or removes the link.
+    for path in LISTS.glob("*_*"):
+        if path.is_file():
+            (folder / "lists" / path.name).symlink_to(path)
     settings = [text for path, text in texts.items() if Path(path).parent.name == SETTINGS]
     # A proxy's password may be among them. apt reads them as root, and tells them to those that fetch through a pipe.
     (folder / "apt.conf").touch(0o600)

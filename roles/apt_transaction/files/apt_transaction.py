@@ -7,6 +7,7 @@ Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alon
      "purge_new": [patterns],               what goes too, unless the memory says that it was there before
      "state": "present" | "absent",         absent: what goes, and what came with it and nothing needs any more
      "never": [patterns],                   what must neither come, move nor go by it
+     "restore": [names],                    absent: what stays and goes back from NVIDIA's version to the distribution's
      "hold": [patterns],                    what is held afterwards; with absent: what goes where it is held and new
      "memory": path | null,                 list of the packages that were there before, written once
      "simulate": bool,                      only tell
@@ -20,13 +21,14 @@ are left alone, so that a node that has all is asked nothing of apt. An ``error`
 done; with ``"done": false`` the transaction itself broke off.
 """
 
+import fcntl
 import fnmatch
 import json
 import re
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from apt_private import (
@@ -35,32 +37,38 @@ from apt_private import (
     PREFERENCES,
     SIGNALS,
     AptError,
+    StillRunningError,
+    carried_out,
     lay_over,
     leave_orderly,
     output_of,
     passing_over_damaged,
     private_folder,
+    refresh,
+    refuse_failed_sources,
 )
 
 UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
 POLICY = Path("/usr/sbin/policy-rc.d")
+DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
 )
 
 
-def patient(argv, limit_s, wait_s):
-    """``output_of`` a command, again while another apt holds a lock that apt does not wait for by itself.
+def patient(act, wait_s):
+    """What ``act`` returns, done again while another apt holds a lock.
 
-    ``DPkg::Lock::Timeout`` waits for dpkg's lock alone, not for that of the lists, which apt-daily takes.
+    ``DPkg::Lock::Timeout`` waits for dpkg's lock alone, not for that of the lists, which apt-daily takes; and between
+    two of its transactions unattended-upgrades lets go of the lock and takes it again.
     """
     end = time.monotonic() + wait_s
     while True:
         try:
-            return output_of(argv, limit_s)
+            return act()
         except AptError as error:
-            if not re.search(r"Could not get lock /var/(lib|cache)/apt/", str(error)) or time.monotonic() > end:
+            if not re.search(r"(Could not get|Unable to acquire).* lock", str(error)) or time.monotonic() > end:
                 raise
         time.sleep(2)
 
@@ -106,17 +114,28 @@ def apt_as_it_will_be(question):
 
 @contextmanager
 def asking(question):
-    """Options with which apt answers: of the node itself with fresh lists, or simulated, of a private folder."""
+    """(options with which apt answers, what it said of sources that failed).
+
+    Asked is apt of the node itself with fresh lists, or simulated, of a private folder. Where what is done with it
+    fails, the sources that failed are told first.
+    """
+    with apt_of(question) as options:
+        failed = patient(lambda: refresh(["apt-get", *options], UPDATE_LIMIT_S), question["lock_wait_s"])
+        try:
+            yield options, failed
+        except AptError as error:
+            raise AptError("; ".join([*failed, str(error)])) from None
+
+
+@contextmanager
+def apt_of(question):
+    """Options with which apt is asked."""
     if not question["simulate"]:
-        update = ["apt-get", *question["options"], "--error-on=any", "update"]
-        patient(update, UPDATE_LIMIT_S, question["lock_wait_s"])
         yield question["options"]
         return
     with private_folder() as folder:
         lay_over(folder, question["files"])
-        options = ["-c", f"{folder}/apt.conf"]
-        output_of(["apt-get", *options, "--error-on=any", "update"], UPDATE_LIMIT_S)
-        yield options
+        yield ["-c", f"{folder}/apt.conf"]
 
 
 def simulated(options, arguments):
@@ -171,7 +190,7 @@ def coming(question, present):
     going = {name for name in present if matches(name, question["purge"])}
     if not wanted and not going:
         return {}, set(), []
-    with asking(question) as options:
+    with asking(question) as (options, failed):
         planned = question["planned"]
         before = [f"{name}={version}" for name, version in planned.get("packages", {}).items()]
         before += [f"{name}-" for name in planned.get("purge", []) if name in present]
@@ -180,6 +199,7 @@ def coming(question, present):
         refuse_what_is_not_offered(options, wanted)
         arguments = ["--purge", "install", *wanted, *(f"{name}-" for name in sorted(going))]
         install, remove = simulated(options, [*arguments, *before])
+        refuse_failed_sources(failed, ["apt-cache", *options], install)
     install = {name: version for name, version in install.items() if already[0].get(name) != version}
     remove -= already[1]
     refuse_what_is_not_ours({**question, "going": going}, present, install, remove)
@@ -203,25 +223,70 @@ def leaving(question, present):
         loose = simulated(unneeded, ["autoremove"])[1]
         orphans = simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose - before
         going |= {name for name in orphans if not matches(name, question["never"])}
-    arguments = ["--purge", "remove", *sorted(going)]
+    back = restored(question, {name: row for name, row in present.items() if name not in going})
+    arguments = ["--purge", "install", *back, *(f"{name}-" for name in sorted(going))] if back else []
+    arguments = arguments or ["--purge", "remove", *sorted(going)]
     install, remove = simulated([], arguments)
     refuse_what_is_not_ours({**question, "going": going}, present, install, remove)
     return install, remove, arguments
+
+
+def restored(question, staying):
+    """NAME=VERSION of what stays and came from NVIDIA's repository though the distribution has it too, as dkms does.
+
+    Its epoch would keep it above all that the distribution will ever have.
+    """
+    there = sorted(name for name in question["restore"] if name in staying)
+    if not there:
+        return []
+    if not question["simulate"]:
+        with suppress(AptError):  # what was fetched before has to do then
+            patient(lambda: refresh(["apt-get", *question["options"]], UPDATE_LIMIT_S), question["lock_wait_s"])
+    form = "$(REPO_URI)|$(LABEL)"
+    targets = output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
+    nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if line.endswith("|NVIDIA CUDA")}
+    found = {}
+    for line in output_of(["apt-cache", "madison", *there], ANSWER_LIMIT_S).splitlines():
+        name, version, where = (part.strip() for part in line.split("|")[:3])
+        if where.split()[0].rstrip("/") not in nvidias:
+            found.setdefault(name, []).append(version)
+    return [f"{name}={found[name][0]}" for name in there if name in found and staying[name][0] not in found[name]]
 
 
 @contextmanager
 def services_left_alone():
     """The packages' own scripts start and restart nothing: the role does so, where it may."""
     # One of ours was left by a run that was killed.
-    if POLICY.exists() and POLICY.read_text(encoding="utf-8", errors="replace") != POLICY_TEXT:
+    if POLICY.exists() and not policy_is_ours():
         yield
         return
     POLICY.write_text(POLICY_TEXT, encoding="ascii")
     POLICY.chmod(0o755)
     try:
         yield
-    finally:
+    except StillRunningError:
+        raise  # dpkg is still at work: the next run removes it
+    except BaseException:
         POLICY.unlink()
+        raise
+    POLICY.unlink()
+
+
+def policy_is_ours():
+    """A policy-rc.d of ours is there."""
+    return POLICY.exists() and POLICY.read_text(encoding="utf-8", errors="replace") == POLICY_TEXT
+
+
+def remove_left_policy():
+    """Take away what a killed run left: services would never start again. Not while dpkg is at work."""
+    if not policy_is_ours():
+        return
+    try:
+        with DPKG_LOCK.open("a") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            POLICY.unlink()
+    except OSError:
+        return
 
 
 def remember(path, present):
@@ -239,6 +304,21 @@ def answer(question):
     options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     with apt_as_it_will_be(question):
         return told_and_done({**question, "options": options})
+
+
+def downloaded(question, argv, install, remove):
+    """(the arguments, what they install) after all packages were fetched, which may be cut short where dpkg may not.
+
+    Where packages go and one cannot be fetched that would go back to the distribution's version, it stays as it is.
+    """
+    try:
+        patient(lambda: output_of([*argv, "--download-only"], question["limit_s"]), question["lock_wait_s"])
+    except AptError:
+        if question["state"] != "absent":
+            raise
+        options = argv[: argv.index("--purge")]
+        return [*options, "--purge", "remove", *sorted(remove)], {}
+    return argv, dict(sorted(install.items()))
 
 
 def told_and_done(question):
@@ -259,13 +339,23 @@ def told_and_done(question):
     try:
         if arguments:
             argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS]
-            argv += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", *arguments]
+            argv += [
+                "-o",
+                "Acquire::Retries=3",
+                "-o",
+                "Dpkg::Options::=--force-confdef",
+                "-o",
+                "Dpkg::Options::=--force-confold",
+                *arguments,
+            ]
+            if install:
+                argv, said["install"] = downloaded(question, argv, install, remove)
             if leave:
-                patient(argv, question["limit_s"], question["lock_wait_s"])
+                patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
             else:
                 remember(question["memory"], present)
                 with services_left_alone():
-                    patient(argv, question["limit_s"], question["lock_wait_s"])
+                    patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
         # A package that moved has lost its hold.
         loose = [name for name, row in database().items() if not row[2] and matches(name, question["hold"])]
         if loose and not leave:
@@ -278,6 +368,8 @@ def told_and_done(question):
 def main():
     """Print one JSON document."""
     question = json.load(sys.stdin)
+    if not question["simulate"]:
+        remove_left_policy()
     for number in SIGNALS:
         # A transaction that began is not cut short because a connection broke.
         signal.signal(number, leave_orderly if question["simulate"] else signal.SIG_IGN)

@@ -7,6 +7,8 @@ Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alon
      "preferences": path of the file that binds the driver's packages, "pins": [{packages, pin, priority}],
      "bound": {name: pattern of versions, @RELEASE@ for the driver's release}, "required": [of these, to be had],
      "alternatives": {name of bound: [names taken in its place, in this order, where no list has it]},
+     "lift": [names that may come from any source where the preferred one is too old],
+     "restore": [installed names that go back to a version that a source has, where none has theirs],
      "free": [names], "optional": [names, taken where they are there],
      "constraint": the release, or a shell pattern of releases,
      "drop": [installed packages of the driver], "remove": [names that go in any case], "repair": bool}
@@ -26,10 +28,22 @@ import signal
 import sys
 from pathlib import Path
 
-from apt_private import APT, OPTIONS, SIGNALS, AptError, lay_over, leave_orderly, output_of, private_folder
+from apt_private import (
+    APT,
+    OPTIONS,
+    SIGNALS,
+    AptError,
+    lay_over,
+    leave_orderly,
+    output_of,
+    private_folder,
+    refresh,
+    refuse_failed_sources,
+)
 
 UPDATE_LIMIT_S = 180
 ANSWER_LIMIT_S = 60
+STATUS = Path("/var/lib/dpkg/status")
 
 
 def upstream(version):
@@ -112,6 +126,44 @@ def with_names_that_exist(question, known):
     return {**question, "bound": bound, "required": [taken.get(name, name) for name in question["required"]]}
 
 
+def installed_versions(names):
+    """Name to version of those that are installed."""
+    if not names:
+        return {}
+    form = "${db:Status-Status}\\t${Package}\\t${Version}\\n"
+    rows = [line.split("\t") for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_LIMIT_S).splitlines()]
+    return {name: version for status, name, version in rows if status == "installed" and name in names}
+
+
+def restored(question, apt_cache):
+    """NAME=VERSION of what has a version that no source has any more, as NVIDIA's dkms without NVIDIA's repository.
+
+    Its epoch would keep it above all that the distribution will ever have.
+    """
+    there = installed_versions(question["restore"])
+    known = offers(apt_cache, sorted(there))
+    return [f"{name}={known[name][0]}" for name, has in sorted(there.items()) if known[name] and has not in known[name]]
+
+
+def simulate_lifting(question, apt_get, apt_cache, wanted, more):
+    """``simulate``, and with what was asked for; where apt refuses, again with newer versions of what may be lifted.
+
+    The distribution's dkms is preferred to NVIDIA's, and too old for NVIDIA's modules on some systems.
+    """
+    try:
+        return simulate(apt_get, apt_cache, wanted, more), wanted
+    except AptError as error:
+        have = installed_versions(question["lift"])
+        for name, versions in offers(apt_cache, question["lift"]).items():
+            # What builds packages alone (dh-dkms) is lifted where it is there, so that it does not stand in the way.
+            if versions and (name in have or name == question["lift"][0]) and have.get(name) != versions[0]:
+                wanted = [*wanted, f"{name}={versions[0]}"]
+        try:
+            return simulate(apt_get, apt_cache, wanted, more), wanted
+        except AptError:
+            raise error from None
+
+
 def transaction(question, folder, apt_get, apt_cache):
     """The whole answer from lists that are there: a release, and one transaction that brings the node to it."""
     known = set(output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split())
@@ -137,14 +189,15 @@ def transaction(question, folder, apt_get, apt_cache):
         drivers_own = not name.startswith("linux-")
         version = fitting(there[name], "*", release) if drivers_own else None
         wanted += [f"{name}={version}"] if version else [] if drivers_own else [name]
-    wanted += question["free"]
+    wanted += [*question["free"], *restored(question, apt_cache)]
     status = folder / "status"
-    node_status = Path("/var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
+    node_status = STATUS.read_text(encoding="utf-8", errors="replace")
     status.write_text(without({*question["drop"], *question["remove"]}, node_status), encoding="utf-8")
-    clean = simulate(apt_get, apt_cache, wanted, ["-o", f"Dir::State::status={status}"])
+    clean, wanted = simulate_lifting(question, apt_get, apt_cache, wanted, ["-o", f"Dir::State::status={status}"])
     coming = {row["name"]: row["version"] for row in clean["install"]}
     same = [f"{name}={version}" for name, version in coming.items() if upstream(version) == release]
-    others = [name for name in wanted if name in coming and f"{name}={coming[name]}" not in same]
+    names = {entry.partition("=")[0] for entry in wanted}
+    others = [f"{name}={coming[name]}" for name in names & coming.keys() if f"{name}={coming[name]}" not in same]
     leaving = sorted({*question["drop"], *question["remove"]} - coming.keys())
     arguments = [*sorted(same), *sorted(others), *(f"{name}-" for name in leaving)]
     more = ["--fix-broken"] if question["repair"] else []
@@ -156,8 +209,15 @@ def answer(question):
     with private_folder() as folder:
         lay_over(folder, {**question["files"], **question.get("keys", {})})
         apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
-        output_of([*apt_get, "--error-on=any", "update"], UPDATE_LIMIT_S)
-        return transaction(question, folder, apt_get, apt_cache)
+        failed = refresh(apt_get, UPDATE_LIMIT_S)
+        try:
+            said = transaction(question, folder, apt_get, apt_cache)
+        except AptError as error:
+            raise AptError("; ".join([*failed, str(error)])) from None
+        if failed and "lacking" in said:
+            raise AptError("; ".join(failed))
+        refuse_failed_sources(failed, apt_cache, {row["name"]: row["version"] for row in said.get("install", ())})
+        return said
 
 
 def main():

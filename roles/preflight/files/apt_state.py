@@ -23,6 +23,8 @@ CACHED = ("/var/lib/dpkg/status", "/var/lib/apt/lists", "/etc/apt", "/etc/apt/so
 NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
 # Whose publisher matters: what may belong to a driver, and what its modules are built with.
 GPU_STACK = re.compile(r"nvidia|libcuda|libnv|libxnvctrl|cuda-drivers|^(dh-)?dkms$")
+POLICY = Path("/usr/sbin/policy-rc.d")
+UNATTENDED = ("apt-daily.service", "apt-daily-upgrade.service")
 OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
@@ -157,6 +159,14 @@ def settings_for_a_look():
     return () if fresh else NO_CACHE
 
 
+def policy_left():
+    """A run that was killed left its policy-rc.d: no service of a package starts any more."""
+    try:
+        return "# Of gpunode," in POLICY.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
 def header_packages():
     """Names of all header packages in the node's sources."""
     return said_by(["apt-cache", *settings_for_a_look(), "pkgnames", "linux-headers-"]).split()
@@ -233,12 +243,24 @@ def process_name(pid):
         return "a process"
 
 
+def unattended_run():
+    """The unit of apt's own upgrades that is at work; None where none is. Between two steps it holds no lock."""
+    argv = ["systemctl", "show", "--property=Id,ActiveState", *UNATTENDED]
+    units = [dict(re.findall(r"(?m)^(\w+)=(.*)$", block)) for block in said_by(argv).split("\n\n")]
+    return next((unit["Id"] for unit in units if unit.get("ActiveState") == "activating"), None)
+
+
+def at_work():
+    """Who holds a package lock, or is about to; None where nobody does."""
+    return lock_holder() or unattended_run()
+
+
 def awaited(limit_s):
-    """Who still holds a package lock after waiting for it; None where nobody does."""
+    """Who is still at work after waiting for it; None where nobody is."""
     end = time.monotonic() + limit_s
-    while lock_holder() and time.monotonic() < end:
-        time.sleep(1)
-    return lock_holder()
+    while at_work() and time.monotonic() < end:
+        time.sleep(2)
+    return at_work()
 
 
 def main():
@@ -262,6 +284,7 @@ def main():
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
         **held,
         "own_holds": own_holds(),
+        "policy_left": policy_left(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "key": key(),
         "architecture": said_by(["dpkg", "--print-architecture"]).strip(),

@@ -145,27 +145,27 @@ def test_streams_hold_their_branch_and_flavour(inside: dict[str, ModuleType]) ->
     documents = [json.loads(part.removesuffix("...\n")) for part in text.split("---\n") if part]
     streams = {one["data"]["stream"]: one["data"] for one in documents if one["document"] == "modulemd"}
     assert set(streams) == {
-        *(f"{branch}-{kind}" for branch in (570, 580, 595) for kind in ("open", "dkms")),
+        *(f"{branch}-{kind}" for branch in (570, 580, 595, 610, 615) for kind in ("open", "dkms")),
         "open-dkms",
         "latest-dkms",
     }
     held = streams["580-open"]["artifacts"]["rpms"]
-    assert "nvidia-open-3:580.178.04-1+gpunodelab.el9.noarch" in held
-    assert "nvidia-fabricmanager-3:580.95.05-1+gpunodelab.el9.x86_64" in held
+    assert "nvidia-open-0:580.178.04-1.el9.noarch" in held
+    assert "nvidia-fabricmanager-0:580.95.05-1.el9.x86_64" in held
     assert not [
         name for name in held if ":580." not in name or "latest-dkms" in name or name.startswith("cuda-drivers")
     ]
     assert streams["570-open"]["profiles"]["fm"]["rpms"] == ["nvidia-open", "nvidia-fabric-manager"]
     newest = streams["open-dkms"]["artifacts"]["rpms"]
-    assert {name.split(":")[1][:3] for name in newest} == {"570", "580", "595"}
+    assert {name.split(":")[1][:3] for name in newest} == {"570", "580", "595", "610", "615"}
     assert not [name for stream in streams.values() for name in stream["artifacts"]["rpms"] if "nvlsm" in name]
 
 
 def test_a_files_name_is_what_rpm_makes_of_it(inside: dict[str, ModuleType]) -> None:
-    package = {"name": "nvidia-open", "version": "3:580.95.05-1+gpunodelab.el9", "architecture": "all"}
-    assert inside["rpms"].file_name(package) == "nvidia-open-580.95.05-1+gpunodelab.el9.noarch.rpm"
-    package = {"name": "libnccl", "version": "2.30.7-1+gpunodelab+cuda13.3", "architecture": "amd64"}
-    assert inside["rpms"].file_name(package) == "libnccl-2.30.7-1+gpunodelab+cuda13.3.x86_64.rpm"
+    package = {"name": "nvidia-open", "version": "3:580.95.05-1.el9", "architecture": "all"}
+    assert inside["rpms"].file_name(package) == "nvidia-open-580.95.05-1.el9.noarch.rpm"
+    package = {"name": "libnccl", "version": "2.30.7-1+cuda13.3", "architecture": "amd64"}
+    assert inside["rpms"].file_name(package) == "libnccl-2.30.7-1+cuda13.3.x86_64.rpm"
 
 
 def test_the_image_is_another_one_where_a_package_or_a_builder_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,40 +1,31 @@
-"""The declared packages of the vendor repository against the catalog, and against themselves."""
+"""The packages of the vendor repository against the recorded indexes, and against themselves."""
 
 import fnmatch
 import re
 import shlex
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from gpunode.catalog import Catalog
 from gpunode.catalog.origins import closure_line, origin_of
-from gpunode.catalog.software import PackageSet
 from gpunode.errors import UsageError
 from gpunode.lab.packages import rows as module
-from gpunode.lab.packages.plan import MARK, Built, contents, filled, plan
+from gpunode.lab.packages.plan import Built, contents, filled, plan, recorded_in
+from gpunode.lab.packages.recorded import Offer, assumptions, recorded, stem
 from gpunode.lab.packages.rows import Package, Payload, repositories
 
-CATALOG = Catalog()
-BRANCHES = (570, 580, 595)
-# Repository of the lab → whose packages it holds, for which system of the catalog.
-WHOSE = {
-    "debian12": ("nvidia", "debian-12"),
-    "debian13": ("nvidia", "debian-13"),
-    "ubuntu2404": ("nvidia", "ubuntu-24.04"),
-    "ubuntu": ("ubuntu", "ubuntu-24.04"),
-    "rhel9": ("nvidia", "rhel-9"),
-    "container-toolkit": ("container-toolkit", "debian-12"),
-    "container-toolkit-rpm": ("container-toolkit", "rhel-9"),
-}
 # What the systems bring themselves.
-FROM_THE_SYSTEM = {"adduser", "dkms", "initramfs-tools", "kmod", "libibumad3", "linux-headers-cloud-amd64"}
-FLAVOURS = {"generic", "generic-hwe-24.04"}
+FROM_THE_SYSTEM = {
+    "adduser", "dkms", "initramfs-tools", "kmod", "libc6", "libcap2", "libibumad3", "libseccomp2",
+    "linux-headers-cloud-amd64", "ocl-icd-libopencl1",
+}  # fmt: skip
 DEB = [name for name, row in repositories().items() if row.kind != "rpm"]
+NVIDIA_DEB = [name for name in DEB if repositories()[name].keyring]
+UBUNTU = [name for name in NVIDIA_DEB if name.startswith("ubuntu")]
+RECORDED = [name for name, row in repositories().items() if row.recorded]
 
 
 @cache
@@ -46,104 +37,146 @@ def held(repository: str) -> dict[str, set[str]]:
     return dict(found)
 
 
-def wanted(repository: str) -> Iterator[tuple[str, str, int | None]]:
-    """What the catalog names for that repository's system and origin: name, pattern of the version, branch."""
-    origin, system = WHOSE[repository]
-    family = CATALOG.systems[system].family
-    for row in CATALOG.packages.values():
-        if row.origin != origin or row.family != family or (row.systems and system not in row.systems):
-            continue
-        branches = [number for number in BRANCHES if _fits(row, number)] if row.with_driver else [None]
-        for branch in branches:
-            for name, kernel in ((name, kernel) for name in row.names for kernel in sorted(FLAVOURS)):
-                yield from _filled(name, row, branch, kernel)
+@cache
+def offered(repository: str) -> dict[tuple[str, str], Offer]:
+    """What the recorded index offers: (name, release) → offer."""
+    return {(offer.name, offer.release): offer for offer in recorded_in(repositories()[repository])}
 
 
-def _fits(row: PackageSet, branch: int) -> bool:
-    return (row.first_branch or 0) <= branch <= (row.last_branch or 9999)
+@pytest.mark.parametrize("repository", RECORDED)
+def test_every_recorded_name_with_a_version_is_there(repository: str) -> None:
+    """A name that is left out has no whole version, no driver's release that the lab has, or is none of a package."""
+    rows = recorded(repositories()[repository].recorded)["packages"]
+    releases = repositories()[repository].releases
+    missing = {}
+    for name, row in rows.items():
+        whole = [version for version in row.get("versions", ()) if re.fullmatch(r"[0-9][0-9A-Za-z.+~:-]*", version)]
+        other = whole and row.get("follows") and not any(version.startswith(releases) for version in whole)
+        if name not in held(repository) and whole and not other and not row.get("from_repository"):
+            missing[name] = whole
+    unlisted = {name for name in missing if not re.search(r"-57[05]$|-pinning-|cuda-keyring", name)}
+    assert unlisted == set(), missing
+    assert len(held(repository)) > 3
 
 
-def _filled(name: str, row: PackageSet, branch: int | None, kernel: str) -> Iterator[tuple[str, str, int | None]]:
-    for cuda in ("12-9", "13-0"):
-        values = {"branch": str(branch), "kernel": kernel, "cuda": cuda, "cuda_major": cuda[:2]}
-        yield filled(name, values), row.version or "*", branch
-
-
-def points(branch: int) -> set[str]:
-    return {str(point) for point in CATALOG.branches[str(branch)].points}
-
-
-@pytest.mark.parametrize("repository", WHOSE)
-def test_every_package_that_the_catalog_names_is_there(repository: str) -> None:
-    names = {name for name, _, _ in wanted(repository)} - {"infiniband-diags"}  # each system's own
-    assert len(names) >= 4
-    assert names - set(held(repository)) == set()
-
-
-@pytest.mark.parametrize("repository", WHOSE)
-def test_the_catalogs_pattern_finds_two_points_of_each_branch(repository: str) -> None:
+@pytest.mark.parametrize("repository", [name for name in RECORDED if name != "container-toolkit"])
+def test_every_recorded_version_of_a_release_that_the_lab_has_is_there(repository: str) -> None:
+    rows = recorded(repositories()[repository].recorded)["packages"]
+    releases = repositories()[repository].releases
     looked = 0
-    for name, pattern, branch in wanted(repository):
-        if branch is None or name.startswith("linux-modules-nvidia-"):  # those carry their kernel's version
-            continue
-        fitting = {
-            point
-            for point in points(branch)
-            for version in held(repository)[name]
-            if fnmatch.fnmatch(version.partition(":")[2] or version, f"{pattern.replace('{version}', point)}*")
-        }
-        assert len(fitting) == 2, (name, branch, held(repository)[name])
-        looked += 1
-    assert looked or WHOSE[repository][0] == "container-toolkit"
+    for name, row in rows.items():
+        for version in row.get("versions", ()):
+            if row.get("follows") and version.startswith(releases) and re.fullmatch(r"[0-9.]+-\S+", version):
+                bare = {there.rpartition(":")[2] for there in held(repository)[name]}
+                assert version in bare, name
+                looked += 1
+    assert looked or repository == "rhel10"
 
 
-@pytest.mark.parametrize("branch", BRANCHES)
-def test_pinning_packages_are_named_as_the_catalog_has_them(branch: int) -> None:
-    row = CATALOG.pinning["nvidia-deb"]
-    for repository in ("debian12", "debian13", "ubuntu2404"):
-        newest = max(points(branch) & _releases(repository, branch), key=_numbers)
-        names = {filled(name, {"branch": str(branch), "version": newest}) for name in row.packages}
-        assert (names <= set(held(repository))) is (branch >= (row.first_branch or 0))
+@pytest.mark.parametrize("repository", RECORDED)
+def test_every_assumption_is_one_that_is_written_down(repository: str) -> None:
+    known = assumptions()["assumptions"]
+    for offer in offered(repository).values():
+        assert set(offer.assumed) <= set(known), offer.name
 
 
-def _releases(repository: str, branch: int) -> set[str]:
-    packages = contents(repositories()[repository])
-    return {built.release for built in packages if built.release.startswith(f"{branch}.")}
+@pytest.mark.parametrize("repository", UBUNTU)
+def test_from_590_on_no_utils_and_nvidia_smi_is_in_the_compute_library(repository: str) -> None:
+    names = set(held(repository))
+    assert not names & {"nvidia-utils", "nvidia-compute-utils"}
+    assert ("nvidia-utils-580" in names) is (repository != "ubuntu2604")
+    holders = {built.name for built in contents(repositories()[repository])
+               if any(entry["path"] == "usr/bin/nvidia-smi" for entry in built.files)}  # fmt: skip
+    assert {stem(name) for name in holders} == {"libnvidia-compute"} | ({"nvidia-utils"} & {stem(n) for n in names})
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
+@pytest.mark.parametrize(
+    ("repository", "name"), [("ubuntu2404", "nvidia-dkms{}-open"), ("debian12", "nvidia-kernel-open-dkms")]
+)
+def test_a_recent_dkms_is_wanted_from_570_148_on(repository: str, name: str) -> None:
+    for release, suffix, wanted in (
+        ("570.133.20", "-570", "dkms"),
+        ("570.172.08", "-570", "dkms (>= 3.1.8)"),
+        ("610.57.04", "", "dkms (>= 3.1.8)"),
+    ):
+        assert wanted in offered(repository)[name.format(suffix), release].relations["depends"]
 
 
-@pytest.mark.parametrize("repository", ["debian12", "ubuntu2404", "ubuntu", "rhel9"])
-def test_each_branch_has_an_older_point_and_a_newer_one_of_the_catalog(repository: str) -> None:
-    for branch in BRANCHES:
-        found = {release for release in _releases(repository, branch) if release in points(branch)}
-        assert len(found) == 2, (branch, found)
+@pytest.mark.parametrize("repository", NVIDIA_DEB)
+def test_nvidias_dkms_has_epoch_1_and_is_made_of_debians(repository: str) -> None:
+    found = [built for built in contents(repositories()[repository]) if built.name == "dkms"]
+    assert found
+    assert {built.version[:2] for built in found} == {"1:"}
+    assert {built.repack for built in found} == {"dkms"}
 
 
-def test_580_ends_with_the_catalogs_newest_point() -> None:
-    assert str(CATALOG.branches["580"].latest) in _releases("debian12", 580)
+def test_the_archives_dkms_is_the_systems() -> None:
+    found = {built.suite: built.version for built in contents(repositories()["ubuntu"]) if built.name == "dkms"}
+    assert found == {
+        "jammy": "2.8.7-2ubuntu2",
+        "jammy-updates": "2.8.7-2ubuntu2.2",
+        "noble": "3.0.11-1ubuntu13",
+        "resolute": "3.2.2-1ubuntu1",
+    }
+    for codename in ("jammy", "noble", "resolute"):
+        rows = recorded(f"ubuntu-archive-{codename}")["packages"]
+        recorded_there = set(rows["dkms"]["versions"])
+        assert {version for suite, version in found.items() if suite.startswith(codename)} == recorded_there
+
+
+@pytest.mark.parametrize("codename", ["jammy", "noble", "resolute"])
+def test_every_recorded_driver_of_the_archive_is_there(codename: str) -> None:
+    there = {built.name for built in contents(repositories()["ubuntu"]) if built.suite.startswith(codename)}
+    rows = recorded(f"ubuntu-archive-{codename}")["packages"]
+    drivers = re.compile(r"-server(-open)?(-generic.*)?$")
+    server = {name for name, row in rows.items() if drivers.search(name) and not row.get("virtual") and row["sure"]}
+    assert server
+    assert server - there == set()
+    for name in server:
+        if rows[name].get("transitional_to"):
+            packages = [
+                b for b in contents(repositories()["ubuntu"]) if b.name == name and b.suite.startswith(codename)
+            ]
+            assert {built.fields["Depends"] for built in packages} == {rows[name]["transitional_to"]}
+
+
+@pytest.mark.parametrize("repository", UBUNTU)
+def test_renamed_packages_exclude_each_other_on_the_way_there_and_back(repository: str) -> None:
+    plain = offered(repository)["libnvidia-cfg1", "595.91.07"].relations
+    if repository == "ubuntu2604":
+        assert plain["conflicts"] == []
+        return
+    old = offered(repository)["libnvidia-cfg1-580", "580.178.04"].relations
+    assert "libnvidia-cfg1-580" in plain["conflicts"]
+    assert "libnvidia-cfg1" in old["conflicts"]
+    assert plain["replaces"] == plain["conflicts"]
+
+
+def test_pinning_packages_exclude_each_other_and_share_one_file() -> None:
+    for repository in NVIDIA_DEB:
+        pinning = [b for b in contents(repositories()[repository]) if b.name.startswith("nvidia-driver-pinning-")]
+        assert len(pinning) > 4
+        for built in pinning:
+            assert built.fields["Conflicts"] == built.fields["Provides"] == "nvidia-driver-pinning"
+            assert [entry["path"] for entry in built.files] == ["etc/apt/preferences.d/nvidia-driver-pin"]
 
 
 @pytest.mark.parametrize("repository", ["debian12", "ubuntu2404", "ubuntu", "rhel9"])
 def test_the_origin_of_every_driver_package_is_recognised(repository: str) -> None:
     looked = 0
     for built in contents(repositories()[repository]):
-        if built.name.startswith("nvidia-driver"):
+        if built.name.startswith("nvidia-driver-cuda"):
             who = "NVIDIA CORPORATION" if repository == "rhel9" else built.fields["Maintainer"]
             origin = origin_of(built.name, built.version, who)
-            assert origin == WHOSE[repository][0]
-            if "pinning" not in built.name:
-                assert closure_line(built.name, built.fields.get("Source", built.name), origin) == origin
+            assert origin == "nvidia"
+            assert closure_line(built.name, built.fields.get("Source", built.name), origin) == origin
             looked += 1
-    assert looked > 6
+    assert looked or repository.startswith("ubuntu")
 
 
 def test_every_package_says_that_it_is_simulated() -> None:
     for repository in repositories().values():
         for built in contents(repository):
-            assert MARK in built.version
             assert "simulated" in built.description
 
 
@@ -156,7 +189,7 @@ def test_nothing_is_left_unfilled_and_no_package_is_there_twice(repository: str)
         assert not re.search(r"(?<!\$)\{[a-z_]+\}", " ".join([text, *paths])), built.name
         assert len(paths) == len(set(paths)), built.name
         assert not [path for path in paths if path.startswith("/")]
-    keys = [(built.name, built.version, built.architecture) for built in packages]
+    keys = [(built.name, built.version, built.suite) for built in packages]
     assert len(keys) == len(set(keys))
 
 
@@ -180,9 +213,9 @@ def _entries(built: Built, field: str) -> list[str]:
 
 def test_metas_are_loose_and_libraries_exact() -> None:
     meta = _one("debian12", "nvidia-open", "580.95.05")
-    assert "nvidia-driver (>= 580.95.05-1+gpunodelab)" in _entries(meta, "Depends")
+    assert "nvidia-driver (>= 580.95.05)" in _entries(meta, "Depends")
     cuda = _one("debian12", "nvidia-driver-cuda", "580.95.05")
-    assert "libcuda1 (= 580.95.05-1+gpunodelab)" in _entries(cuda, "Depends")
+    assert "libcuda1 (= 580.95.05-1)" in _entries(cuda, "Depends")
 
 
 def _one(repository: str, name: str, release: str) -> Built:
@@ -192,7 +225,7 @@ def _one(repository: str, name: str, release: str) -> Built:
 
 def test_a_pinning_package_pins_its_branch_before_everything_else() -> None:
     built = next(b for b in contents(repositories()["debian12"]) if b.name == "nvidia-driver-pinning-580")
-    assert built.version == "580-1+gpunodelab"
+    assert built.version == "580-2"
     (pin,) = [entry for entry in built.files if entry["path"] == "etc/apt/preferences.d/nvidia-driver-pin"]
     assert "Pin: version 580.*\nPin-Priority: 1000\n" in pin["text"]
     patterns = re.findall(r"^Package: (.*)$", pin["text"], re.MULTILINE)[0].split()
@@ -202,15 +235,15 @@ def test_a_pinning_package_pins_its_branch_before_everything_else() -> None:
 
 
 def test_the_fabric_manager_has_its_names_by_branch() -> None:
-    assert {version[:3] for version in held("debian12")["nvidia-fabricmanager"]} == {"580", "595"}
+    assert {version[:3] for version in held("debian12")["nvidia-fabricmanager"]} == {"580", "590", "595", "610", "615"}
     assert "nvidia-fabricmanager-570" in held("debian12")
     assert "nvidia-fabricmanager-580" not in held("debian12")
-    assert {version.split(":")[1][:3] for version in held("rhel9")["nvidia-fabric-manager"]} == {"570"}
-    assert {version.split(":")[1][:3] for version in held("rhel9")["nvidia-fabricmanager"]} == {"580", "595"}
+    assert {version[:3] for version in held("rhel9")["nvidia-fabric-manager"]} == {"570"}
+    assert {version[:3] for version in held("rhel9")["nvidia-fabricmanager"]} == {"580", "595", "610", "615"}
 
 
 def test_nccl_ends_with_the_toolkit_it_was_built_with() -> None:
-    assert "2.30.7-1+gpunodelab+cuda13.3" in held("ubuntu2404")["libnccl2"]
+    assert "2.30.7-1+cuda13.3" in held("ubuntu2404")["libnccl2"]
 
 
 def test_the_cdi_units_come_with_toolkit_1_18() -> None:
@@ -245,7 +278,7 @@ def test_a_dkms_tree_is_whole_and_says_its_flavour() -> None:
 
 
 def test_canonicals_590_pulls_in_595() -> None:
-    built = _one("ubuntu", "linux-modules-nvidia-590-server-open-generic", "595.91.07")
+    built = _one("ubuntu", "linux-modules-nvidia-590-server-open-generic", "595.71.05")
     assert _entries(built, "Depends") == ["linux-modules-nvidia-595-server-open-generic"]
 
 

@@ -29,6 +29,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (tmp_path / "apt" / part).mkdir(parents=True)
     (tmp_path / "private").mkdir()
     monkeypatch.setattr(module, "APT", tmp_path / "apt")
+    monkeypatch.setattr(module, "LISTS", tmp_path / "lists")
     return module
 
 

@@ -1,5 +1,8 @@
 """The script of the role apt_transaction, with apt's and dpkg's answers in place of them."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +31,10 @@ class Machine:
     def __init__(self, simulation: str = "", madison: str = "", autoremove: str = "") -> None:
         self.simulation, self.madison, self.autoremove = simulation, madison, autoremove
         self.ran: list[list[str]] = []
+        self.refused: list[str] = []
+        """What apt-get update says of sources."""
+        self.targets, self.no_download = "", False
+        self.error: type[Exception] = RuntimeError
 
     def output_of(self, argv: list[str], limit_s: int = 0) -> str:  # noqa: ARG002
         if argv[0] == "dpkg-query":
@@ -35,10 +42,16 @@ class Machine:
             return "".join("\t".join(row) + "\n" for row in rows)
         if "madison" in argv:
             return self.madison
+        if "indextargets" in argv:
+            return self.targets
         if "--simulate" in argv:
             if "autoremove" in argv:
                 return self.autoremove if argv[-1] != "autoremove" else ""
             return self.simulation
+        if "--download-only" in argv:
+            if self.no_download:
+                raise self.error("E: Failed to fetch")
+            return ""
         self.ran.append(argv)
         return ""
 
@@ -54,6 +67,7 @@ def question(**parts: Any) -> dict[str, Any]:
         "purge": [],
         "purge_new": [],
         "never": [],
+        "restore": [],
         "hold": [],
         "memory": None,
         "simulate": False,
@@ -66,7 +80,10 @@ def question(**parts: Any) -> dict[str, Any]:
 
 
 def asked(script: ModuleType, machine: Machine, **parts: Any) -> dict[str, Any]:
+    machine.error = script.AptError
     script.output_of = machine.output_of  # type: ignore[attr-defined]
+    script.carried_out = machine.output_of  # type: ignore[attr-defined]
+    script.said_by_all = lambda argv, *_: (0, machine.output_of(argv), "".join(machine.refused))  # type: ignore[attr-defined]
     said: dict[str, Any] = script.answer(question(**parts))
     return said
 
@@ -183,21 +200,120 @@ def test_locks_that_apt_does_not_wait_for_are_waited_for(script: ModuleType, mon
     held = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 41 (apt-get)"
     answers = [script.AptError(held), script.AptError(held), "done"]
 
-    def output_of(*_: Any) -> Any:
+    def act() -> Any:
         said = answers.pop(0)
         if isinstance(said, Exception):
             raise said
         return said
 
-    monkeypatch.setattr(script, "output_of", output_of)
     monkeypatch.setattr(script.time, "sleep", lambda _: None)
-    assert script.patient(["apt-get", "update"], 1, 60) == "done"
+    assert script.patient(act, 60) == "done"
     answers[:] = [script.AptError("E: Unable to locate package x"), "never asked"]
     with pytest.raises(script.AptError, match="Unable to locate"):
-        script.patient(["apt-get", "update"], 1, 60)
+        script.patient(act, 60)
     answers[:] = [script.AptError(held), "never asked"]
     with pytest.raises(script.AptError, match="held by process 41"):
-        script.patient(["apt-get", "update"], 1, -1)
+        script.patient(act, -1)
+
+
+def test_a_source_that_failed_stops_only_what_comes_from_it(script: ModuleType) -> None:
+    machine = Machine("Inst wanted (1-1 x [amd64])", "wanted | 1-1 | http://vendor/repo ./ Packages")
+    machine.refused = ["W: Failed to fetch http://ppa.example/ubuntu/dists/noble/InRelease  404\n"]
+    assert asked(script, machine, install=["wanted"])["done"]
+    machine.refused = ["E: The repository 'http://vendor/repo ./ InRelease' is not signed.\n"]
+    with pytest.raises(script.AptError, match="is not signed"):
+        asked(script, machine, install=["wanted"])
+    other = Machine("Inst wanted (1-1 x [amd64])", "wanted | 1-1 | http://vendor/repository ./ Packages")
+    other.refused = machine.refused
+    assert asked(script, other, install=["wanted"])["done"], "another address that begins alike"
+
+
+def test_where_nothing_is_offered_the_source_that_failed_is_named_first(script: ModuleType) -> None:
+    machine = Machine()
+    machine.refused = ["W: Failed to fetch http://vendor/repo/InRelease  Could not connect\n"]
+    script.PAUSES_S = ()  # type: ignore[attr-defined]
+    with pytest.raises(script.AptError, match=r"Could not connect; the node's sources do not have wanted"):
+        asked(script, machine, install=["wanted"])
+
+
+def test_what_passes_by_itself_is_tried_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = "E: Failed to fetch http://m/P.gz  File has unexpected size (1157413 != 1127921). Mirror sync in progress?"
+    waited: list[int] = []
+    answers = [
+        (100, "", size),
+        (0, "", "W: Failed to fetch http://m/InRelease  Could not connect to m:80"),
+        (0, "", ""),
+    ]
+    monkeypatch.setattr(script, "said_by_all", lambda *_: answers.pop(0))
+    monkeypatch.setattr(script.time, "sleep", waited.append)
+    assert script.refresh(["apt-get"], 60) == []
+    assert waited == [3, 10]
+    answers[:] = [(100, "", size)] * 3
+    assert script.refresh(["apt-get"], 60) == [size]
+    answers[:] = [(100, "", "E: The repository 'http://m ./ Release' is not signed."), (0, "", "never asked")]
+    assert len(script.refresh(["apt-get"], 60)) == 1
+    assert len(answers) == 1
+    answers[:] = [(100, "", "E: Malformed entry 1 in list file /etc/apt/sources.list.d/x.list (URI)")]
+    with pytest.raises(script.AptError, match="Malformed entry"):
+        script.refresh(["apt-get"], 60)
+
+
+def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: ModuleType) -> None:
+    DATABASE["dkms"] = "1:3.4.1-1ubuntu1 installed install"
+    madison = (
+        "dkms | 1:3.4.1-1ubuntu1 | http://vendor/cuda ./ Packages\n"
+        "dkms | 3.0.11-1ubuntu13 | http://archive.example/ubuntu noble/main amd64 Packages"
+    )
+    lines = "Inst dkms [1:3.4.1-1ubuntu1] (3.0.11-1ubuntu13 Ubuntu [all])\nPurg libcuda1 [580.95.05-1]"
+    parts = {"state": "absent", "purge": ["libcuda1"], "restore": ["dkms", "dh-dkms"]}
+    try:
+        machine = Machine(lines, madison)
+        machine.targets = "http://vendor/cuda/|NVIDIA CUDA\nhttp://archive.example/ubuntu/|Ubuntu\n"
+        said = asked(script, machine, **parts)
+        assert (said["install"], said["remove"]) == ({"dkms": "3.0.11-1ubuntu13"}, ["libcuda1"])
+        assert machine.changes[0][-4:] == ["--purge", "install", "dkms=3.0.11-1ubuntu13", "libcuda1-"]
+        machine.ran.clear()
+        machine.no_download = True
+        said = asked(script, machine, **parts)
+        assert (said["install"], said["remove"]) == ({}, ["libcuda1"])
+        assert machine.changes[0][-3:] == ["--purge", "remove", "libcuda1"]
+        DATABASE["dkms"] = "3.0.11-1ubuntu13 installed install"
+        assert asked(script, Machine("Purg libcuda1 [580.95.05-1]", madison), **parts)["install"] == {}
+    finally:
+        del DATABASE["dkms"]
+
+
+def test_dpkg_is_never_killed_and_says_where_it_still_runs(script: ModuleType, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with pytest.raises(script.StillRunningError, match="is left to end"), script.services_left_alone():
+        script.carried_out(["sh", "-c", f"sleep 2; echo out; echo err >&2; touch {done}"], 0.2)
+    assert script.POLICY.exists(), "its services are held back as long as it is at work"
+    end = time.monotonic() + 20
+    while not done.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert done.exists()
+    with pytest.raises(script.AptError, match="E: broken"):
+        script.carried_out(["sh", "-c", "echo 'E: broken' >&2; exit 100"], 20)
+
+
+def test_what_a_killed_run_left_is_taken_away_by_the_next_unless_dpkg_is_at_work(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    script.DPKG_LOCK = tmp_path / "lock"  # type: ignore[attr-defined]
+    script.POLICY.write_text("somebody else's", encoding="ascii")
+    script.remove_left_policy()
+    assert script.POLICY.exists()
+    script.POLICY.write_text(script.POLICY_TEXT, encoding="ascii")
+    held = f"f = open({str(script.DPKG_LOCK)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX)"
+    hold = f"import fcntl, time; {held}; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        script.remove_left_policy()
+        assert script.POLICY.exists()
+        holder.kill()
+    script.remove_left_policy()
+    assert not script.POLICY.exists()
 
 
 def test_files_to_come_lie_over_the_nodes_own(script: ModuleType, tmp_path: Path) -> None:

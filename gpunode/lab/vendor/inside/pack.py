@@ -2,18 +2,24 @@
 
 import gzip
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
+DEBS = Path("/srv/gpunode/debs")
+"""Packages of Debian's that some of ours are made from."""
 LIMIT_S = 600
+_KEPT = ("Pre-Depends", "Depends", "Recommends", "Suggests", "Multi-Arch", "Breaks", "Replaces")
 EPOCH = "1790000000"  # one time for all files, so that the same plan gives the same packages
 
 
@@ -31,25 +37,46 @@ class Tools:
         cached = self._folder / f"{digest(package)}.deb"
         if not cached.exists():
             tree = Path(tempfile.mkdtemp(dir=self._folder))
-            self.tree(package, tree)
+            debian = tree / "DEBIAN"
             control = {"Package": package["name"], "Version": package["version"]}
             control |= {"Architecture": package["architecture"], **package["fields"]}
             control["Description"] = package["description"]
-            debian = tree / "DEBIAN"
-            debian.mkdir()
+            if package["repack"]:
+                self._unpack(package, tree, control)
+            else:
+                debian.mkdir()
+                self.tree(package, tree)
+                if package["conffiles"]:
+                    (debian / "conffiles").write_text("".join(f"/{path}\n" for path in package["conffiles"]))
+                if package["libraries"]:
+                    (debian / "triggers").write_text("activate-noawait ldconfig\n")
             (debian / "control").write_text("".join(f"{key}: {value}\n" for key, value in control.items()))
-            if package["conffiles"]:
-                (debian / "conffiles").write_text("".join(f"/{path}\n" for path in package["conffiles"]))
-            if package["libraries"]:
-                (debian / "triggers").write_text("activate-noawait ldconfig\n")
             for script, text in package["scripts"].items():
                 (debian / script).write_text(text)
                 (debian / script).chmod(0o755)
-            tree.chmod(0o755)
-            run(["dpkg-deb", "--build", "--root-owner-group", "-Zgzip", "-z1", str(tree), f"{cached}.new"])
-            Path(f"{cached}.new").rename(cached)
+            new = Path(f"{cached}.new")
+            new.write_bytes(deb_of(tree))
+            new.rename(cached)
             shutil.rmtree(tree)
         os.link(cached, to / name)
+
+    def _unpack(self, package: dict[str, Any], tree: Path, control: dict[str, str]) -> None:
+        """Lay down what a package of Debian's holds, scripts included; its dependencies stay, its version goes."""
+        self.repacked(package, tree)
+        theirs = (tree / "DEBIAN/control").read_text(encoding="utf-8")
+        kept = {key: text for key, text in re.findall(r"^(\S+): (.+)$", theirs, re.MULTILINE) if key in _KEPT}
+        control |= kept | {key: control[key] for key in kept if key in package["fields"]}
+
+    def repacked(self, package: dict[str, Any], tree: Path) -> None:
+        """Lay down the files and scripts of a package of Debian's, its program saying the version of ours."""
+        (source,) = DEBS.glob(f"{package['repack']}_*.deb")
+        run(["dpkg-deb", "--raw-extract", str(source), str(tree)])
+        old = source.name.split("_")[1].partition("-")[0]
+        new = package["version"].rpartition(":")[2].partition("-")[0]
+        for path in tree.rglob(package["repack"]):
+            if path.is_file() and not path.is_symlink():
+                text = path.read_text(encoding="utf-8", errors="surrogateescape")
+                path.write_text(text.replace(old, new), encoding="utf-8", errors="surrogateescape")
 
     def tree(self, package: dict[str, Any], tree: Path) -> None:
         """Lay down what the package holds below the folder ``tree``."""
@@ -145,6 +172,38 @@ def made(path: Path) -> Path:
     """The path, with the folders above it made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def deb_of(tree: Path) -> bytes:
+    """Return the Debian package of a folder with ``DEBIAN`` in it, everything owned by root (deb(5))."""
+    parts = {
+        "debian-binary": b"2.0\n",
+        "control.tar.gz": _tar_gz(tree / "DEBIAN", frozenset()),
+        "data.tar.gz": _tar_gz(tree, frozenset({"DEBIAN"})),
+    }
+    archive = b"!<arch>\n"
+    for name, data in parts.items():
+        head = f"{name:<16}{EPOCH:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n"
+        archive += head.encode() + data + b"\n" * (len(data) % 2)
+    return archive
+
+
+def _tar_gz(folder: Path, without: frozenset[str]) -> bytes:
+    def owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = "root"
+        entry.mtime = int(EPOCH)
+        if entry.isdir():
+            entry.mode = 0o755
+        return entry
+
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(owned(archive.gettarinfo(str(folder), "./")))
+        for path in sorted(folder.iterdir()):
+            if path.name not in without:
+                archive.add(path, f"./{path.name}", filter=owned)
+    return gzip.compress(data.getvalue(), 1, mtime=0)
 
 
 def digest(package: dict[str, Any]) -> str:

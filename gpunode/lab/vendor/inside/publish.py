@@ -3,6 +3,7 @@
 A fault is a folder of files that the server puts over the real ones, made here, so that switching it on takes no time.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -98,7 +99,7 @@ def _flat(repository: dict[str, Any], keys: Keys) -> None:
     key = repository["key"]
     if repository["keyring"]:
         shutil.copyfile(keys.binary(key), where / "cuda-archive-keyring.gpg")
-        shutil.copyfile(keys.public(key), where / f"{keys.id(key)}.pub")
+        shutil.copyfile(keys.public(key), where / (repository["key_file"] or f"{keys.id(key)}.pub"))
         deb = _cuda_keyring(repository, keys, where)
         with (where / "Packages").open("ab") as index:
             index.write(run(["apt-ftparchive", "packages", f"./{deb}"], cwd=where))
@@ -107,8 +108,8 @@ def _flat(repository: dict[str, Any], keys: Keys) -> None:
 
 def _suites(repository: dict[str, Any], keys: Keys) -> None:
     dists = ROOT / repository["path"] / "dists"
-    for suite in sorted(path.name for path in dists.iterdir()):
-        names = {"Suite": suite, "Codename": suite, "Architectures": "amd64"}
+    for suite, version in repository["suites"].items():
+        names = {"Suite": suite, "Version": version, "Codename": suite.partition("-")[0], "Architectures": "amd64"}
         fields = {**repository["release"], **names, "Components": " ".join(repository["components"])}
         _signed_with_faults(repository, dists / suite, fields, keys)
     shutil.copyfile(keys.binary(repository["key"]), ROOT / repository["path"] / "ubuntu-archive-keyring.gpg")
@@ -128,10 +129,10 @@ def _rpm(repository: dict[str, Any], keys: Keys) -> None:
     newest = _newest_fabric_managers(packages.values())
     rpms.index(repository, where, lagging, {name for name, package in packages.items() if package in newest})
     keys.detach(key, lagging / "repodata/repomd.xml", lagging / "repodata/repomd.xml.asc")
-    public = f"{keys.id(key)}.pub"
+    public = repository["key_file"] or f"{keys.id(key)}.pub"
     shutil.copyfile(keys.public(key), where / public)
     url = f"http://vendor/{place}"
-    name = f"cuda-{place.split('/')[-2]}-x86_64" if repository["module"] else "nvidia-container-toolkit"
+    name = repository["repo"]
     settings = {"name": name, "baseurl": url, "enabled": "1", "gpgcheck": "1", "gpgkey": f"{url}/{public}"}
     text = f"[{name}]\n" + "".join(f"{option}={value}\n" for option, value in settings.items())
     (where / f"{name.removesuffix('-x86_64')}.repo").write_text(text, encoding="utf-8")
@@ -153,16 +154,20 @@ def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[s
 
 def _sign(folder: Path, to: Path, fields: dict[str, str], keys: Keys, key: str) -> None:
     """Compress the folder's indices, list them in Release, sign that."""
-    with tempfile.TemporaryDirectory() as alone:
-        for index in sorted(folder.rglob("Packages")):
-            compressed(index)
-            copy = _made(Path(alone) / index.parent.relative_to(folder))
-            shutil.copyfile(index, copy / "Packages")
-            shutil.copyfile(f"{index}.gz", copy / "Packages.gz")
-        options = [f"-oAPT::FTPArchive::Release::{name}={text}" for name, text in fields.items()]
-        release = run(["apt-ftparchive", *options, "release", "."], cwd=Path(alone)).decode()
-    dated = re.sub(r"^Date: .*$", f"Date: {_DATE}", release, flags=re.MULTILINE)
-    (to / "Release").write_text(dated, encoding="utf-8")
+    listed = []
+    for index in sorted(folder.rglob("Packages")):
+        compressed(index)
+        listed += [index, index.with_name("Packages.gz")]
+    lines = [f"{name}: {text}" for name, text in fields.items()]
+    if "Suite" not in fields and "Codename" not in fields:  # as NVIDIA's own script writes it
+        lines += ["Architecture: x86_64", "Acquire-By-Hash: no"]
+    lines.append(f"Date: {_DATE}")
+    for title, kind in (("MD5Sum", "md5"), ("SHA1", "sha1"), ("SHA256", "sha256")):
+        lines.append(f"{title}:")
+        for path in listed:
+            data = path.read_bytes()
+            lines.append(f" {hashlib.new(kind, data).hexdigest()} {len(data)} {path.relative_to(folder)}")
+    (to / "Release").write_text("\n".join(lines) + "\n", encoding="utf-8")
     keys.sign(key, to / "Release", to)
 
 
@@ -202,11 +207,10 @@ def _cuda_keyring(repository: dict[str, Any], keys: Keys, where: Path) -> str:
     name = f"cuda-{repository['keyring']}-x86_64"
     keyring = "/usr/share/keyrings/cuda-archive-keyring.gpg"
     line = f"deb [signed-by={keyring}] http://vendor/{repository['path']}/ /\n"
-    pin = "Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n"
-    files = [
-        {"path": f"etc/apt/sources.list.d/{name}.list", "text": line, "mode": "0644"},
-        {"path": "etc/apt/preferences.d/cuda-repository-pin-600", "text": pin, "mode": "0644"},
-    ]
+    files = [{"path": f"etc/apt/sources.list.d/{name}.list", "text": line, "mode": "0644"}]
+    if repository["pin"]:
+        path = "etc/apt/preferences.d/cuda-repository-pin-600"
+        files.append({"path": path, "text": repository["pin"], "mode": "0644"})
     package = {
         "name": "cuda-keyring",
         "version": "1.1-1",
@@ -220,6 +224,7 @@ def _cuda_keyring(repository: dict[str, Any], keys: Keys, where: Path) -> str:
         "conffiles": [entry["path"] for entry in files],
         "scripts": {},
         "modules": [],
+        "repack": "",
         "copies": {keyring[1:]: str(keys.binary(repository["key"]))},
     }
     with tempfile.TemporaryDirectory(dir=ROOT) as folder:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ def build(tools: Tools, package: dict[str, Any], to: Path) -> None:
     }
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
-        tools.tree(package, tree)
+        if package["repack"]:
+            tools.repacked(package, tree)
+            shutil.rmtree(tree / "DEBIAN")
+        else:
+            tools.tree(package, tree)
         listed = []
         for path in sorted(tree.rglob("*")):
             relative = str(path.relative_to(tree))

@@ -6,6 +6,7 @@ A fault is on while there is a file of its name in ``ON``; its content is the fa
 
 import fnmatch
 import http.server
+import re
 import socket
 import sys
 import threading
@@ -51,7 +52,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         name = self.path.rpartition("/")[2]
         # What a fault changes is not newer than what it takes the place of, and the other way round.
         del self.headers["If-Modified-Since"]
-        if "/rhel9/" in self.path or "/rpm/" in self.path:
+        if re.search("/(rhel[0-9]+|rpm|rocky|epel)/", self.path):
             publish_once(_RPM)
         if is_on("unreachable"):
             self.close_connection = True

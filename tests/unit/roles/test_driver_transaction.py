@@ -1,0 +1,244 @@
+"""Which transaction the driver's plan becomes, by a real apt over the recorded indexes; nothing is installed."""
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from apt_scripts import load
+from recorded_world import DISTRIBUTIONS_DKMS, RELEASES, World
+
+from gpunode.catalog.origins import closure_line, upstream_version
+
+pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+ROLE = yaml.safe_load((Path(__file__).parents[3] / "roles/nvidia_driver/vars/main.yml").read_text(encoding="utf-8"))
+SYSTEMS = {
+    "ubuntu2204": ("ubuntu", "22.04"),
+    "ubuntu2404": ("ubuntu", "24.04"),
+    "ubuntu2604": ("ubuntu", "26.04"),
+    "debian12": ("debian", "12"),
+    "debian13": ("debian", "13"),
+}
+GPUS = {"T4": ("1eb8", 1, ()), "L40S": ("26b9", 4, ()), "H100": ("2330", 8, ("22a3",) * 4)}
+"""Device id and number of the GPUs, and NVSwitches beside them."""
+
+
+@pytest.fixture
+def preview(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = load("apt_preview")
+    monkeypatch.setattr(module, "PAUSES_S", ())
+    return module
+
+
+class Node:
+    """A node in a world of recorded indexes: what the role plans for it, and what apt makes of that."""
+
+    def __init__(self, world: World, gpus: str, preview: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        from plugin_loader import load as load_filter  # noqa: PLC0415
+        from test_plugins_driver import APT, BUNDLE, DAY, WISHES  # noqa: PLC0415
+
+        self.world, self.preview = world, preview
+        self.driver, self.resolver = load_filter("driver"), load_filter("stack")
+        self.wishes, self.day, self.apt = WISHES, DAY, APT
+        facts = load_filter("node").node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+        distribution, version = SYSTEMS[world.system]
+        device, count, switches = GPUS[gpus]
+        bus = [(f"0000:{slot:02x}:00.0", device, "030200") for slot in range(16, 16 + count)]
+        bus += [(f"0000:{slot:02x}:00.0", switch, "068000") for slot, switch in enumerate(switches)]
+        pci = [
+            {
+                "slot": slot,
+                "vendor_id": "10de",
+                "device_id": one,
+                "class_id": kind,
+                "subsystem_id": None,
+                "driver": None,
+            }
+            for slot, one, kind in bus
+        ]
+        bare = {"pci": pci, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None, "kernels": []}
+        self.facts = {**facts, **bare, "os": {**facts["os"], "id": distribution, "version_id": version}}
+        monkeypatch.setattr(preview, "APT", world.apt)
+        monkeypatch.setattr(preview, "STATUS", world.status)
+        monkeypatch.setattr(preview, "LISTS", world.folder / "no-lists")
+        monkeypatch.setenv("DPKG_ADMINDIR", str(world.folder / "admin"))
+
+    def seen(self) -> dict[str, Any]:
+        """The node's facts with what is installed by now."""
+        rows = [
+            {
+                "name": name,
+                "version": version,
+                "architecture": "amd64",
+                "source": name,
+                "maintainer": "NVIDIA CORPORATION <cudatools@nvidia.com>",
+                "installed": True,
+                "state": "install ok installed",
+                "held": False,
+                "published": None if name in ("libc6", "dkms", "dh-dkms") else "nvidia",
+            }
+            for name, version in self.world.installed.items()
+            if name.startswith(("nvidia", "libnv", "libcuda", "cuda", "firmware", "xserver"))
+        ]
+        return {**self.facts, "packages": rows}
+
+    def ask(self, **wishes: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """(facts, stack, what apt said)."""
+        self.world.write_status()
+        facts = self.seen()
+        answer = self.resolver.node_plan(facts, {**self.wishes, **wishes}, today=self.day)
+        assert answer["problems"] == []
+        stack = answer["stack"]
+        question = self.driver.driver_question(facts, self.apt_state(), stack, self.settings(stack))
+        etc, folder = self.world.apt, self.world.folder
+        cuda = self.world.line("cuda") if stack["source"] == "nvidia" else ""
+        low = "Package: *\nPin: release o=NVIDIA, l=NVIDIA CUDA\nPin-Priority: 100\n"
+        files = {
+            f"{etc}/sources.list.d/gpunode-nvidia-cuda.list": cuda,
+            f"{etc}/preferences.d/gpunode-nvidia-cuda.pref": low,
+            f"{etc}/preferences.d/gpunode-nvidia-driver.pref": "",
+            f"{etc}/apt.conf.d/52own": (f'{self.world.settings}Dir::Etc::preferences "{folder}/none";\n'),
+        }
+        own = f"{etc}/preferences.d/gpunode-nvidia-driver.pref"
+        return facts, stack, self.preview.answer({**question, "files": files, "preferences": own})
+
+    def apt_state(self) -> dict[str, Any]:
+        return {**self.apt, "installed": dict(self.world.installed), "lists": True}
+
+    def settings(self, stack: dict[str, Any]) -> dict[str, Any]:
+        from test_plugins_driver import settings_of  # noqa: PLC0415
+
+        found: dict[str, Any] = settings_of(stack)
+        return found
+
+    def closure(self) -> dict[str, str]:
+        """Installed packages of the driver with their releases."""
+        return {
+            name: upstream_version(version)
+            for name, version in self.world.installed.items()
+            if closure_line(name, name, "nvidia")
+        }
+
+
+@pytest.fixture
+def node_of(tmp_path: Path, preview: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PLUGINS))
+
+    def made(system: str, gpus: str = "H100", dkms: str | None = "") -> Node:
+        world = World(tmp_path, system)
+        if dkms == "":
+            world.installed["dkms"] = DISTRIBUTIONS_DKMS[system]
+        return Node(world, gpus, preview, monkeypatch)
+
+    return made
+
+
+MATRIX = [
+    (system, branch, gpus)
+    for system, releases in RELEASES.items()
+    for branch in ("580", "595", "610")
+    for gpus in GPUS
+    if any(release.startswith(branch) for release in releases)
+]
+
+
+@pytest.mark.parametrize(("system", "branch", "gpus"), MATRIX)
+def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system: str, branch: str, gpus: str) -> None:
+    node = node_of(system, gpus)
+    facts, stack, said = node.ask(version=branch)
+    assert (
+        node.driver.driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, said)
+        == []
+    )
+    node.world.carry_out(said)
+    releases = [release for release in RELEASES[system] if release.startswith(branch)]
+    assert set(node.closure().values()) == {releases[-1]}
+    smi = (
+        "nvidia-driver-cuda"
+        if "debian" in system
+        else f"nvidia-utils-{branch}"
+        if branch == "580"
+        else "libnvidia-compute"
+    )
+    assert smi in node.closure()
+    assert ("nvidia-fabricmanager" in node.closure()) == (gpus == "H100")
+    old = system in ("ubuntu2204", "ubuntu2404", "debian12")
+    assert node.world.installed["dkms"].startswith("1:") == old
+    again = node.driver.driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    assert (again["missing"], again["going"], again["wrong_versions"]) == ([], [], [])
+
+
+def test_where_nothing_was_installed_dkms_comes_in_a_version_that_is_new_enough(node_of: Any) -> None:
+    node = node_of("ubuntu2404", dkms=None)
+    _, _, said = node.ask(version="595")
+    assert {row["name"]: row["version"] for row in said["install"]}["dkms"] == "1:3.4.1-1ubuntu1"
+
+
+@pytest.mark.parametrize("way", [("570", "580", "595", "610"), ("610", "595", "580", "570")], ids=["up", "down"])
+def test_every_branch_follows_every_other_in_one_transaction(node_of: Any, way: tuple[str, ...]) -> None:
+    node = node_of("ubuntu2404")
+    for branch in way:
+        facts, stack, said = node.ask(version={"570": "570.172.08"}.get(branch, branch))
+        settings = {**node.settings(stack), "switch": False}
+        assert node.driver.driver_refusals(facts, node.apt_state(), stack, settings, said) == []
+        node.world.carry_out(said)
+        assert {release.split(".")[0] for release in node.closure().values()} == {branch}
+        suffixed = [name for name in node.closure() if f"-{branch}" in name]
+        assert bool(suffixed) == (int(branch) < 590)
+
+
+def test_an_exact_release_of_an_old_branch_is_not_overtaken_by_a_metapackage(node_of: Any) -> None:
+    node = node_of("debian12")
+    _, _, said = node.ask(version="595.91.07")
+    assert said["target"] == "595.91.07"
+    assert {upstream_version(row["version"]) for row in said["install"] if "nvidia" in row["name"]} == {"595.91.07"}
+    assert all("=" in word for word in said["arguments"] if "nvidia" in word), "the whole closure by exact versions"
+
+
+def test_without_nvidias_dkms_apts_own_reason_is_told(node_of: Any) -> None:
+    node = node_of("ubuntu2204")
+    text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
+    kept = [one for one in text.split("\n\n") if not one.startswith("Package: dkms\n")]
+    node.world.publish("cuda", "\n\n".join(kept), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
+    with pytest.raises(node.preview.AptError, match=r"Depends: dkms \(>= 3\.1\.8\) but"):
+        node.ask(version="595")
+
+
+def test_a_metapackage_that_is_not_there_is_replaced_by_what_it_stands_for(node_of: Any) -> None:
+    node = node_of("ubuntu2604", "L40S")
+    text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
+    kept = [one for one in text.split("\n\n") if not one.startswith("Package: nvidia-headless-open\n")]
+    node.world.publish("cuda", "\n\n".join(kept), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
+    _, stack, said = node.ask(version="595", flavour="open")
+    node.world.carry_out(said)
+    assert {"nvidia-dkms-open", "libnvidia-compute"} <= node.closure().keys()
+    again = node.driver.driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    assert again["missing"] == []
+
+
+def test_a_source_that_nothing_needs_may_fail_and_one_that_is_needed_may_not(node_of: Any) -> None:
+    node = node_of("ubuntu2404")
+    (node.world.apt / "sources.list.d" / "ppa.list").write_text("deb [trusted=yes] file:/nowhere/ppa ./\n")
+    _, _, said = node.ask(version="595")
+    assert said["target"] == "595.91.07"
+    shutil.rmtree(node.world.folder / "cuda")
+    with pytest.raises(node.preview.AptError, match=r"Failed to fetch file:\S*/cuda/"):
+        node.ask(version="595")
+
+
+def test_dkms_goes_back_with_the_switch_to_the_distributions_driver(node_of: Any) -> None:
+    node = node_of("ubuntu2404")
+    node.world.installed["dkms"] = "1:3.4.1-1ubuntu1"
+    node.world.write_status()
+    question = {"restore": ["dkms", "dh-dkms"]}
+    with node.preview.private_folder() as folder:
+        node.preview.lay_over(folder, {f"{node.world.apt}/apt.conf.d/52own": node.world.settings})
+        tools = (["apt-get", "-c", f"{folder}/apt.conf"], ["apt-cache", "-c", f"{folder}/apt.conf"])
+        assert node.preview.refresh(tools[0], 60) == []
+        assert node.preview.restored(question, tools[1]) == ["dkms=3.0.11-1ubuntu13"]
+        said = node.preview.simulate(*tools, ["dkms=3.0.11-1ubuntu13"])
+    assert [(row["name"], row["version"]) for row in said["install"]] == [("dkms", "3.0.11-1ubuntu13")]
