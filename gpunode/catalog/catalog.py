@@ -60,7 +60,7 @@ BY_VERSION = ("branches", "toolkits", "container_toolkit")
 """Sections that are sorted, newest first: an overlay's rows fall into their place."""
 
 INHERITED: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
-    "gpus": ("architecture", "architectures", ("modules", "last_branch")),
+    "gpus": ("architecture", "architectures", ("modules", "first_branch", "last_branch")),
     "platforms": (
         "board",
         "platforms",
@@ -368,12 +368,21 @@ class Catalog:
         return self.branch(version.split(".", maxsplit=1)[0])
 
     def toolkit(self, name: str) -> software.Toolkit:
-        """A CUDA toolkit by version, or by series (``13.0``: its newest); UsageError with the nearest."""
+        """A CUDA toolkit by version, or by series (``13.0``: its newest); UsageError with the nearest.
+
+        A CUDA that only a driver carries (12.7) is a row with ``driver_only``.
+        """
         if name in self.toolkits:
             return self.toolkits[name]
         series = [row for row in self.toolkits.values() if row.series == name]
         if series:
             return max(series, key=lambda row: Number(row.id))
+        carried = [row for row in self.branches.values() if row.native_cuda == name]
+        if carried:
+            first = min(carried, key=lambda row: row.number)
+            return software.Toolkit(
+                id=name, label=name, branch=first.number, driver_only=True, source=first.source, date=first.date
+            )
         return _get(self.toolkits, name, "CUDA toolkit")
 
     @cached_property

@@ -15,6 +15,10 @@ Modules = Literal["open", "proprietary", "either"]
 Count = Annotated[int, Field(ge=1)]
 
 
+FIRST_OPEN_BRANCH = 515
+"""The first branch with open modules, and so with a README that lists device ids."""
+
+
 class Architecture(Row):
     """One GPU architecture; section ``architectures``."""
 
@@ -25,6 +29,8 @@ class Architecture(Row):
     """Per compute capability: the first toolkit that knows it."""
     last_cuda: int | None = None
     """The last CUDA major that still knows it; None: all up to the newest."""
+    first_branch: int | None = None
+    """From this branch on every release knows all its models; before, and where it is None, a model needs a bound."""
     last_branch: int | None = None
     """The last driver branch that drives it; None: all up to the newest."""
 
@@ -105,6 +111,8 @@ class Gpu(Row):
     """False where the printed PCIe link says nothing about health: GH200 shows gen4 x1."""
     nvlink: NvLink | None = None
     gpus_per_board: Count = 1
+    gpudirect_rdma: bool = True
+    """False: the hardware has no GPUDirect RDMA, whatever the driver."""
     mig_instances: int = 0
     """The most MIG instances; 0: no MIG."""
     fabric: Literal["none", "board", "rack"] = "none"
@@ -112,12 +120,14 @@ class Gpu(Row):
     ``rack``: its NVSwitches are in the rack and it needs IMEX instead."""
     modules: Modules
     """Where the row says nothing: its architecture's."""
+    first_branch: int | None = None
+    """From this branch on every release drives it. Where the row says nothing: its architecture's."""
     last_branch: int | None = None
     """Where the row says nothing: its architecture's."""
     min_driver: Version | None = None
     """Documented floor."""
     first_listed: Mapping[int, Version | None] = {}
-    """Per branch, the first open-kernel-module release whose README lists the device id: a hint, no floor."""
+    """Per branch, the first release whose README lists the device id among the GPUs of the open modules."""
     listed_until: int | None = 595
     """The newest branch whose README was read."""
     tflops: Tflops | None = None
@@ -127,9 +137,10 @@ class Gpu(Row):
 
         ``first_listed`` names the first branch and those that learnt the GPU later than with their first point.
         """
-        if not self.first_listed or (self.listed_until is not None and branch > self.listed_until):
+        first = min(self.first_listed, default=None)
+        if first is None or (branch < first and first == FIRST_OPEN_BRANCH):
             return "unknown"
-        if branch < min(self.first_listed):
+        if branch < first:
             return "never"
         if branch in self.first_listed:
             return self.first_listed[branch] or "never"

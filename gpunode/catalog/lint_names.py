@@ -48,7 +48,7 @@ def unsure(rows: Rows) -> Found:
 def references(rows: Rows) -> Found:
     """Whatever names another row names one that is there."""
     yield from _missing(rows, "architectures", "architecture", _architectures(rows))
-    yield from _missing(rows, "branches", "driver branch", _branches(rows))
+    yield from _missing(rows, "branches", "driver branch", [*_branches(rows), *_offered(rows)])
     yield from _missing(rows, "cuda_majors", "CUDA major", _cuda_majors(rows))
     yield from _missing(rows, "systems", "operating system", _systems(rows))
     yield from _missing(rows, "gpus", "GPU model", _gpus(rows))
@@ -76,16 +76,15 @@ def _branches(rows: Rows) -> Wanted:
         ("architectures", "last_branch"),
         ("gpus", "last_branch"),
         ("branches", "superseded_by"),
-        ("toolkits", "branch"),
         ("cuda_majors", "branch"),
         ("xids", "recovery_reported_since"),
     ):
         for row in rows[section].values():
             yield (section, row.id, field), getattr(row, field)
-    for row in rows["systems"].values():
-        for origin, offer in row.origins.items():
-            for branch in (*offer.transitional, *offer.transitional.values()):
-                yield ("systems", row.id, "origins", origin, "transitional"), branch
+    for row in rows["toolkits"].values():
+        # Before minor-version compatibility a toolkit named one driver, mostly of a branch that is not listed here.
+        if row.floor is None or row.floor != row.driver:
+            yield ("toolkits", row.id, "branch"), row.branch
     for row in rows["forward_compat"].values():
         for field in ("works_on", "needless_on", "refused_on"):
             for branch in getattr(row, field):
@@ -93,6 +92,13 @@ def _branches(rows: Rows) -> Wanted:
     for row in rows["gpus"].values():
         for branch in row.first_listed:
             yield ("gpus", row.id, "first_listed"), branch
+
+
+def _offered(rows: Rows) -> Wanted:
+    for row in rows["systems"].values():
+        for origin, offer in row.origins.items():
+            for branch in (*offer.transitional, *offer.transitional.values(), *offer.branches):
+                yield ("systems", row.id, "origins", origin, "branches"), branch
 
 
 def _cuda_majors(rows: Rows) -> Wanted:

@@ -49,6 +49,8 @@ class Branch(Row):
     """Key of ``architectures``; all younger ones are driven too (as far as the branch is young enough)."""
     modules: tuple[Flavour, ...]
     """Flavours that its packages contain."""
+    kernel_floor: Version | None = None
+    """The oldest kernel that its modules build against, either flavour."""
     default_modules: Flavour = "open"
     points: Annotated[Mapping[Version, When | None], Field(min_length=1)]
     """Known releases, oldest first."""
@@ -103,6 +105,8 @@ class Toolkit(Row):
     recommended_driver: Version | None = None
     floor: Version | None = None
     """Only where it differs from its major's."""
+    driver_only: bool = False
+    """A CUDA that a driver branch carries and that was never released as a toolkit: 12.7."""
 
     @property
     def major(self) -> int:
@@ -226,6 +230,10 @@ class Framework(Row):
     """What the wheel that a plain pip install fetches pins: version, cuda, cudnn, nccl."""
     floor: Version | None = None
     """Driver floor in the framework's own words."""
+    min_compute_capability: Capability | None = None
+    """Where the wheels leave out GPUs that their CUDA knows."""
+    arches: tuple[Arch, ...] = ("x86_64", "aarch64")
+    """CPU architectures whose wheels are built with CUDA."""
     compile_min_compute_capability: Capability | None = None
     """Below it torch.compile refuses a GPU. None: not looked up for this release."""
 
@@ -264,15 +272,20 @@ class Kubernetes(Row):
 
 
 class Offer(Part):
-    """What one origin has for one operating system. A bound that is None is not known and refuses nothing."""
+    """What one origin has for one operating system. A stack that rests on a bound which is None carries a warning."""
 
     repository: str | None = None
     """NVIDIA: the name of its directory. Distribution: its components."""
     first_branch: int | None = None
+    """The oldest branch that was seen there."""
+    first_toolkit: Version | None = None
+    """The oldest CUDA series whose toolkit was seen there."""
     last_branch: int | None = None
     missing: tuple[int, ...] = ()
     transitional: Mapping[int, int] = {}
-    """Branches whose packages are empty and depend on those of another branch, which is what a node gets."""
+    """Branches whose packages are empty and pull in another branch."""
+    branches: tuple[int, ...] = ()
+    """All branches with packages of the names that we use; empty: those between the bounds."""
     versions: Mapping[int, str] = {}
     """Package version by branch, where the archive holds exactly one."""
     arches: tuple[Arch, ...] = ("x86_64", "aarch64")

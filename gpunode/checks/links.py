@@ -279,8 +279,9 @@ def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     needs_gpu=True,
     means="GPUs that NVLink connects can read each other's memory; so can GPUs for servers on one PCIe bus, where the "
     "chipset allows it.",
-    remedy="nvidia-smi topo -p2p r names the reason: CNS chipset, GNS GPU, TNS topology, DR switched off in the driver "
-    "(NVreg_RegistryDwords, NCCL_P2P_DISABLE do not belong on a healthy node). See host.acs and host.iommu.",
+    remedy="nvidia-smi topo -p2p r names the reason: NS not supported, CNS by the chipset, GNS by the GPU, TNS by the "
+    "topology, DR switched off in the driver (NVreg_RegistryDwords does not belong on a healthy node). With NVLink: "
+    "nvlink.state and fabric.manager; over PCIe: host.acs and host.iommu.",
 )
 def p2p(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     document = answer_of(node, node.peer_access, "nvidia-smi topo -p2p r")

@@ -40,6 +40,8 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
             click.echo(f"{answer.host}: {answer.reason}", err=True)
         else:
             written += 1
+            if answer.unchecked is not None:
+                click.echo(f"{answer.host}: its host key was not checked: {answer.unchecked}", err=True)
             if verbose:
                 click.echo(f"{answer.host}: collected in {answer.seconds:.1f} s", err=True)
     names = f": {fold(missed)}" if missed else ""

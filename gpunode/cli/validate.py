@@ -24,7 +24,7 @@ from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
-from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unreachable
+from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unchecked, unreachable
 
 if TYPE_CHECKING:
     from gpunode.fleet import Collected
@@ -189,7 +189,8 @@ class Judging:
         """The report on one node that was asked."""
         if answer.bundle is None:
             return unreachable(answer.host, answer.reason or "no answer", answer.seconds)
-        return self.bundle(answer.host, answer.bundle, answer.seconds)
+        node = self.bundle(answer.host, answer.bundle, answer.seconds)
+        return node if answer.unchecked is None else unchecked(node, answer.unchecked)
 
 
 def write(document: Report, place: Output, *, verbose: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 from gpunode.errors import UsageError
 from gpunode.fleet.connection import Abort, Gateways, connect, start
 from gpunode.fleet.node import Node
+from gpunode.fleet.redaction import redacted, redacted_bundle
 from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, program
 from gpunode.fleet.targets import Target
 from gpunode.probe import Bundle, script_text
@@ -35,6 +36,8 @@ class Collected:
     bundle: Bundle | None
     reason: str | None
     seconds: float
+    unchecked: str | None = None
+    """Its host key in one line, where the user's settings accept one that is not known (StrictHostKeyChecking)."""
 
 
 class Then(Protocol):
@@ -133,7 +136,9 @@ def _give_up(running: dict[int, _Work], common: _Common) -> Iterator[Collected]:
         work.abort()
         if work.bundle is not None and common.then is not None:
             bundle = common.then.failed(work.bundle, _over_then(common.then))
-            yield Collected(work.target.name, bundle, None, now - work.started)
+            bundle = redacted_bundle(bundle, _secrets(work, common))
+            unchecked = work.node.unchecked if work.node is not None else None
+            yield Collected(work.target.name, bundle, None, now - work.started, unchecked)
         else:
             yield Collected(work.target.name, None, _over(work, common.timeout_s), now - work.started)
 
@@ -150,12 +155,12 @@ def _collect_one(work: _Work, common: _Common) -> None:
     bundle, reason = None, None
     watch = _watch(work, common.timeout_s)
     try:
-        bundle = work.bundle = _bundle(_probe(work, common))
+        bundle = work.bundle = redacted_bundle(_bundle(_probe(work, common)), _secrets(work, common))
         watch.cancel()
         if common.then is not None and work.node is not None:
             work.ends = time.monotonic() + common.then.limit_s
             watch = _watch(work, common.then.limit_s)
-            bundle = _then(common.then, work.node, bundle, work)
+            bundle = redacted_bundle(_then(common.then, work.node, bundle, work), _secrets(work, common))
     except NodeFailure as err:
         reason = str(err)
     except Exception as err:
@@ -167,7 +172,16 @@ def _collect_one(work: _Work, common: _Common) -> None:
     seconds = time.monotonic() - work.started
     if reason is not None and seconds >= common.timeout_s:
         reason = _over(work, common.timeout_s)
-    common.results.put((work.number, Collected(work.target.name, bundle, reason, seconds)))
+    if reason is not None:
+        reason = redacted(reason, _secrets(work, common))
+    unchecked = work.node.unchecked if work.node is not None else None
+    common.results.put((work.number, Collected(work.target.name, bundle, reason, seconds, unchecked)))
+
+
+def _secrets(work: _Work, common: _Common) -> list[str]:
+    """What a node was or may have been sent, and could send back."""
+    target = work.target
+    return [text for text in (target.password, target.become_password, common.become_password) if text]
 
 
 def _watch(work: _Work, limit_s: float) -> threading.Timer:
@@ -200,7 +214,7 @@ def _probe(work: _Work, common: _Common) -> bytes:
         local = LocalSession(shlex.split(what.command))
         work.abort.add(local.close)
         return converse(local, what, common.script, node.password, deadline, ready=started)
-    connection = connect(
+    connection, unchecked = connect(
         target.ssh,
         gateways=common.gateways,
         deadline=deadline,
@@ -210,7 +224,7 @@ def _probe(work: _Work, common: _Common) -> bytes:
     )
     work.abort.add(connection.close)
     work.stage = "it let us in and did not start the probe"
-    node = work.node = Node(target, connection, work.abort, common.become_password)
+    node = work.node = Node(target, connection, work.abort, common.become_password, unchecked)
     what = _probing(node, deadline)
     session = start(connection, what.command, deadline)
     work.abort.add(session.close)
@@ -223,6 +237,7 @@ def _probing(node: Node, deadline: float) -> Program:
         sudo=node.becomes_root,
         ask=node.password is not None,
         limit_s=deadline - time.monotonic(),
+        withheld=node.given_password is not None and node.password is None,
     )
 
 

@@ -189,12 +189,7 @@ def _cuda(case: Case) -> Cuda:
         default=None,
     )
     known = {row.series: row for row in catalog.toolkits.values() if last is None or row.major <= last}
-    reached = [
-        number(series)
-        for series, row in known.items()
-        if candidate.number >= number(case.question.floor(row))
-        or (candidate.compat is not None and number(series) <= number(candidate.compat.id))
-    ]
+    reached = [number(series) for series, row in known.items() if candidate.number >= number(case.question.floor(row))]
     own = candidate.branch.native_cuda
     native = [number(series) for series in known if own is not None and number(series) <= number(own)]
     firsts = [catalog.architectures[gpu.architecture].first_cuda.get(gpu.compute_capability) for gpu in case.models]

@@ -8,7 +8,7 @@ from gpunode.catalog import System
 from gpunode.stack.assemble import assemble
 from gpunode.stack.candidates import candidates
 from gpunode.stack.model import Clash, Conflict, NodePicture, Offer, Request, Stack, Term
-from gpunode.stack.question import Question, restrict, terms
+from gpunode.stack.question import Question, number, restrict, terms
 from gpunode.stack.rules import Case
 from gpunode.stack.table import rules
 
@@ -188,10 +188,10 @@ def _other_wishes(question: Question) -> Iterator[Change]:
         return Change(kind, text, request.model_copy(update=update), question.node)
 
     if request.cuda:
-        for series in _lower_series(question, request.cuda):
+        for series in _other_series(question, request.cuda):
             yield asked("--cuda", f"--cuda {series} in place of {request.cuda}", cuda=series)
     if request.toolkit:
-        for series in _lower_series(question, request.toolkit):
+        for series in _other_series(question, request.toolkit):
             yield asked("--toolkit", f"--toolkit {series} in place of {request.toolkit}", toolkit=series)
         yield asked("--toolkit", "--toolkit none", toolkit=None)
     if request.kernel_module:
@@ -225,11 +225,12 @@ def _other_nodes(question: Question) -> Iterator[Change]:
         yield other("--kernel", "a newer kernel", kernel=None)
 
 
-def _lower_series(question: Question, wished: str) -> list[str]:
-    """CUDA series below the wished one, the nearest first."""
-    series = list(dict.fromkeys(row.series for row in question.catalog.toolkits.values()))
-    own = question.catalog.toolkit(wished).series
-    return series[series.index(own) + 1 :]
+def _other_series(question: Question, wished: str) -> list[str]:
+    """CUDA series below the wished one, the nearest first, then those above it, the nearest first."""
+    every = sorted({row.series for row in question.catalog.toolkits.values()}, key=number)
+    own = number(question.catalog.toolkit(wished).series)
+    below = [series for series in every if number(series) < own]
+    return below[::-1] + [series for series in every if number(series) > own]
 
 
 def _sources(question: Question) -> list[str]:

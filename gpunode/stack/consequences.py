@@ -101,6 +101,8 @@ def gpudirect(case: Case) -> Iterator[Choice]:
         against.append(f"the driver's CUDA is older than {GDR_CUDA}")
     if any(gpu.capability < GDR_CAPABILITY for gpu in case.models):
         against.append("a GPU is older than Turing")
+    if any(not gpu.gpudirect_rdma for gpu in case.models):
+        against.append("the hardware of a GPU has no GPUDirect RDMA")
     if any(gpu.market == "consumer" for gpu in case.models):
         against.append("a GPU is no data-centre or professional one")
     if kernel is not None and kernel < GDR_KERNEL:

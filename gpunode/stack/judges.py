@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from gpunode.catalog import Gpu, Offer
+from gpunode.catalog.hardware import FIRST_OPEN_BRANCH
 from gpunode.stack.candidates import is_native, past_eol
+from gpunode.stack.libraries import compat_on_host
 from gpunode.stack.model import Flavour
 from gpunode.stack.naming import DRIVER_VARIANTS, package_set
 from gpunode.stack.question import GpuTerm, Question, number
@@ -11,7 +13,7 @@ from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, warn
 from gpunode.stack.services import container_toolkit, dcgm
 from gpunode.stack.table import rules
 
-OPEN_KERNEL_FLOOR = number("4.15")
+OPEN_KERNEL_FLOOR = "4.15"
 """README of the open kernel modules 595.45.04; compat.yml, kernel_module_rules, kernel-floor."""
 
 
@@ -178,9 +180,24 @@ def mixed_flavour(question: Question) -> Iterator[Verdict]:
     )
 
 
+def _unlisted(case: Case, term: GpuTerm, gpu: Gpu) -> Verdict | None:
+    """A release whose list of GPUs does not have the id."""
+    candidate, branch = case.candidate, case.candidate.branch.number
+    first = gpu.first_listed_on(branch)
+    if first in ("from the start", "unknown") or (first != "never" and candidate.number >= number(first)):
+        return None
+    if first == "never":
+        text = f"no release of branch {branch} lists {term.label} among its GPUs"
+        return refuse(text, sure=gpu.sure("first_listed"))
+    text = f"no release of branch {branch} before {first} lists {term.label} among its GPUs, and this is {{}}"
+    if branch == FIRST_OPEN_BRANCH:
+        return warn(text.format(candidate.version)) if candidate.flavour == "open" else None
+    return refuse(text.format(candidate.version), sure=gpu.sure("first_listed"))
+
+
 @rules.judges("R10-gpu-min-driver")
 def gpu_min_driver(case: Case) -> Iterator[Verdict]:
-    """Documented minima refuse; a README that does not name the GPU yet only warns."""
+    """A release below the documented minimum, or whose README does not name the GPU, does not drive it."""
     candidate, platform = case.candidate, case.question.platform
     if platform is not None and platform.min_driver is not None and candidate.number < number(platform.min_driver):
         text = f"{platform.name} needs driver {platform.min_driver} or newer, and this is {candidate.version}"
@@ -196,15 +213,7 @@ def gpu_min_driver(case: Case) -> Iterator[Verdict]:
             floor = min(floors, key=number)
             if candidate.number < number(floor):
                 return refuse(f"{term.named(gpu)} comes on boards that need driver {floor} or newer")
-        first = gpu.first_listed_on(candidate.branch.number)
-        if candidate.flavour != "open" or first in ("from the start", "unknown"):
-            return None
-        since = "no release" if first == "never" else f"no release before {first}"
-        if first != "never" and candidate.number >= number(first):
-            return None
-        return warn(
-            f"{since} of branch {candidate.branch.number} lists {term.label} among the GPUs of its open modules"
-        )
+        return _unlisted(case, term, gpu)
 
     yield from over_gpus(case.question, against)
 
@@ -233,14 +242,16 @@ def compat_matrix(case: Case) -> Iterator[Verdict]:
     if branch.number not in compat.works_on:
         yield refuse(f"{compat.package} is not made for branch {branch.number}", sure=compat.sure("works_on"))
     if past_eol(candidate, case.question):
-        yield refuse(f"{compat.package} is not supported on branch {branch.number}, which ended on {branch.eol}")
-    if case.lacks("cuda-compat"):
+        text = f"{compat.package} is not supported on branch {branch.number}, which ended on {branch.eol}"
+        yield refuse(text, sure=branch.eol_promised)
+    if compat_on_host(case) and case.lacks("cuda-compat"):
         yield refuse(f"{case.source_name} has no {compat.package}")
     if branch.type == "NFB":
         yield warn(f"NVIDIA names new-feature branches like {branch.number} as no target for {compat.package}")
+    where = f"through {compat.package} on the host" if compat_on_host(case) else f"in an image with {compat.package}"
     yield warn(
-        f"CUDA {compat.id} runs on branch {branch.number} only through {compat.package}, without OpenGL and Vulkan; "
-        "remove it when the driver is upgraded"
+        f"CUDA {compat.id} runs on branch {branch.number} only {where}, without OpenGL and Vulkan; "
+        "without it once the driver is newer"
     )
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
@@ -276,18 +287,20 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
 
 
 def _out_of_reach(case: Case, offer: Offer) -> Iterator[Verdict]:
-    """Bounds of what the source has for the system."""
+    """Bounds of what the source has for the system. What is installed came from somewhere: of it they only warn."""
     candidate = case.candidate
-    branch, sure = candidate.branch.number, candidate.system.sure(f"origins.{candidate.source}")
+    branch = candidate.branch.number
+    sure = candidate.system.sure(f"origins.{candidate.source}") and not candidate.installed
+    if branch in offer.transitional:
+        other = offer.transitional[branch]
+        yield refuse(f"branch {branch} is transitional in {case.source_name}: its packages install {other}", sure=sure)
+    elif branch in offer.missing or (offer.branches and branch not in offer.branches):
+        has = f"; it has {', '.join(map(str, offer.branches))}" if offer.branches else ""
+        yield refuse(f"{case.source_name} does not have branch {branch} for servers{has}", sure=sure)
     if offer.first_branch is not None and branch < offer.first_branch:
         yield refuse(f"{case.source_name} starts at branch {offer.first_branch}: no {branch}", sure=sure)
     if offer.last_branch is not None and branch > offer.last_branch:
         yield refuse(f"{case.source_name} ends at branch {offer.last_branch}: no {branch}", sure=sure)
-    if branch in offer.missing:
-        yield refuse(f"{case.source_name} does not have branch {branch}", sure=sure)
-    if branch in offer.transitional:
-        leads_to = offer.transitional[branch]
-        yield refuse(f"branch {branch} is transitional in {case.source_name}, its packages install {leads_to}")
     if candidate.arch not in offer.arches:
         yield refuse(f"{case.source_name} has no packages for {candidate.arch}", sure=sure)
 
@@ -364,9 +377,12 @@ def host_arch(case: Case) -> Iterator[Verdict]:
 
 @rules.judges("R23-kernel-floor")
 def kernel_floor(case: Case) -> Iterator[Verdict]:
-    """The open modules do not build against a kernel that old."""
-    release = case.question.kernel_release
-    if release is not None and case.candidate.flavour == "open" and release < OPEN_KERNEL_FLOOR:
-        yield refuse(
-            f"the open kernel modules need kernel {OPEN_KERNEL_FLOOR} or newer, and this is {case.question.node.kernel}"
-        )
+    """No module builds against a kernel that old, open or proprietary."""
+    release, branch = case.question.kernel_release, case.candidate.branch
+    if release is None:
+        return
+    floor, sure, whose = branch.kernel_floor, branch.sure("kernel_floor"), f"kernel modules of branch {branch.number}"
+    if case.candidate.flavour == "open":
+        floor, sure, whose = OPEN_KERNEL_FLOOR, True, "open kernel modules"
+    if floor is not None and release < number(floor):
+        yield refuse(f"the {whose} need kernel {floor} or newer, and this is {case.question.node.kernel}", sure=sure)

@@ -14,10 +14,13 @@ from gpunode.stack.table import rules
 
 @rules.decides("R14-compat-matrix", "cuda_compat")
 def cuda_compat(case: Case) -> Iterator[Choice]:
-    """The package that carries a newer CUDA on an older branch."""
+    """The package that carries a newer CUDA on an older branch: on the host only for the host's own toolkit."""
     compat = case.candidate.compat
     if compat is None:
         yield Choice("cuda_compat", None, "not needed: the driver itself reaches the wished CUDA")
+        return
+    if not compat_on_host(case):
+        yield Choice("cuda_compat", None, f"not on the host: the image must bring {compat.package}")
         return
     row = package_set(case, "cuda-compat")
     packages = (
@@ -27,6 +30,12 @@ def cuda_compat(case: Case) -> Iterator[Choice]:
     )
     why = f"branch {case.candidate.branch.number} is below the floor of CUDA {compat.id}, and NVIDIA's table allows it"
     yield Choice("cuda_compat", Library(version=None, packages=(compat.package,)), why, packages)
+
+
+def compat_on_host(case: Case) -> bool:
+    """The host's own toolkit needs the package; containers use the one inside their image."""
+    row = case.question.toolkit
+    return row is not None and case.candidate.number < number(case.question.floor(row))
 
 
 def _host_toolkit(case: Case, row: Toolkit) -> tuple[PackageChoice, ...] | None:
@@ -47,9 +56,18 @@ def _host_toolkit(case: Case, row: Toolkit) -> tuple[PackageChoice, ...] | None:
 @rules.judges("R24-toolkit-source")
 def toolkit_in_source(case: Case) -> Iterator[Verdict]:
     """Debian 12 has 11.8 and nothing else."""
-    row = case.question.toolkit
-    if row is not None and _host_toolkit(case, row) is None:
-        yield refuse(f"{case.source_name} has no CUDA toolkit {case.question.request.toolkit}")
+    row, offer = case.question.toolkit, case.candidate.offer
+    if row is None or offer is None:
+        return
+    wished = case.question.request.toolkit
+    if row.driver_only:
+        yield refuse(f"CUDA {wished} was never a toolkit: only the driver of branch {row.branch} carries it")
+    elif _host_toolkit(case, row) is None:
+        yield refuse(f"{case.source_name} has no CUDA toolkit {wished}")
+    elif offer.first_toolkit is not None and number(row.series) < number(offer.first_toolkit):
+        field = f"origins.{case.candidate.source}.first_toolkit"
+        text = f"{case.source_name} starts at CUDA {offer.first_toolkit}: no toolkit {wished}"
+        yield refuse(text, sure=case.candidate.system.sure(field))
 
 
 @rules.decides("R24-toolkit-source", "toolkit")
@@ -153,7 +171,10 @@ def _newest(case: Case, name: str) -> tuple[str, str] | None:
     for row in sorted(rows, key=lambda row: number(row.version), reverse=True):
         runs = framework_builds(case, row)
         if runs:
-            return row.version, max(runs, key=number)
+            # Native support first: a newer CUDA by minor-version compatibility lacks PTX of its own.
+            own = case.candidate.branch.native_cuda
+            native = [cuda for cuda in runs if own is not None and number(cuda) <= number(own)]
+            return row.version, max(native or runs, key=number)
     return None
 
 
@@ -163,6 +184,11 @@ def _driver_runs(case: Case, cuda: str) -> bool:
 
 
 def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
+    least = framework.min_compute_capability
+    if case.candidate.arch not in framework.arches:
+        return False
+    if least is not None and any(gpu.capability < number(least) for gpu in case.models):
+        return False
     if framework.name == "pytorch":
         wheels = [
             row

@@ -103,6 +103,8 @@ class NodePicture(Model):
     kernel_images: tuple[str, ...] = ()
     """Installed meta packages of kernel images (``linux-image-generic-hwe-24.04``), that of the newest kernel first."""
     gpus: tuple[GpuGroup, ...] = ()
+    unknown_gpus: tuple[str, ...] = ()
+    """PCI ids of GPUs on the node that the catalog does not have: nothing can be decided for it."""
     platform: str | None = None
     """Key of the catalog's platforms; its GPUs count as the node's then."""
     nvswitch: bool | None = None

@@ -16,7 +16,7 @@ ARCHES: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aa
 
 def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
     """What the resolver needs of a node. What was not seen, or is not in the catalog, stands in ``notes``."""
-    groups, strangers = _gpus(facts, catalog)
+    groups, unknown = _gpus(facts, catalog)
     system = facts.os and catalog.os_of(facts.os.id, facts.os.version_id)
     loaded = facts.loaded_driver
     return NodePicture(
@@ -25,13 +25,14 @@ def picture_from_facts(facts: NodeFacts, catalog: Catalog) -> NodePicture:
         kernel=_kernel(facts.kernels),
         kernel_images=_kernel_images(facts.packages),
         gpus=groups,
+        unknown_gpus=unknown,
         nvswitch=_nvswitch(facts, catalog),
         secure_boot=facts.secure_boot,
         nouveau=None if facts.modules is None else "nouveau" in facts.modules,
         loaded_version=loaded.version if loaded else None,
         installed=_installed(facts),
         observed=True,
-        notes=(*_unseen(facts), *strangers),
+        notes=tuple(_unseen(facts)),
     )
 
 
@@ -41,6 +42,8 @@ def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
         reason = facts.gap(field)
         if reason is not None:
             return f"{field} could not be seen: {reason}"
+    if picture.unknown_gpus:
+        return _unknown_gpus(picture.unknown_gpus)
     if picture.os is None:
         name = facts.os and (facts.os.pretty_name or f"{facts.os.id} {facts.os.version_id}")
         return f"the catalog does not know the operating system {name}"
@@ -49,26 +52,34 @@ def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
     return None
 
 
+def _unknown_gpus(ids: tuple[str, ...]) -> str:
+    """The reason, with the overlay that states what is missing."""
+    rows = ", ".join(
+        f"gpu-{pci[-4:]}: {{name: NAME, pci: ['{pci}'], architecture: NAME, compute_capability: X.Y, date: YYYY-MM-DD}}"
+        for pci in ids
+    )
+    return f"the catalog does not know GPU {', '.join(ids)}; state it in a file for --overlay: gpus: {{{rows}}}"
+
+
 def _unseen(facts: NodeFacts) -> Iterator[str]:
     if facts.pci is not None and not facts.gpus_on_bus:
         yield "no NVIDIA GPU is on the PCI bus"
 
 
-def _gpus(facts: NodeFacts, catalog: Catalog) -> tuple[tuple[GpuGroup, ...], list[str]]:
-    """GPUs of one kind together, and those that the catalog does not know."""
+def _gpus(facts: NodeFacts, catalog: Catalog) -> tuple[tuple[GpuGroup, ...], tuple[str, ...]]:
+    """GPUs of one kind together, and the PCI ids of those that the catalog does not know."""
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
-    strangers: Counter[str] = Counter()
+    unknown: set[str] = set()
     for device in facts.gpus_on_bus or ():
         pci = f"{device.vendor_id}:{device.device_id}"
         match = catalog.gpu_by_pci(pci, device.subsystem_id)
         if match is None:
-            strangers[pci] += 1
+            unknown.add(pci)
         else:
             names = tuple(gpu.id for gpu in match.gpus)
             counts[match.gpu.name if match.gpu else " or ".join(gpu.name for gpu in match.gpus), names] += 1
     groups = tuple(GpuGroup(label=label, models=models, count=n) for (label, models), n in sorted(counts.items()))
-    unknown = [f"{n} GPU(s) {pci} are not in the catalog: no rule looked at them" for pci, n in strangers.items()]
-    return groups, unknown
+    return groups, tuple(sorted(unknown))
 
 
 def _nvswitch(facts: NodeFacts, catalog: Catalog) -> bool | None:

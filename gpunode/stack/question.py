@@ -240,6 +240,8 @@ class Question:
         behind = [gpu for gpu in term.models if gpu.fabric != "none"]
         rows = [row for gpu in behind for row in self.catalog.platforms_with({gpu.id: term.count})]
         rows = [row for row in rows if row.kind != "cloud"]
+        if not rows and len(behind) == len(term.models) and (larger := self._more_than_one_board(term)) is not None:
+            return larger
         if not rows or len({row.services for row in rows}) > 1 or (rows[0].services and len(behind) < len(term.models)):
             known = f"{term.label} x {term.count}: the catalog knows no one board with that number; say --platform"
             return Board(unknown=known, why=known)
@@ -247,6 +249,19 @@ class Question:
         unsure = None if row.sure("services") else f"the catalog is not sure of the services of {row.name}"
         words = f"{term.count} x {term.label} is {row.name}: {_listed(row.services) or 'nothing beside the driver'}"
         return Board(row.services, row.kernel_modules, unsure=unsure, why=words)
+
+    def _more_than_one_board(self, term: GpuTerm) -> Board | None:
+        """More GPUs than any board without NVSwitches has: two boards behind NVSwitches, as 16 A100 are."""
+        held = {gpu.id for gpu in term.models}
+        boards = [row for row in self.catalog.platforms.values() if row.kind != "cloud" and set(row.gpus) <= held]
+        direct = [row.gpu_count for row in boards if not row.services]
+        switched = [row for row in boards if row.services and row.gpu_count < (term.count or 0)]
+        if not switched or max(direct, default=0) >= (term.count or 0):
+            return None
+        board = max(switched, key=lambda row: row.gpu_count)
+        why = f"{term.count} x {term.label}: taken as more than one {board.name}"
+        unsure = f"the catalog knows no board with {term.count} x {term.label}; say --platform"
+        return Board(board.services, board.kernel_modules, unsure=unsure, why=why)
 
 
 def _listed(words: Collection[str]) -> str:

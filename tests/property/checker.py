@@ -14,6 +14,24 @@ from typing import Any
 
 import yaml
 
+RELEASE_MD = """
+2.9-2.10 x86_64
+| 12.6.3 | Maxwell(5.0), Pascal(6.0), Volta(7.0), Turing(7.5), Ampere(8.0, 8.6), Hopper(9.0) |
+| 12.8.1 | Volta(7.0), Turing(7.5), Ampere(8.0, 8.6), Hopper(9.0), Blackwell(10.0, 12.0) |
+| 13.0.0 | Turing(7.5), Ampere(8.0, 8.6), Hopper(9.0), Blackwell(10.0, 12.0+PTX) |
+2.11-2.11 x86_64
+| 12.6.3 | Maxwell(5.0), Pascal(6.0), Volta(7.0), Turing(7.5), Ampere(8.0, 8.6), Hopper(9.0) |
+| 12.8.1 | Turing(7.5), Ampere(8.0, 8.6), Hopper(9.0), Blackwell(10.0, 12.0) |
+| 13.0.2 | Turing(7.5), Ampere(8.0, 8.6), Hopper(9.0), Blackwell(10.0, 12.0+PTX) |
+2.11-2.11 aarch64
+| 12.6.3 | Ampere(8.0), Hopper(9.0) |
+| 12.8.1 | Ampere(8.0), Hopper(9.0), Blackwell(10.0, 12.0) |
+| 13.0.2 | Ampere(8.0), Hopper(9.0), Blackwell(10.0, 11.0, 12.0+PTX) |
+2.8-2.8 x86_64
+| 12.6 | 5.0;6.0;7.0;7.5;8.0;8.6;9.0 |
+| 12.8 | 7.5;8.0;8.6;9.0;10.0;12.0 |
+"""
+"""Wheels below 2.12, as the tables in pytorch/pytorch read: pull requests 164471, 175253 and 182849, issue 157517."""
 COMPAT = Path(__file__).parents[3] / "shared" / "reference" / "compat.yml"
 TRANSITIONAL = {
     "ubuntu-22.04": {"590": "595"},
@@ -127,6 +145,11 @@ class Look:
         self.wishes = [wish for wish in (self.case.cuda, self.case.toolkit) if wish]
         self.names = [package["name"] for package in self.stack["packages"]]
 
+    @property
+    def forward(self) -> bool:
+        """A cuda-compat package carries the wished CUDA, on the host or in the image."""
+        return self.stack["cuda"]["support"] == "forward-compat" or self.stack["cuda_compat"] is not None
+
     def warned(self, rule_id: str) -> bool:
         """The stack carries a warning of this rule."""
         return any(warning["rule"].startswith(rule_id) for warning in self.stack["warnings"])
@@ -181,7 +204,7 @@ def wishes(look: Look) -> Iterator[str]:
 
 @rule("R01")
 def minor_floor(look: Look) -> Iterator[str]:
-    if look.stack["cuda_compat"] is not None:
+    if look.forward:
         return
     for wish in look.wishes:
         row = look.facts.toolkit(wish)
@@ -193,7 +216,7 @@ def minor_floor(look: Look) -> Iterator[str]:
 
 @rule("R02")
 def native(look: Look) -> Iterator[str]:
-    if look.stack["cuda_compat"] is not None:
+    if look.forward:
         return
     for wish in look.wishes:
         row = look.facts.toolkit(wish)
@@ -316,7 +339,7 @@ def fabric_manager(look: Look) -> Iterator[str]:
             name = "nvidia-fabricmanager" + ("" if look.branch >= 580 else f"-{look.branch}")
             if name not in manager["packages"]:
                 yield f"the fabric manager of {look.branch} is {name}, not {manager['packages']}"
-        if look.stack["nscq"] is None and look.stack["nvlsm"] is None:
+        if look.stack["nscq"] is None and look.stack["nvlsm"] is None and not look.warned("R21"):
             yield "NVSwitches without NSCQ"
     depends = [gpu for gpu, count in look.gpus if count is None and re.search(r"8-GPU.*yes", gpu["fabric_manager"])]
     if depends and not look.warned("R11"):
@@ -357,10 +380,17 @@ def eol(look: Look) -> Iterator[str]:
 
 @rule("R14")
 def compat(look: Look) -> Iterator[str]:
-    package = look.stack["cuda_compat"]
-    if package is None:
+    if not look.forward:
         return
-    name = package["packages"][0]
+    wish = look.case.cuda or look.case.toolkit
+    assert wish is not None
+    name = "cuda-compat-" + "-".join(wish.split(".")[:2])
+    host = look.stack["cuda_compat"]
+    wants_host = look.case.toolkit is not None and not at_least(
+        look.version, look.facts.majors[v(look.case.toolkit)[0]]["min_driver_linux"]
+    )
+    if wants_host != (host is not None and name in host["packages"] and name in look.names):
+        yield f"{name} on the host, which {'needs it' if wants_host else 'takes it from the image'}"
     rows = {row["package"]: row["matrix"] for row in look.facts.raw["forward_compat"]["matrix"]}
     if rows.get(name, {}).get(look.branch) != "compatible":
         yield f"{name} on {look.branch}"
@@ -368,7 +398,10 @@ def compat(look: Look) -> Iterator[str]:
         yield f"{name} on a GeForce"
     end = look.facts.eol(look.branch)
     if end is not None and end < look.case.today:
-        yield f"{name} on {look.branch}, which ended on {end}"
+        if look.facts.branches[look.branch].get("eol_nvidia"):
+            yield f"{name} on {look.branch}, which ended on {end}"
+        elif not look.warned("R14"):
+            yield f"{name} on {look.branch}, which ended on {end}, without a warning"
 
 
 @rule("R15")
@@ -453,8 +486,6 @@ def dcgm(look: Look) -> Iterator[str]:
 @rule("R18")
 def container_toolkit(look: Look) -> Iterator[str]:
     part = look.stack["container_toolkit"]
-    if look.source != "nvidia":
-        return
     wanted = set(look.facts.raw["container_toolkit"]["packages"])
     if part is None or set(part["packages"]) != wanted:
         yield f"the container toolkit is {part and part['packages']}"
@@ -502,13 +533,24 @@ def _in_wheel(look: Look, torch: str, cuda: str, capability: tuple[int, ...]) ->
     for row in look.facts.raw["pytorch_wheel_arch"]:
         low, high = row["torch"].split("-")
         known = [part if part.startswith("cu") else f"cu{part}" for part in row["wheel"].split(" ")[0].split("/")]
-        if not v(low) <= v(torch) <= v(high) or tag not in known or machine not in row["wheel"]:
-            continue
-        listed = [v(one) for one in re.findall(r"\d+\.\d+", row["cc"].split("(")[0])]
-        ptx = re.search(r"(\d+\.\d+)\+PTX", row["cc"])
-        same = any(one[0] == capability[0] and one <= capability for one in listed)
-        return same or (ptx is not None and capability >= v(ptx[1]))
+        if v(low) <= v(torch) <= v(high) and tag in known and machine in row["wheel"]:
+            return _listed(row["cc"].split("(")[0], capability)
+    applies = False
+    for line in RELEASE_MD.strip().splitlines():
+        if not line.startswith("|"):
+            releases, arch = line.split()
+            low, high = releases.split("-")
+            applies = v(low) <= v(torch) <= v(high) and arch == machine
+        elif applies and v(line.split("|")[1])[:2] == v(cuda):
+            return _listed(line.split("|")[2], capability)
     return False
+
+
+def _listed(text: str, capability: tuple[int, ...]) -> bool:
+    listed = [v(one) for one in re.findall(r"\d+\.\d+", text)]
+    ptx = re.search(r"(\d+\.\d+)\+PTX", text)
+    same = any(one[0] == capability[0] and one <= capability for one in listed)
+    return same or (ptx is not None and capability >= v(ptx[1]))
 
 
 @rule("R21")
@@ -526,12 +568,13 @@ def debian(look: Look) -> Iterator[str]:
         yield f"{look.on_switch()[0]['name']} behind NVSwitches with Debian's driver"
     if look.in_rack():
         yield "a tray of a rack with Debian's driver"
-    yield from (f"CUDA {wish} with Debian's driver" for wish in look.wishes if v(wish)[0] >= 13)
-    for part in ("dcgm", "container_toolkit", "fabric_manager", "imex", "nscq"):
+    if not look.forward:
+        yield from (f"CUDA {wish} with Debian's driver" for wish in look.wishes if v(wish)[0] >= 13)
+    for part in ("dcgm", "fabric_manager", "imex", "nscq"):
         if look.stack[part] is not None:
             yield f"{part} from Debian's archive, which has none"
     if not look.warned("R21"):
-        yield "no warning that Debian's archive has no DCGM and no container toolkit"
+        yield "no warning that Debian's archive has no DCGM"
 
 
 @rule("R22")
@@ -543,8 +586,11 @@ def host_arch(look: Look) -> Iterator[str]:
 
 @rule("R23")
 def kernel_floor(look: Look) -> Iterator[str]:
-    if look.case.kernel and look.flavour == "open" and v(look.case.kernel)[:2] < (4, 15):
-        yield f"open modules for kernel {look.case.kernel}"
+    # README of the open modules 595.45.04; of the driver 580.95.05 and 550.54.14; highlights of 510.39.01.
+    open_floor = look.flavour == "open" or look.branch >= 580
+    floor = (4, 15) if open_floor else (3, 10) if look.branch >= 510 else (2, 6)
+    if look.case.kernel and v(look.case.kernel)[:2] < floor:
+        yield f"modules of {look.branch} for kernel {look.case.kernel}"
 
 
 @rule("R24")

@@ -158,7 +158,7 @@ def test_first_listed_says_what_the_readmes_say() -> None:
     assert h200.first_listed_on(550) == "550.90.07"
     assert h200.first_listed_on(555) == "555.52.04"
     assert h200.first_listed_on(580) == "from the start"
-    assert h200.first_listed_on(610) == "unknown"
+    assert h200.first_listed_on(610) == "from the start"
     assert l4.first_listed_on(525) == "525.105.17"
     assert h20.first_listed_on(545) == "never"
     assert the("T4").first_listed_on(550) == "unknown"

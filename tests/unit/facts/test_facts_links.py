@@ -49,8 +49,18 @@ def test_a_driver_that_says_nothing_of_nvlink_has_no_links() -> None:
     assert facts.nvlink.document == {"gpus": []}
 
 
-def test_nothing_with_a_failure_is_a_gap() -> None:
-    assert "nvlink" in gpu_facts_with({"nvidia-smi-nvlink": answer("", 9)}).gaps
+def test_an_exit_status_alone_is_an_answer_where_its_meaning_is_known() -> None:
+    facts = gpu_facts_with({"nvidia-smi-nvlink": answer("", 9)})
+    assert facts.nvlink is not None
+    assert (facts.nvlink.error_kind, facts.nvlink.exit_status) == ("driver-not-loaded", 9)
+    assert "exit status 250" in gpu_facts_with({"nvidia-smi-nvlink": answer("", 250)}).gaps["nvlink"]
+
+
+@pytest.mark.parametrize(("status", "name"), [(139, "SIGSEGV"), (134, "SIGABRT"), (137, "SIGKILL")])
+def test_a_signal_is_a_crash_whatever_was_printed(status: int, name: str) -> None:
+    facts = gpu_facts_with({"nvidia-smi-nvlink": answer("GPU 0: X (UUID: GPU-1)\n\t Link 0: 25 GB/s\n", status)})
+    assert (facts.nvlink, "crashed" in facts.gaps["nvlink"], name in facts.gaps["nvlink"]) == (None, True, True)
+    assert [run.signal for run in facts.tool_runs or () if run.answers == "nvlink"] == [name]
 
 
 @pytest.mark.parametrize("key", ["nvidia-smi-topo", "nvidia-smi-p2p", "nvidia-smi-nvlink"])

@@ -77,7 +77,7 @@ def test_four_packages_of_the_container_toolkit() -> None:
     assert len(found.packages) == 4
     assert {package.version for package in found.packages} == {"1.20.1-*"}
     assert decided("R18-ctk", case("A100", os="rhel-9"))["container_toolkit"].packages[0].version == "1.20.1"
-    assert decided("R18-ctk", case("A100", **BOOKWORM))["container_toolkit"].value is None
+    assert len(decided("R18-ctk", case("A100", **BOOKWORM))["container_toolkit"].packages) == 4
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,13 @@ def test_gpudirect_rdma(gpu: str, wanted: dict[str, Any], answer: bool | None, w
 @pytest.mark.parametrize(
     ("gpu", "version", "pytorch"),
     [
-        ("A100", "580.95.05", ("2.14", "13.2")),
+        ("A100", "580.95.05", ("2.14", "13.0")),
+        ("A100", "595.91.07", ("2.14", "13.2")),
         ("A100", "570.211.01", ("2.14", "12.6")),
         ("V100", "580.95.05", ("2.14", "12.6")),
-        ("B200", "580.95.05", ("2.14", "13.2")),
-        ("B200", "575.57.08", (None, None)),
+        ("B200", "580.95.05", ("2.14", "13.0")),
+        ("B200", "575.57.08", ("2.11", "12.8")),
+        ("K80", "470.256.02", (None, None)),
     ],
 )
 def test_frameworks_that_run(gpu: str, version: str, pytorch: tuple[str | None, str | None]) -> None:
@@ -172,9 +174,24 @@ def test_libraries_that_do_not_know_the_gpu_are_not_chosen() -> None:
     assert (none["cudnn"].value, none["nccl"].value) == (None, None)
 
 
-def test_the_compat_package_is_named() -> None:
-    found = decided("R14-compat-matrix", case("A100", version="535.261.03", cuda="13.0", compat="13.0"))["cuda_compat"]
+@pytest.mark.parametrize(
+    ("gpu", "arch", "tensorflow"),
+    [("M60", "x86_64", "2.16"), ("V100", "x86_64", "2.21"), ("GH200", "aarch64", None)],
+)
+def test_tensorflow_only_where_its_wheels_have_code_for_the_gpu(gpu: str, arch: str, tensorflow: str | None) -> None:
+    flavour = "open" if gpu == "GH200" else "proprietary"
+    found = decided("R20-framework", case(gpu, arch=arch, flavour=flavour))["frameworks"].value
+    assert isinstance(found, Frameworks)
+    assert found.tensorflow == tensorflow
+
+
+def test_the_compat_package_is_on_the_host_for_the_host_s_toolkit_alone() -> None:
+    wanted: dict[str, Any] = {"version": "535.261.03", "compat": "13.0"}
+    found = decided("R14-compat-matrix", case("A100", toolkit="13.0", **wanted))["cuda_compat"]
     assert [package.name for package in found.packages] == ["cuda-compat-13-0"]
+    in_image = decided("R14-compat-matrix", case("A100", cuda="13.0", **wanted))["cuda_compat"]
+    assert (in_image.value, in_image.packages) == (None, ())
+    assert "the image must bring cuda-compat-13-0" in in_image.text
     assert decided("R14-compat-matrix", case("A100", cuda="13.0"))["cuda_compat"].value is None
 
 

@@ -66,6 +66,27 @@ REFUSED: list[Row] = [
         "570.133.20 or newer",
     ),
     ("R10-gpu-min-driver", (["B200"], {"version": "570.133.20"}), (["B200"], {"version": "570.86.15"}), "570.133.20"),
+    ("R10-gpu-min-driver", (["B300"], {"version": "580.82.07"}), (["B300"], {"version": "580.65.06"}), "before 580.82"),
+    (
+        "R10-gpu-min-driver",
+        (["B300"], {"version": "580.82.07"}),
+        (["B300"], {"version": "570.211.01"}),
+        "no release of",
+    ),
+    (
+        "R10-gpu-min-driver",
+        (["L40S"], {"version": "535.104.05", "flavour": "proprietary"}),
+        (["L40S"], {"version": "535.54.03", "flavour": "proprietary"}),
+        "before 535.104.05",
+    ),
+    ("R05-arch-first-cuda", (["B300"], {"cuda": "12.9"}), (["B300"], {"cuda": "12.8"}), "12.9 is the first"),
+    ("R05-arch-first-cuda", (["A40"], {"version": "455.32.00"}), (["A40"], {"version": "450.248.02"}), "11.1 is the"),
+    (
+        "R23-kernel-floor",
+        (["A100"], {"kernel": "3.10.0-1160.el7", "version": "550.163.01", "flavour": "proprietary"}),
+        (["A100"], {"kernel": "4.14.0-1", "flavour": "proprietary"}),
+        "4.15",
+    ),
     (
         "R13-branch-eol",
         (["A100"], {"past_eol": "refuse"}),
@@ -125,7 +146,7 @@ COMPAT: Wanted = {"version": "535.261.03", "cuda": "13.0", "compat": "13.0", "to
     [
         ({"version": "580.95.05"}, "A100", "not made for branch 580"),
         ({"today": date(2026, 11, 20)}, "A100", "which ended on 2026-06-01"),
-        ({"os": "debian-12", "source": "debian"}, "A100", "has no cuda-compat-13-0"),
+        ({"os": "debian-12", "source": "debian", "toolkit": "13.0"}, "A100", "has no cuda-compat-13-0"),
         ({}, "RTX 4090", "error 804"),
     ],
 )
@@ -135,22 +156,28 @@ def test_forward_compatibility_holds_only_where_nvidia_says_so(change: Wanted, g
     assert any(words in text for text in refusals), refusals
 
 
+def test_an_image_brings_its_own_compat_library() -> None:
+    """Containers take the library inside their image, so that the host's source need not have it."""
+    in_image = case("A100", **(COMPAT | {"os": "debian-12", "source": "debian"}))
+    verdicts = said("R14-compat-matrix", in_image)
+    assert not any(verdict.refuses for verdict in verdicts)
+    assert any("in an image with cuda-compat-13-0" in verdict.text for verdict in verdicts)
+
+
+def test_an_end_that_nobody_promised_does_not_refuse_forward_compatibility() -> None:
+    verdicts = said("R14-compat-matrix", case("A100", version="570.211.01", cuda="13.0", compat="13.0"))
+    assert not any(verdict.refuses for verdict in verdicts)
+    assert any("2026-01-27 (not sure)" in verdict.text for verdict in verdicts)
+
+
 WARNED: list[Row] = [
     ("R02-native", (["A100"], {"cuda": "13.0"}), (["A100"], {"cuda": "13.2"}), "minor-version compatibility"),
-    ("R05-arch-first-cuda", (["B300"], {"cuda": "12.9"}), (["B300"], {"cuda": "12.8"}), "not sure"),
     (
         "R08-no-proprietary",
         (["A100"], {"version": "615.71.09"}),
         (["A100"], {"version": "615.71.09", "flavour": "proprietary"}),
         "not sure",
     ),
-    (
-        "R10-gpu-min-driver",
-        (["B300"], {"version": "580.82.07"}),
-        (["B300"], {"version": "580.65.06"}),
-        "no release before",
-    ),
-    ("R10-gpu-min-driver", (["L40S"], {"version": "535.104.05"}), (["L40S"], {"version": "535.54.03"}), "535.104.05"),
     ("R11-fm-exact", ([group("H100 SXM", 8)], {}), ([group("H100 SXM", None)], {}), "depends on the board"),
     ("R11-fm-exact", ([group("H100 SXM", 1)], {}), ([group("H100 SXM", 7)], {}), "no one board"),
     ("R13-branch-eol", (["A100"], {}), (["A100"], {"version": "570.211.01"}), "past its end of life"),

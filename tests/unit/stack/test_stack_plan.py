@@ -80,7 +80,10 @@ def test_a_shared_id_is_told_by_the_subsystem() -> None:
 def test_what_is_not_in_the_catalog_is_said() -> None:
     strange = picture_from_facts(facts(pci=(device("10de:ffff"),)), CATALOG)
     assert strange.gpus == ()
-    assert "10de:ffff" in strange.notes[0]
+    assert strange.unknown_gpus == ("10de:ffff",)
+    reason = undetermined(facts(pci=(device("10de:ffff"),)), strange)
+    assert reason is not None
+    assert "10de:ffff" in reason
     nothing = picture_from_facts(facts(pci=()), CATALOG)
     assert nothing.notes == ("no NVIDIA GPU is on the PCI bus",)
     nixos = OperatingSystem(id="nixos", version_id="25.05", codename=None, pretty_name="NixOS 25.05")

@@ -53,8 +53,8 @@ def test_volta_cannot_have_cuda_13() -> None:
         ([], {"os": "ubuntu-26.04", "driver": "580"}, ["os ubuntu-26.04", "driver 580"]),
         (["GH200"], {"arch": "x86_64"}, ["gpu GH200", "arch x86_64"]),
         (["A100"], {"source": "debian", "os": "debian-12", "cuda": "13.0"}, ["source debian", "cuda 13.0"]),
-        (["A100"], {"driver": "570", "cuda": "13.0", "kernel_module": "open"}, ["driver 570", "cuda 13.0"]),
-        (["A100"], {"driver": "535", "past_eol": "refuse"}, ["driver 535", "past-eol refuse"]),
+        (["A100"], {"driver": "570", "cuda": "13.5", "kernel_module": "open"}, ["driver 570", "cuda 13.5"]),
+        (["A100"], {"os": "rhel-9", "driver": "535", "past_eol": "refuse"}, ["driver 535", "past-eol refuse"]),
         (["A100"], {"driver": "keep"}, ["driver keep"]),
     ],
 )
@@ -91,9 +91,10 @@ def test_debian_s_own_driver_with_its_gaps() -> None:
     found = stack("A100", os="debian-12", source="debian", cuda="12.2")
     assert found.driver.version == "535.261.03"
     assert found.driver.decided_by == "repository"
-    assert (found.dcgm, found.container_toolkit, found.fabric_manager) == (None, None, None)
+    assert (found.dcgm, found.fabric_manager) == (None, None)
+    assert found.container_toolkit is not None
     assert "has no DCGM" in found.reasons["dcgm"].text
-    assert [warning.rule for warning in found.warnings] == ["R13-branch-eol", "R21-no-service", "R21-no-service"]
+    assert [warning.rule for warning in found.warnings] == ["R13-branch-eol", "R21-no-service"]
     own = {package.name: package.with_driver for package in found.packages}
     assert own["nvidia-kernel-dkms"]
     assert not own["nvidia-persistenced"]
@@ -119,7 +120,8 @@ def test_every_field_has_its_reason() -> None:
         (["A100"], {"driver": "newest"}, 620),
         (["V100"], {"driver": "newest"}, 580),
         (["V100"], {"driver": "production"}, 580),
-        (["K80"], {}, 470),
+        (["K80"], {"os": "rhel-8"}, 470),
+        (["K80"], {"source": "ubuntu"}, 470),
         (["A100"], {"cuda": "13.4"}, 595),
         (["A100"], {"driver": "R575"[1:]}, 575),
         (["A100"], {"os": "ubuntu-26.04"}, 595),
@@ -176,10 +178,13 @@ def test_one_answer_for_a_node_with_several_gpus() -> None:
 
 
 def test_forward_compatibility_while_the_branch_lived() -> None:
-    found = stack("A100", driver="535", cuda="13.0", today=date(2026, 1, 15))
+    found = stack("A100", os="rhel-9", driver="535", toolkit="13.0", cuda="13.0", today=date(2026, 1, 15))
     assert found.cuda.support == "forward-compat"
+    assert found.cuda.newest == "12.9", "what minor-version compatibility reaches"
     assert found.cuda_compat is not None
     assert "cuda-compat-13-0" in [package.name for package in found.packages]
+    in_image = stack("A100", os="rhel-9", driver="535", cuda="13.0", today=date(2026, 1, 15))
+    assert (in_image.cuda.support, in_image.cuda_compat) == ("forward-compat", None)
     assert stack("A100", driver="580", cuda="13.2", today=date(2026, 1, 15)).cuda_compat is None
 
 
