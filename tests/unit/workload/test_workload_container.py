@@ -25,7 +25,7 @@ class Recorder(docker.APIClient):
         self.sent: dict[str, Any] = {}
         self.user = user
 
-    def create_container(self, image: str, **values: Any) -> dict[str, str]:
+    def create_container(self, image: str, **values: Any) -> dict[str, str]:  # type: ignore[override]
         self.sent = {"image": image, **values}
         return {"Id": "made"}
 
