@@ -41,6 +41,7 @@ STANDS_ON = {
     "test_dcgm": ("roles/dcgm/", "roles/apt_transaction/"),
     "test_docker": ("roles/docker/",),
     "test_driver_dnf": ("roles/nvidia_driver/", "roles/nvidia_repository/"),
+    "test_driver_matrix": ("roles/nvidia_driver/", "roles/nvidia_repository/", "roles/apt_transaction/"),
     "test_driver_ubuntu": ("roles/nvidia_driver/", "gpunode/stack/"),
     "test_fabric": ("roles/nvidia_fabric/", "roles/apt_transaction/", "gpunode/lab/simulator/"),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),

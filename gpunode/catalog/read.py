@@ -151,6 +151,11 @@ def read(path: Path, name: str | None = None) -> Document:
         raise BadFileError(Problem(name, 0, "", f"cannot be read: {err.strerror}", "yaml")) from None
     except UnicodeDecodeError:
         raise BadFileError(Problem(name, 0, "", "is not UTF-8 text", "yaml")) from None
+    return parse(text, name)
+
+
+def parse(text: str, name: str) -> Document:
+    """Parse the text of one file; raise BadFileError where it is no YAML, or no mapping of sections."""
     try:
         root = yaml.compose(text, Loader=_Loader)
         _size(root, 0)

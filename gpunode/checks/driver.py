@@ -12,7 +12,26 @@ from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
 
 ROLE = "role nvidia_driver, tag nvidia_driver_install"
 MISMATCH = "driver-library-mismatch"
-NVIDIA_TOOLS = ("nvidia-smi", "nv-fabricmanager", "nv-hostengine", "dcgmi")
+LOG = "journalctl -k -b | grep -e NVRM -e Xid shows the driver's messages."
+SLOW = (
+    "Switch persistence on, so that each call need not start the GPUs: role nvidia_driver, tag nvidia_driver_service."
+)
+PERMISSION = "Run the probe as root (ansible_become: true), and look at the mode of /dev/nvidia* and at device cgroups."
+UNREACHABLE = {
+    "driver-not-loaded": (
+        "nvidia-smi cannot reach the loaded driver",
+        f"{LOG} ls -l /dev/nvidiactl must show a character device; reload the module or restart the node.",
+    ),
+    "library-missing": (
+        "the driver's library libnvidia-ml cannot be loaded",
+        f"Reinstall the driver's user space ({ROLE}), then run ldconfig.",
+    ),
+    "nvml-unknown": (
+        "NVML cannot be initialised",
+        f"{LOG} Check /dev/nvidia*; in a container, restart it. Otherwise drain the node and restart it.",
+    ),
+}
+"""Kinds of nvidia-smi's errors by which the driver cannot be reached: cause and remedy."""
 
 
 @registry.check(
@@ -142,19 +161,25 @@ def library_matches_module(node: NodeFacts, expect: Expectation) -> Iterator[Ver
         return
     module, library = node.loaded_driver.version, node.driver_library_version
     tool_says_so = node.smi is not None and node.smi.error_kind == MISMATCH
-    if library is None and tool_says_so and node.smi is not None:
-        library = node.smi.error_nvml_version
-    if tool_says_so or (library is not None and not same_version(module, library)):
-        yield Verdict(
-            Status.FAIL,
-            f"driver/library version mismatch: the module in memory is {module}, the library {library or 'another'}",
-            expected=module,
-            measured=library,
-        )
+    if library is not None and not same_version(module, library):
+        message = f"driver/library version mismatch: the module in memory is {module}, the library {library}"
+        yield Verdict(Status.FAIL, message, expected=module, measured=library)
+    elif tool_says_so and node.smi is not None:
+        used = node.smi.error_nvml_version
+        other = "another version" if used is None or _same_release(used, module) else used
+        message = f"driver/library version mismatch: the module in memory is {module}, nvidia-smi loads {other}"
+        if library is not None:
+            message += f", though the linker's cache has {library} (driver.libraries lists the copies)"
+        yield Verdict(Status.FAIL, message, expected=module, measured=used)
     elif library is None:
         yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
     else:
         yield Verdict(Status.PASS, f"module and library are {module}", expected=module, measured=library)
+
+
+def _same_release(short: str, version: str) -> bool:
+    """True where a version that nvidia-smi may cut (``580.95``) is that of a driver (``580.95.05``)."""
+    return f"{version}.".startswith(f"{short}.")
 
 
 def same_version(one: str, other: str) -> bool:
@@ -188,20 +213,51 @@ def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
 
 @registry.check(
     "driver.tools-answer",
-    needs=("unanswered", "loaded_driver"),
+    needs=("loaded_driver", "tool_runs"),
     needs_gpu=True,
-    means="NVIDIA's tools come back in time. One that hangs mostly waits for a GPU that does not answer the driver; "
-    "after it no other is started, and what they would have told is not known.",
-    remedy="dmesg has the driver's own words (Xid, GSP timeout); host.stuck-processes says who else hangs. Drain the "
-    "node and restart it.",
+    means="NVIDIA's tools reach the loaded driver: none hangs, crashes, or reports that there is no driver or library. "
+    "After one that hangs no other is started. Checks that need their output are skipped and point here.",
+    remedy=f"{LOG} Drain the node and restart it.",
 )
 def tools_answer(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    hung = [command for command in node.unanswered or () if command.split()[0] in NVIDIA_TOOLS]
+    runs = node.tool_runs or ()
+    broken = [run for run in runs if run.ended in ("timeout", "signal")]
+    left_out = [run.failure or run.command for run in runs if run.ended in ("not-run", "slow")]
     if node.loaded_driver is None:
         yield Verdict(Status.SKIP, "no NVIDIA module is loaded: its tools were not run")
-    elif hung:
-        yield Verdict(Status.FAIL, f"did not come back in time: {listed(hung)}", expected=0, measured=len(hung))
-    elif node.gap("smi") is not None:
-        yield Verdict(Status.ERROR, f"nvidia-smi told nothing: {node.gap('smi')}")
+    elif broken:
+        crashed = all(run.ended == "signal" for run in broken)
+        yield Verdict(
+            Status.FAIL,
+            listed([run.failure or run.command for run in broken]),
+            expected=0,
+            measured=len(broken),
+            unit="tools",
+            remedy=f"{LOG} Reinstall the driver's user space ({ROLE}) if it is empty." if crashed else None,
+        )
+    elif left_out:
+        yield Verdict(Status.ERROR, listed(left_out), remedy=SLOW)
     else:
-        yield Verdict(Status.PASS, "NVIDIA's tools came back in time", expected=0, measured=0)
+        yield _reached(node)
+
+
+def _reached(node: NodeFacts) -> Verdict:
+    """The verdict on the answer of nvidia-smi -q -x, on which all others rest."""
+    smi, gap = node.smi, node.gap("smi")
+    if gap is not None:
+        return Verdict(Status.ERROR, gap, remedy="Run nvidia-smi -q -x on the node and compare what it prints.")
+    if smi is None:
+        message = "the NVIDIA module is loaded and nvidia-smi is not installed"
+        return Verdict(Status.ERROR, message, remedy=f"Install it: {ROLE}.")
+    if smi.error_kind in UNREACHABLE:
+        cause, mend = UNREACHABLE[smi.error_kind]
+        return Verdict(Status.FAIL, f"{cause}: {smi.error_message}", remedy=mend)
+    if smi.error_kind == MISMATCH:
+        return Verdict(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
+    if smi.error_kind in ("gpu-lost", "no-devices"):
+        check = "gpu.answers" if smi.error_kind == "gpu-lost" else "gpu.count"
+        return Verdict(Status.SKIP, f"nvidia-smi reaches the driver and no GPU ({check} reports the cause)")
+    if smi.document is None:
+        remedy = PERMISSION if smi.error_kind == "permission" else None
+        return Verdict(Status.ERROR, f"nvidia-smi has no answer: {smi.error_message}", remedy=remedy)
+    return Verdict(Status.PASS, "NVIDIA's tools answer", expected=0, measured=0, unit="tools")

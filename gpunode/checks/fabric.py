@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpunode.catalog import Platform
+from gpunode.catalog import Platform, load
 from gpunode.checks.driver import same_version
-from gpunode.checks.gpus import SeenGpu, seen_gpus
-from gpunode.checks.machine import is_guest, nvswitches, platforms
+from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, hidden, model_of, seen_gpus
+from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import NodeFacts, Unit
@@ -19,6 +19,12 @@ UNITS = {
 }
 PLATFORMS = "catalog (platforms.yml)"
 NOT_NEEDED = "this platform needs no fabric manager"
+MANAGER = "fabric.manager reports it"
+FEWER = (
+    "Compare the number of GPUs with what the machine was sold with (gpus in the file of --expect): see gpu.present."
+)
+FABRIC_SINCE = 9.0
+"""The compute capability from which on GPUs report a fabric."""
 # Words for the parts of a fabric's health, after NVML's fabric definitions.
 WELL = frozenset({"healthy", "full", "false", "no", "none", "not supported", "n/a"})
 BAD = re.compile(r"unhealthy|degraded|limited|true|yes|incorrect|insufficient|incompatible|invalid|no partition", re.I)
@@ -27,13 +33,38 @@ BAD = re.compile(r"unhealthy|degraded|limited|true|yes|incorrect|insufficient|in
 def wanted_services(node: NodeFacts) -> tuple[str, ...]:
     """Services that the node's platform needs, as far as all platforms with its GPUs agree.
 
-    NVSwitches on the bus need a fabric manager whatever the catalog knows of the platform.
+    Where no platform has this number of them, because one fell off the bus, as far as all platforms with this model
+    agree. NVSwitches on the bus need a fabric manager whatever the catalog has on the platform.
     """
-    known: tuple[Platform, ...] = platforms(node)
+    known = platforms(node) or _with_this_model(node)
     agreed = set(known[0].services).intersection(*(platform.services for platform in known)) if known else set()
     if nvswitches(node):
         agreed.add("fabric-manager")
     return tuple(name for name in UNITS if name in agreed)
+
+
+def _with_this_model(node: NodeFacts) -> tuple[Platform, ...]:
+    """Platforms that have only the model of this node's GPUs, in another number, on the same architecture."""
+    ids = gpu_ids(node) or {}
+    rows = [row for row in load().platforms.values() if set(row.gpus) == set(ids) and row.virtual == is_guest(node)]
+    return tuple(row for row in rows if node.architecture in (None, *row.hosts))
+
+
+def _unknown_platform(node: NodeFacts) -> Verdict | None:
+    """The verdict where no observation says that the node needs no service; None where one does.
+
+    GPUs whose model has no fabric need none, and neither do platforms that the catalog has without services.
+    """
+    matches = [model_of(device) for device in node.gpus_on_bus or ()]
+    if any(match is None for match in matches):
+        return Verdict(Status.SKIP, f"the catalog does not have this GPU ({MODEL} reports it)")
+    if platforms(node) or all(match and match.common.get("fabric") == "none" for match in matches):
+        return None
+    if is_guest(node) and not nvswitches(node):
+        return Verdict(Status.SKIP, "a virtual machine without NVSwitches: its host may run the fabric manager")
+    names = listed(sorted({" or ".join(gpu.name for gpu in match.gpus) for match in matches if match}))
+    message = f"no platform in the catalog has {len(matches)} x {names}: whether it needs a fabric manager is unknown"
+    return Verdict(Status.ERROR, message, source=PLATFORMS, remedy=FEWER)
 
 
 @registry.check(
@@ -49,11 +80,26 @@ def manager(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     services = wanted_services(node)
     units = {unit.name: unit for unit in node.units or ()}
     if not services:
-        yield Verdict(Status.SKIP, NOT_NEEDED)
+        yield from _unasked(units, _unknown_platform(node))
     for service in services:
         unit = units.get(UNITS[service])
         by_manager = _started_by_manager(node) if service == "nvlsm" and not installed(unit) else None
         yield by_manager or _service(node, service, unit)
+
+
+def _unasked(units: dict[str, Unit], unknown: Verdict | None) -> Iterator[Verdict]:
+    """Judge services that nothing in the catalog asks for: one that runs is seen, one that failed is a fault."""
+    there = [(service, units[name]) for service, name in UNITS.items() if name in units and installed(units[name])]
+    used = [(service, unit) for service, unit in there if unit.active in ("active", "failed")]
+    if unknown is None:
+        yield Verdict(Status.SKIP, NOT_NEEDED)
+    elif not used:
+        yield unknown
+    for service, unit in used if unknown is not None else ():
+        name = UNITS[service].removesuffix(".service")
+        told = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured=unit.active)
+        failed = replace(told, status=Status.FAIL, message=f"{name} is {unit.active} ({unit.sub})")
+        yield told if unit.active == "active" else failed
 
 
 def installed(unit: Unit | None) -> bool:
@@ -99,12 +145,14 @@ def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
 def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     version = (node.nvidia_tool_versions or {}).get("nv-fabricmanager")
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
         return
     if version is None:
         needed = "fabric-manager" in wanted_services(node)
-        reason = "no fabric manager is installed (fabric.manager says more)" if needed else NOT_NEEDED
-        yield Verdict(Status.SKIP, reason)
+        reason = "no fabric manager is installed"
+        unknown = _unknown_platform(node)
+        pointer = f" ({MANAGER})" if needed or unknown is not None else ", and this platform needs none"
+        yield Verdict(Status.SKIP, f"{reason}{pointer}")
         return
     driver = node.loaded_driver.version
     if same_version(version, driver):
@@ -128,13 +176,15 @@ def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
     if isinstance(gpus, Verdict):
         yield gpus
         return
-    members = [gpu for gpu in gpus if gpu.part("fabric").get("state") is not None]
+    members = [gpu for gpu in gpus if gpu.part("fabric").get("state") is not None and gpu.lost is None]
     if not members:
         yield _nothing_said(node, gpus)
         return
     for gpu in gpus:
-        yield replace(_state_of(gpu), component=gpu.component)
-    cliques = {(gpu.part("fabric").get("cluster_uuid"), gpu.part("fabric").get("clique_id")) for gpu in members}
+        yield replace(hidden(gpu) or _state_of(gpu), component=gpu.component)
+    # A GPU that has not joined has no fabric yet: its ids say nothing.
+    joined = [gpu.part("fabric") for gpu in members if gpu.part("fabric").get("state") == "Completed"]
+    cliques = {(fabric.get("cluster_uuid"), fabric.get("clique_id")) for fabric in joined}
     if len(cliques) > 1:
         yield Verdict(
             Status.FAIL, f"the GPUs of this node are in {len(cliques)} fabrics", expected=1, measured=len(cliques)
@@ -142,14 +192,24 @@ def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
 
 
 def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> Verdict:
-    kinds = {gpu.known.get("fabric") for gpu in gpus}
-    if kinds <= {"none", None}:
-        return Verdict(Status.SKIP, "these GPUs belong to no fabric")
-    capability = max((float(gpu.known.get("compute_capability") or 0) for gpu in gpus), default=0.0)
-    if capability < 9.0 or not wanted_services(node) or is_guest(node):
-        # GPUs tell of a fabric from Hopper on.
-        return Verdict(Status.SKIP, "these GPUs tell nothing of a fabric; nvlink.state judges their links")
-    return Verdict(Status.ERROR, "nvidia-smi does not tell the state of the fabric")
+    """The verdict where no GPU has a state of its fabric: older models report none, others should."""
+    answering = [gpu for gpu in gpus if gpu.lost is None]
+    if not answering:
+        return Verdict(Status.SKIP, f"no GPU answers ({ANSWERS})")
+    if any(gpu.match is None for gpu in answering):
+        return Verdict(
+            Status.SKIP, f"no state of a fabric from a GPU that the catalog does not have ({MODEL} reports it)"
+        )
+    if {gpu.known.get("fabric") for gpu in answering} == {"none"}:
+        return Verdict(Status.SKIP, "no fabric: this model has none")
+    capability = max(float(gpu.known.get("compute_capability") or 0) for gpu in answering)
+    if capability < FABRIC_SINCE:
+        return Verdict(Status.SKIP, "GPUs before Hopper report no fabric; nvlink.state judges their links")
+    if is_guest(node):
+        return Verdict(Status.SKIP, "a virtual machine whose GPUs report no fabric; nvlink.state judges their links")
+    if not wanted_services(node) and _unknown_platform(node) is None:
+        return Verdict(Status.SKIP, "no fabric: this platform has no NVSwitch; nvlink.state judges the links")
+    return Verdict(Status.ERROR, "nvidia-smi does not report the state of the fabric")
 
 
 def _state_of(gpu: SeenGpu) -> Verdict:
@@ -157,7 +217,7 @@ def _state_of(gpu: SeenGpu) -> Verdict:
     state, status = fabric.get("state"), fabric.get("status")
     told = Verdict(Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
     if state is None:
-        return replace(told, status=Status.FAIL, message="tells of no fabric, the other GPUs do", measured="N/A")
+        return replace(told, status=Status.FAIL, message="reports no fabric, the other GPUs do", measured="N/A")
     if state != "Completed":
         return replace(told, status=Status.FAIL, message=f"has not joined the fabric: {state}")
     if status not in (None, "Success"):

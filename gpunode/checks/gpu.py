@@ -1,15 +1,42 @@
 """Checks on GPUs being there: on the bus, with the driver, in /dev, answering."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.catalog import load
-from gpunode.checks.gpus import CATALOG, LOST, SeenGpu, gpu_check, match_of, model_of, seen_gpus, smi_document
+from gpunode.checks.driver import LOG
+from gpunode.checks.gpus import (
+    ANSWERS,
+    CATALOG,
+    SeenGpu,
+    gpu_check,
+    lost_slots,
+    match_of,
+    match_of_name,
+    model_of,
+    seen_gpus,
+    slot_in,
+    smi_document,
+)
 from gpunode.checks.registry import Expectation, Status, Verdict, no_gpu, registry
 from gpunode.checks.words import counted, listed
 from gpunode.errors import UsageError
-from gpunode.facts.node import DeviceNode, NodeFacts
+from gpunode.facts.node import DeviceNode, NodeFacts, ToolRun
+from gpunode.facts.parsers.smi_error import error_kind
+from gpunode.facts.parsers.smi_gpu import NOT_LISTED
+from gpunode.facts.tools import meaning_of
 
 SITE = "site file"
+MANUAL = "nvidia-smi(1), RETURN VALUE"
+DCGM = "DCGM health watch of the infoROM (DCGM_FR_CORRUPT_INFOROM: warn)"
+INFOROM = "inforom is corrupted"
+INFOROM_REMEDY = "Drain the node and run dcgmi diag -r 3; if the warning stays after a reset, return the card."
+INFOROM_STATUS, LOST_STATUS = 14, 15
+SEVERE = frozenset({8, 10, 11, 16})
+NO_ANSWER = frozenset({3, 13})
+"""Exit statuses of queries for what a GPU or a driver does not have."""
+XML_COMMAND = "nvidia-smi -q -x"
+NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog gpus lists those of this one."
 
 
 @registry.check(
@@ -40,27 +67,76 @@ def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     "gpu.model",
     needs=("pci",),
     needs_gpu=True,
-    means="Every GPU on the bus is of the model that the site says; where it says none, of a model that the catalog "
-    "knows. What a GPU should have (links, clocks, ECC) is judged by its model.",
+    means="Every GPU on the bus is of the model that the site file expects; where it expects none, of a model that the "
+    "catalog has. nvidia-smi prints the product name of that model, and SXM modules are all of one model. What a GPU "
+    "should have (links, clocks, ECC) is judged by its model.",
     remedy="Compare lspci -nn -d 10de: with what was ordered; correct `model` in the file of --expect where that is "
     "wrong.",
 )
 def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     names: dict[str, list[str]] = {}
-    unknown = []
     for device in node.gpus_on_bus or ():
-        match = model_of(device)
-        if match is None:
-            unknown.append(f"{device.vendor_id}:{device.device_id}")
         names.setdefault(_name_of(device.device_id, device.subsystem_id), []).append(device.slot)
     measured = listed([f"{len(slots)} x {name}" for name, slots in names.items()])
+    others = [*_unknown(node), *_contradicted(node)]
+    yield from others
     if expect.model is not None:
         yield _as_expected(node, expect.model, measured)
-    elif unknown:
-        ids = listed(sorted(set(unknown)))
-        yield Verdict(Status.SKIP, f"the catalog does not know {ids}: what such a GPU should have is not judged")
-    else:
+    elif not others:
         yield Verdict(Status.PASS, measured, measured=measured, source=CATALOG)
+    yield from _mixed(node, measured)
+
+
+def _unknown(node: NodeFacts) -> Iterator[Verdict]:
+    """GPUs whose PCI id the catalog lacks: by their product name, or undetermined."""
+    named = {gpu.said.get("pci_bus_id"): gpu for gpu in _answering(node)}
+    ids: dict[str, str | None] = {}
+    for device in node.gpus_on_bus or ():
+        if model_of(device) is None:
+            gpu = named.get(device.slot)
+            ids[f"{device.vendor_id}:{device.device_id}"] = gpu.name if gpu and gpu.match else None
+    lacking = sorted(number for number, name in ids.items() if name is None)
+    if lacking:
+        message = f"the catalog does not have {listed(lacking)}: what such a GPU needs is unknown"
+        yield Verdict(Status.ERROR, message, source=CATALOG, remedy=NEWER)
+    for number, name in ids.items():
+        if name is not None:
+            message = f"the catalog does not have {number}; by its product name it is a {name}"
+            yield Verdict(Status.WARN, message, source=CATALOG, remedy=NEWER)
+
+
+def _contradicted(node: NodeFacts) -> Iterator[Verdict]:
+    """GPUs that print the product name of another model than that of their PCI id."""
+    for gpu in _answering(node):
+        printed = gpu.said.get("name")
+        named = match_of_name(printed) if printed and not gpu.is_vgpu else None
+        by_id = match_of(gpu.said.get("pci_device_id") or "", gpu.said.get("pci_subsystem_id"))
+        if named is None or by_id is None or {row.id for row in named.gpus} & {row.id for row in by_id.gpus}:
+            continue
+        sure = all(row.sure("product_names") and row.sure("pci") for row in (*named.gpus, *by_id.gpus))
+        known = " or ".join(row.name for row in by_id.gpus)
+        yield Verdict(
+            Status.FAIL if sure else Status.WARN,
+            f"nvidia-smi prints {printed}, its PCI id {gpu.said['pci_device_id']} is that of {known}",
+            gpu.component,
+            expected=known,
+            measured=printed,
+            source=CATALOG,
+        )
+
+
+def _mixed(node: NodeFacts, measured: str) -> Iterator[Verdict]:
+    """Several models on a board that is sold with one: SXM modules and those of racks."""
+    matches = [match for device in node.gpus_on_bus or () if (match := model_of(device)) is not None]
+    modules = {" or ".join(row.name for row in match.gpus) for match in matches if match.common.get("form") == "sxm"}
+    if len(modules) > 1:
+        message = f"{len(modules)} models of SXM modules in one node: {measured}"
+        yield Verdict(Status.WARN, message, expected=1, measured=len(modules), unit="models", source=CATALOG)
+
+
+def _answering(node: NodeFacts) -> list[SeenGpu]:
+    gpus = seen_gpus(node)
+    return [] if isinstance(gpus, Verdict) else gpus
 
 
 def _name_of(device_id: str, subsystem_id: str | None) -> str:
@@ -88,8 +164,8 @@ def _as_expected(node: NodeFacts, wanted: str, measured: str) -> Verdict:
     "gpu.count",
     needs=("loaded_driver", "smi"),
     needs_gpu=True,
-    means="The driver has taken every NVIDIA GPU that is on the PCI bus.",
-    remedy="dmesg says why the driver did not take a GPU (NVRM, Xid); reseat it or power-cycle the node.",
+    means="The driver has every NVIDIA GPU that is on the PCI bus, and nvidia-smi lists every GPU that it counts.",
+    remedy="dmesg has the driver's reason for leaving out a GPU (NVRM, Xid); reseat it or power-cycle the node.",
 )
 def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     document = smi_document(node)
@@ -97,18 +173,23 @@ def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
         yield document
         return
     on_bus = [device.slot for device in node.gpus_on_bus or ()]
-    with_driver = {gpu.get("pci_bus_id") for gpu in document["gpus"]}
+    listed_slots = [gpu.get("pci_bus_id") for gpu in document["gpus"]]
     attached = document.get("attached_gpus")
-    seen = len(document["gpus"]) if attached is None else attached
-    if seen == len(on_bus):
-        yield Verdict(
-            Status.PASS, f"the driver has {counted(seen, 'GPU')}, as the bus", expected=len(on_bus), measured=seen
-        )
+    seen = len(listed_slots) if attached is None else attached
+    missing = [slot for slot in on_bus if slot not in listed_slots]
+    lost = lost_slots(node)
+    if missing and all(slot in lost for slot in missing):
+        yield Verdict(Status.SKIP, f"nvidia-smi cannot reach {listed(missing)} ({ANSWERS})")
         return
-    missing = [slot for slot in on_bus if slot not in with_driver]
-    which = f" (not taken: {listed(missing)})" if missing else ""
-    message = f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}"
-    yield Verdict(Status.FAIL, message, expected=len(on_bus), measured=seen)
+    told = Verdict(Status.FAIL, "", expected=len(on_bus), measured=seen)
+    which = f" (not with the driver: {listed(missing)})" if missing else ""
+    if seen != len(on_bus):
+        yield replace(told, message=f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}")
+    elif seen != len(listed_slots):
+        message = f"nvidia-smi counts {counted(seen, 'GPU')} and lists {len(listed_slots)}{which}"
+        yield replace(told, message=message, measured=len(listed_slots))
+    else:
+        yield replace(told, status=Status.PASS, message=f"the driver has all {counted(seen, 'GPU')} of the bus")
 
 
 @registry.check(
@@ -122,7 +203,7 @@ def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
 )
 def gpu_device_nodes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
         return
     numbers = [gpu.minor for gpu in node.driver_gpus or () if not gpu.excluded]
     if not numbers or None in numbers:
@@ -157,39 +238,108 @@ def _what_is_there(path: str, found: DeviceNode | None) -> str:
     "gpu.answers",
     needs=("loaded_driver", "smi"),
     needs_gpu=True,
-    means='Every GPU gives values where it is asked for values, not "GPU is lost", "ERR!" or "Unknown Error".',
-    remedy="dmesg has the driver's own words (Xid). Drain the node and restart it; power it off if that does not help, "
-    "then check seating, power and temperature.",
+    means='nvidia-smi reaches every GPU and reads values of it, not "GPU is lost", "ERR!" or "Unknown Error". Checks '
+    "that need values of a GPU that is lost are skipped and point here.",
+    remedy=f"{LOG} Drain the node and restart it; power it off if that does not help, then check seating, power and "
+    "temperature.",
 )
 def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    for gpu in gpus:
+    smi = node.smi
+    lost = lost_slots(node)
+    answering = [] if isinstance(gpus, Verdict) else gpus
+    named = {gpu.said.get("pci_bus_id") for gpu in answering}
+    for gpu in answering:
         yield _answers(gpu)
+    for slot, message in lost.items():
+        if slot not in named:
+            yield Verdict(Status.FAIL, message, f"gpu at {slot}", measured="lost")
+    if smi is not None and smi.error_kind == "gpu-lost" and not lost:
+        yield Verdict(Status.FAIL, smi.error_message or "a GPU is lost", measured="lost")
+    elif _off_the_bus(node) and not lost and not any(gpu.lost for gpu in answering):
+        yield Verdict(Status.FAIL, f"nvidia-smi ends with {meaning_of(LOST_STATUS)}", measured="lost")
+    elif isinstance(gpus, Verdict) and not lost:
+        yield gpus
+
+
+def _off_the_bus(node: NodeFacts) -> bool:
+    return any(run.ended == "exit" and run.exit_status == LOST_STATUS for run in _smi_runs(node))
+
+
+def _smi_runs(node: NodeFacts) -> list[ToolRun]:
+    return [run for run in node.tool_runs or () if run.command.startswith("nvidia-smi")]
 
 
 def _answers(gpu: SeenGpu) -> Verdict:
-    where = gpu.said.get("pci_bus_id") or "at an unknown place"
-    if not gpu.faults:
-        return Verdict(Status.PASS, f"{gpu.name} {where} answers", gpu.component)
-    lost = LOST.intersection(gpu.faults)
-    status = Status.FAIL if lost else Status.WARN
-    return Verdict(status, f"{gpu.name} {where} says {listed(gpu.faults)}", gpu.component, measured=listed(gpu.faults))
+    where = gpu.said.get("pci_bus_id") or "at an unknown address"
+    if gpu.lost is not None:
+        return Verdict(Status.FAIL, f"{gpu.name} {where}: {gpu.lost}", gpu.component, measured="lost")
+    if gpu.faults:
+        words = listed(gpu.faults)
+        return Verdict(Status.WARN, f"{gpu.name} {where}: values read {words}", gpu.component, measured=words)
+    return Verdict(Status.PASS, f"{gpu.name} {where} answers", gpu.component)
+
+
+@registry.check(
+    "gpu.messages",
+    needs=("loaded_driver", "smi", "tool_runs"),
+    needs_gpu=True,
+    means="nvidia-smi ends with exit status 0 and prints no warning beside its answers. Its exit statuses report "
+    "power cables, interrupts and a corrupted infoROM, whatever the values are.",
+    remedy="nvidia-smi -q; echo $? shows message and exit status. Power cables and interrupts: power the node off and "
+    "reseat the card.",
+)
+def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    document = smi_document(node)
+    if isinstance(document, Verdict):
+        yield document
+        return
+    index = {gpu.get("pci_bus_id"): f"gpu{gpu['index']}" for gpu in document["gpus"]}
+    messages = [message for message in _messages(node) if error_kind(message) != "gpu-lost"]
+    inforom = [message for message in messages if INFOROM in message.lower()]
+    for message in messages:
+        slot = slot_in(message)
+        component = index.get(slot, f"gpu at {slot}") if slot else "node"
+        corrupted = message in inforom
+        source, remedy = (DCGM, INFOROM_REMEDY) if corrupted else (None, None)
+        yield Verdict(Status.WARN, message, component, measured=message[:80], source=source, remedy=remedy)
+    statuses: dict[int, list[str]] = {}
+    for run in _smi_runs(node):
+        if run.ended == "exit" and run.exit_status != 0:
+            statuses.setdefault(run.exit_status, []).append(run.command)
+    explained = {LOST_STATUS} | ({INFOROM_STATUS} if inforom else set())
+    left = {status: commands for status, commands in statuses.items() if status not in explained}
+    for status, commands in left.items():
+        if status in NO_ANSWER and commands == [run for run in commands if run != XML_COMMAND]:
+            continue  # An answer of its own: the GPUs have no NVLink, or the driver no such query.
+        message = f"{listed(commands)} ended with {meaning_of(status)}"
+        severe = Status.FAIL if status in SEVERE else Status.WARN
+        yield Verdict(severe, message, expected=0, measured=status, source=MANUAL)
+    if not messages and not [status for status in left if status not in NO_ANSWER]:
+        yield Verdict(Status.PASS, "nvidia-smi prints no warning", expected=0, measured=0)
+
+
+def _messages(node: NodeFacts) -> list[str]:
+    """What nvidia-smi printed beside its answers, each line once; the count of listed GPUs is gpu.count's."""
+    answers = (node.smi, node.topology, node.peer_access, node.nvlink, node.nvlink_errors)
+    lines = [line for answer in answers if answer for line in answer.messages]
+    return [line for line in dict.fromkeys(lines) if not line.endswith(NOT_LISTED)]
 
 
 @gpu_check(
     "gpu.recovery",
-    means="No GPU waits for a reset, a drain or a reboot: the driver says so of itself.",
+    means="The driver asks for no reset, drain or reboot of the GPU.",
     remedy="Drain the node, then do what the driver asks for: nvidia-smi --gpu-reset -i GPU, or a reboot.",
 )
 def gpu_recovery(gpu: SeenGpu) -> Verdict:
     action, reset = gpu.said.get("recovery_action"), gpu.said.get("reset_required")
+    drain = gpu.said.get("drain_and_reset_recommended")
     if action not in (None, "None"):
         return Verdict(Status.FAIL, f"the driver asks for: {action}", expected="None", measured=action)
     if reset:
         return Verdict(Status.FAIL, "the driver asks for a reset", expected=False, measured=True)
-    if action is None and reset is None:
-        return Verdict(Status.SKIP, "this driver does not tell whether a GPU needs a reset")
+    if drain:
+        return Verdict(Status.FAIL, "the driver recommends a drain and a reset", expected=False, measured=True)
+    if action is None and reset is None and drain is None:
+        return Verdict(Status.SKIP, "this driver has no value for whether a GPU needs a reset")
     return Verdict(Status.PASS, "no reset or reboot is asked for", measured=action)

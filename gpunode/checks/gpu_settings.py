@@ -5,17 +5,20 @@ from dataclasses import replace
 from functools import partial
 
 from gpunode.checks.gpu import SITE
-from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, seen_gpus
+from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, hidden, seen_gpus
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
 PERSISTENCE_UNIT = "nvidia-persistenced.service"
+OWN = "the card's own maximum"
 PERSISTENCED = "nvidia-persiste"  # as /proc/PID/comm has it
 PERSISTENCE_REMEDY = "Switch persistence on: role nvidia_driver, tag nvidia_driver_service."
 IDLE_MEMORY_MIB = 512
 BUSY_PERCENT = 90
 LEAST_OF_MODEL = 0.9
+LEAST_OF_MEMORY, MOST_OF_MEMORY = 0.9, 1.1
+"""Of the model's memory: drivers keep parts of it for themselves, and ECC takes a sixteenth of GDDR memory."""
 LEAST_WHEN_BUSY = 0.75
 """Of the highest clock, which cards that boost by temperature and voltage seldom reach."""
 
@@ -34,7 +37,7 @@ def persistence(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
         yield gpus
         return
     for gpu in gpus:
-        yield replace(_mode_of(gpu, _held_by_daemon(node)), component=gpu.component)
+        yield replace(_unreachable(gpu) or _mode_of(gpu, _held_by_daemon(node)), component=gpu.component)
     daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
     state = daemon.active if daemon is not None else "not installed"
     if state == "active":
@@ -47,6 +50,10 @@ def persistence(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
             expected="active",
             measured=state,
         )
+
+
+def _unreachable(gpu: SeenGpu) -> Verdict | None:
+    return hidden(gpu) if gpu.lost is not None else None
 
 
 def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
@@ -106,8 +113,8 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if isinstance(gpus, Verdict):
         yield gpus
         return
-    modes = {gpu.said.get("mig_mode") for gpu in gpus}
-    if modes == {None}:
+    modes = {gpu.said.get("mig_mode") for gpu in gpus if gpu.lost is None}
+    if modes <= {None}:
         can = [gpu.component for gpu in gpus if gpu.known.get("mig_instances") and gpu.for_servers and not gpu.is_vgpu]
         if can:
             yield Verdict(Status.ERROR, f"nvidia-smi does not tell the MIG mode of {listed(can)}")
@@ -115,7 +122,7 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
             yield Verdict(Status.SKIP, "these GPUs have no MIG")
         return
     for gpu in gpus:
-        yield replace(_mig_of(gpu, expect.mig), component=gpu.component)
+        yield replace(_unreachable(gpu) or _mig_of(gpu, expect.mig), component=gpu.component)
     if len(modes) > 1:
         on = [gpu.component for gpu in gpus if gpu.mig]
         yield Verdict(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
@@ -164,29 +171,33 @@ def clocks(gpu: SeenGpu) -> Verdict:
     now, most = gpu.part("clocks_mhz"), gpu.part("max_clocks_mhz")
     if most.get("sm") is None or now.get("sm") is None:
         return gpu.untold("the clocks", expected=gpu.for_servers)
-    for kind, field in (("sm", "sm_clock_mhz"), ("memory", "memory_clock_mhz")):
-        wanted = gpu.known.get(field)
-        if wanted is not None and most.get(kind) is not None and most[kind] < LEAST_OF_MODEL * wanted:
-            return Verdict(
-                Status.WARN,
-                f"the card offers a {kind} clock of {most[kind]} MHz at most, its model {wanted} MHz",
-                expected=wanted,
-                measured=most[kind],
-                unit="MHz",
-                source=CATALOG,
-            )
+    lower: list[tuple[str, int, int]] = []
+    for kind, field in (("SM", "sm_clock_mhz"), ("memory", "memory_clock_mhz")):
+        wanted, offered = gpu.known.get(field), most.get(kind.lower())
+        if wanted is not None and offered is not None and offered < LEAST_OF_MODEL * wanted:
+            lower.append((kind, offered, wanted))
+    problems = [
+        f"the card offers a {kind} clock of {has} MHz at most, its model {wanted} MHz" for kind, has, wanted in lower
+    ]
     busy = (gpu.said.get("utilization_percent") or 0) >= BUSY_PERCENT
     held_back = set(gpu.said.get("throttle_reasons") or ())
-    if busy and not held_back and now["sm"] < LEAST_WHEN_BUSY * most["sm"]:
+    slow = busy and not held_back and now["sm"] < LEAST_WHEN_BUSY * most["sm"]
+    if slow:
+        problems.append(f"busy, held back by nothing, and its SM clock is {now['sm']} of {most['sm']} MHz")
+    known = CATALOG if gpu.known.get("sm_clock_mhz") is not None else OWN
+    if not problems:
         return Verdict(
-            Status.WARN,
-            f"busy, held back by nothing, and its SM clock is {now['sm']} of {most['sm']} MHz",
-            expected=most["sm"],
-            measured=now["sm"],
-            unit="MHz",
-            source="the card's own maximum",
+            Status.PASS, f"up to {most['sm']} MHz are offered", measured=most["sm"], unit="MHz", source=known
         )
-    return Verdict(Status.PASS, f"up to {most['sm']} MHz are offered", measured=most["sm"], unit="MHz", source=CATALOG)
+    measured, expected = (lower[0][1], lower[0][2]) if lower else (now["sm"], most["sm"])
+    return Verdict(
+        Status.WARN,
+        "; ".join(problems),
+        expected=expected,
+        measured=measured,
+        unit="MHz",
+        source=CATALOG if lower else OWN,
+    )
 
 
 @registry.check(
@@ -204,7 +215,7 @@ def memory_used(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
         yield gpus
         return
     for gpu in gpus:
-        yield replace(_memory_of(gpu, node), component=gpu.component)
+        yield replace(_unreachable(gpu) or _memory_of(gpu, node), component=gpu.component)
 
 
 def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
@@ -234,3 +245,59 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
             unit="MiB",
         )
     return Verdict(Status.PASS, f"{used} MiB are in use", expected=IDLE_MEMORY_MIB, measured=used, unit="MiB")
+
+
+@gpu_check(
+    "gpu.memory-size",
+    means="The driver has as much memory of the GPU as its model is sold with, less what ECC takes.",
+    remedy="Reset the idle GPU (nvidia-smi --gpu-reset -i GPU) or restart the node; a card that stays smaller is "
+    "defective or another model.",
+)
+def memory_size(gpu: SeenGpu) -> Verdict:
+    total = gpu.said.get("memory_total_mib")
+    sold, gigabytes = gpu.known.get("memory_mib"), gpu.known.get("memory_gb")
+    wanted = sold if sold is not None else None if gigabytes is None else round(gigabytes * 1e9 / 2**20)
+    if gpu.known.get("form") == "superchip" and total is None:
+        return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own")
+    if total is None:
+        return gpu.untold("the memory size", expected=gpu.for_servers)
+    if wanted is None:
+        reason = (
+            "a model that the catalog does not have (gpu.model)" if gpu.match is None else f"the size of {gpu.name}"
+        )
+        return Verdict(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
+    told = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
+    if total < LEAST_OF_MEMORY * wanted:
+        return told(Status.FAIL, f"{total} MiB of memory, its model has {wanted}")
+    if total > MOST_OF_MEMORY * wanted:
+        return told(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
+    return told(Status.PASS, f"{total} MiB of memory")
+
+
+@registry.check(
+    "gpu.vbios",
+    needs=("loaded_driver", "smi"),
+    needs_gpu=True,
+    means="All GPUs of one model have the same VBIOS: firmware that differs brings other limits and other faults.",
+    remedy="nvidia-smi --query-gpu=index,vbios_version --format=csv lists them; ask the vendor for one version.",
+)
+def vbios(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    told = [gpu for gpu in gpus if gpu.lost is None and gpu.said.get("vbios_version") and not gpu.is_vgpu]
+    by_model: dict[str, dict[str, list[str]]] = {}
+    for gpu in told:
+        model = f"{gpu.said.get('pci_device_id')} {gpu.said.get('pci_subsystem_id')}"
+        by_model.setdefault(model, {}).setdefault(gpu.said["vbios_version"], []).append(gpu.component)
+    mixed = [versions for versions in by_model.values() if len(versions) > 1]
+    for versions in mixed:
+        words = listed([f"{version}: {listed(names, most=8)}" for version, names in sorted(versions.items())])
+        yield Verdict(Status.WARN, f"VBIOS differs: {words}", expected=1, measured=len(versions), unit="versions")
+    if not told:
+        yield Verdict(Status.SKIP, "nvidia-smi reports no VBIOS version of these GPUs")
+    elif not mixed and all(len(names) == 1 for versions in by_model.values() for names in versions.values()):
+        yield Verdict(Status.SKIP, "no two GPUs of one model to compare")
+    elif not mixed:
+        yield Verdict(Status.PASS, "GPUs of one model have one VBIOS version", expected=1, measured=1, unit="versions")

@@ -1,5 +1,6 @@
 """Checks that ask every GPU the same: what nvidia-smi says of it, beside what the bus and the catalog know."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,9 +10,15 @@ from gpunode.catalog import GpuMatch, load
 from gpunode.checks.driver import MISMATCH
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.facts.node import NodeFacts, PciDevice
+from gpunode.facts.parsers.smi_error import error_kind
+from gpunode.facts.parsers.values import bus_id
 
 CATALOG = "catalog (gpus.yml)"
 LOST = frozenset({"GPU is lost", "GPU requires reset"})
+TOOLS = "driver.tools-answer reports the cause"
+ANSWERS = "gpu.answers reports the cause"
+MODEL = "gpu.model"
+_SLOT = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -21,6 +28,12 @@ def match_of(device_id: str, subsystem_id: str | None) -> GpuMatch | None:
     return load().gpu_by_pci(device_id, subsystem_id)
 
 
+@lru_cache(maxsize=256)
+def match_of_name(name: str) -> GpuMatch | None:
+    """Return the catalog's models that print this product name exactly; None where it has none."""
+    return load().gpu_by_product_name(name)
+
+
 def model_of(device: PciDevice) -> GpuMatch | None:
     """The catalog's models of a PCI function."""
     return match_of(f"{device.vendor_id}:{device.device_id}", device.subsystem_id)
@@ -28,11 +41,16 @@ def model_of(device: PciDevice) -> GpuMatch | None:
 
 @dataclass(frozen=True)
 class SeenGpu:
-    """One GPU in nvidia-smi's words (``said``), with its PCI function and what the catalog knows of its model."""
+    """One GPU in nvidia-smi's words (``said``), with its PCI function and what the catalog has on its model.
+
+    The model is that of the PCI id; where the catalog lacks the id, that of the exact product name.
+    """
 
     said: Mapping[str, Any]
     device: PciDevice | None
     match: GpuMatch | None
+    lost: str | None = None
+    """nvidia-smi's message about a GPU that it cannot reach, or what it prints in place of values; None: it answers."""
 
     @property
     def component(self) -> str:
@@ -75,38 +93,48 @@ class SeenGpu:
         return self.said.get(name) or NOTHING
 
     def untold(self, what: str, *, expected: bool) -> Verdict:
-        """The verdict on a value that nvidia-smi does not tell: ``error`` where this model should have it."""
+        """The verdict on a value that nvidia-smi does not report: ``error`` where this model should have it."""
         if self.mig:
-            return Verdict(Status.SKIP, f"nvidia-smi does not tell {what} of a GPU in MIG mode")
+            return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of a GPU in MIG mode")
         if expected:
-            return Verdict(Status.ERROR, f"nvidia-smi does not tell {what} of {self.name}")
-        return Verdict(Status.SKIP, f"nvidia-smi does not tell {what} of {self.name}, and it need not have that")
+            return Verdict(Status.ERROR, f"nvidia-smi does not report {what} of {self.name}")
+        if self.match is None:
+            return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of a model that is unknown ({MODEL})")
+        return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of {self.name}, a model that may lack it")
+
+
+def slot_in(message: str) -> str | None:
+    """Return the PCI address that a message of nvidia-smi names, in the form of sysfs; None where it names none."""
+    match = _SLOT.search(message)
+    return bus_id(match[0]) if match else None
+
+
+def lost_slots(node: NodeFacts) -> dict[str, str]:
+    """Return the GPUs that nvidia-smi could not reach: PCI address, and what it printed of each."""
+    found: dict[str, str] = {}
+    for answer in (node.smi, node.topology, node.peer_access, node.nvlink, node.nvlink_errors):
+        messages = (answer.error_message or "", *answer.messages) if answer else ()
+        for message in messages:
+            slot = slot_in(message)
+            if slot is not None and error_kind(message) == "gpu-lost":
+                found.setdefault(slot, message)
+    return found
 
 
 def smi_document(node: NodeFacts) -> Mapping[str, Any] | Verdict:
-    """What nvidia-smi answered, or the verdict on there being no answer.
-
-    A node whose module is not loaded or does not match its library has a check that says so; here it is ``skip``.
-    """
-    if node.loaded_driver is None:
-        return Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+    """What nvidia-smi answered; where it has no answer ``skip``, with the check that reports the cause."""
     smi = node.smi
+    if node.loaded_driver is None:
+        return Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if smi is None:
-        return Verdict(
-            Status.ERROR,
-            "nvidia-smi is not installed",
-            remedy="Install it: role nvidia_driver, tag nvidia_driver_install.",
-        )
+        return Verdict(Status.SKIP, f"nvidia-smi is not installed ({TOOLS})")
     if smi.error_kind == MISMATCH:
-        return Verdict(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module says why)")
+        return Verdict(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
     if smi.error_kind == "no-devices":
         return {"attached_gpus": 0, "gpus": []}
     if smi.document is None:
-        return Verdict(
-            Status.FAIL if smi.error_kind == "gpu-lost" else Status.ERROR,
-            f"nvidia-smi: {smi.error_message or smi.error_kind or 'no answer'}",
-            remedy="dmesg has the driver's own words; a lost GPU needs a reboot or a power cycle.",
-        )
+        cause = ANSWERS if smi.error_kind == "gpu-lost" else TOOLS
+        return Verdict(Status.SKIP, f"nvidia-smi cannot answer ({cause})")
     return smi.document
 
 
@@ -114,20 +142,22 @@ def seen_gpus(node: NodeFacts) -> list[SeenGpu] | Verdict:
     """Every GPU that nvidia-smi has, or the verdict on there being none to look at."""
     document = smi_document(node)
     if isinstance(document, Verdict):
-        if document.status is Status.FAIL:
-            return Verdict(Status.SKIP, f"{document.message} (gpu.count says more)")
         return document
     if not document["gpus"]:
-        return Verdict(Status.SKIP, "the driver has no GPU to look at (gpu.count says why)")
+        return Verdict(Status.SKIP, "the driver has no GPU (gpu.count reports the cause)")
     by_slot = {device.slot: device for device in node.pci or ()}
-    return [_seen(said, by_slot.get(said.get("pci_bus_id") or "")) for said in document["gpus"]]
+    lost = lost_slots(node)
+    return [_seen(said, by_slot.get(said.get("pci_bus_id") or ""), lost) for said in document["gpus"]]
 
 
-def _seen(said: Mapping[str, Any], device: PciDevice | None) -> SeenGpu:
-    device_id, subsystem_id = said.get("pci_device_id"), said.get("pci_subsystem_id")
-    if device_id:
-        return SeenGpu(said, device, match_of(device_id, subsystem_id))
-    return SeenGpu(said, device, model_of(device) if device else None)
+def _seen(said: Mapping[str, Any], device: PciDevice | None, lost: Mapping[str, str]) -> SeenGpu:
+    device_id, subsystem_id, name = said.get("pci_device_id"), said.get("pci_subsystem_id"), said.get("name")
+    match = match_of(device_id, subsystem_id) if device_id else model_of(device) if device else None
+    if match is None and name:
+        match = match_of_name(name)
+    words = LOST.intersection(said.get("errors") or ())
+    gone = lost.get(said.get("pci_bus_id") or "") or (sorted(words)[0] if words else None)
+    return SeenGpu(said, device, match, gone)
 
 
 OfOneGpu = Callable[[SeenGpu], Verdict]
@@ -146,7 +176,7 @@ def gpu_check(check_id: str, *, means: str, remedy: str, seen_by_guest: bool = F
                 yield gpus
                 return
             for gpu in gpus:
-                yield replace(_hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu), component=gpu.component)
+                yield replace(hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu), component=gpu.component)
 
         registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, means=means, remedy=remedy)(judge)
         return function
@@ -154,9 +184,10 @@ def gpu_check(check_id: str, *, means: str, remedy: str, seen_by_guest: bool = F
     return decorate
 
 
-def _hidden(gpu: SeenGpu, *, seen_by_guest: bool) -> Verdict | None:
-    if LOST.intersection(gpu.faults):
-        return Verdict(Status.SKIP, "the GPU does not answer (gpu.answers says more)")
+def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> Verdict | None:
+    """Return the verdict on a GPU of which nothing can be judged: one that is lost, a slice of its host's card."""
+    if gpu.lost is not None:
+        return Verdict(Status.SKIP, f"the GPU does not answer ({ANSWERS})")
     if gpu.is_vgpu and not seen_by_guest:
         return Verdict(Status.SKIP, "a vGPU: only its host sees the card")
     return None

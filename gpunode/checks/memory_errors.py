@@ -13,18 +13,24 @@ REMAPPED_MOST = 512
 REMAPPED_SOURCE = "AzNHC azure_gpu_ecc.nhc, OCI check_gpu_setup.py, sichek's specifications"
 RETIRED_MOST = 10
 RETIRED_SOURCE = "GCM check_nvidia_smi.py"
+PENDING = "nvidia-smi -i GPU -e 1 keeps ECC on; a reset of the idle GPU or a reboot applies a change that is meant."
 RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), or reboot."
 
 
 @gpu_check(
     "gpu.ecc-mode",
-    means="ECC is on where the card has it: without it, errors in memory go unseen into results.",
+    means="ECC is on where the card has it, and no change of it waits for a reset: without it, errors in memory go "
+    "unnoticed into results.",
     remedy="nvidia-smi -i GPU -e 1 and a reset of the idle GPU switch it on.",
 )
 def ecc_mode(gpu: SeenGpu) -> Verdict:
-    enabled = gpu.part("ecc").get("enabled")
+    enabled, pending = gpu.part("ecc").get("enabled"), gpu.part("ecc").get("pending")
     if enabled is None:
         return gpu.untold("its ECC mode", expected=gpu.for_servers)
+    if pending is not None and pending != enabled:
+        now, after = ("on", "off") if enabled else ("off", "on")
+        message = f"ECC is {now}, and {after} after the next reset"
+        return Verdict(Status.WARN, message, expected=True, measured=enabled, remedy=PENDING)
     if enabled:
         return Verdict(Status.PASS, "ECC is on", expected=True, measured=True)
     if gpu.for_servers:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.checks.gpus import CATALOG, SeenGpu, seen_gpus
+from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
@@ -57,8 +57,11 @@ class Linked:
         return nvlink.gb_per_s / nvlink.links / 2 if nvlink and self.doubt is None else None
 
 
-def linked_gpus(node: NodeFacts) -> list[Linked] | Verdict:
-    """GPUs whose NVLinks are in use or should be, or the verdict on there being none."""
+def linked_gpus(node: NodeFacts) -> list[Linked | Verdict] | Verdict:
+    """Return each GPU whose NVLinks are in use or should be, and why one beside them is not judged.
+
+    Where there is none, the one verdict with the reasons.
+    """
     listing = answer_of(node, node.nvlink, "nvidia-smi nvlink --status")
     gpus = seen_gpus(node)
     if isinstance(listing, Verdict):
@@ -66,16 +69,19 @@ def linked_gpus(node: NodeFacts) -> list[Linked] | Verdict:
     if isinstance(gpus, Verdict):
         return gpus
     by_index: dict[int, dict[str, Any]] = {gpu["index"]: gpu for gpu in listing["gpus"]}
-    found, reasons = [], []
+    found: list[Linked | Verdict] = []
     for gpu in gpus:
         told = by_index.get(gpu.said["index"], {})
         links = tuple(told.get("links", ()))
-        reason = _why_not_judged(node, gpu, links)
+        gone = hidden(gpu)
+        reason = gone.message if gone else _why_not_judged(node, gpu, links)
         if reason is None:
             found.append(Linked(gpu, links, all_inactive=bool(told.get("all_inactive"))))
         else:
-            reasons.append(reason)
-    return found or Verdict(Status.SKIP, "; ".join(dict.fromkeys(reasons)))
+            found.append(Verdict(Status.SKIP, reason, gpu.component))
+    if any(isinstance(one, Linked) for one in found):
+        return found
+    return Verdict(Status.SKIP, "; ".join(dict.fromkeys(one.message for one in found if isinstance(one, Verdict))))
 
 
 def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[Link, ...]) -> str | None:
@@ -83,11 +89,13 @@ def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[Link, ...]) -> s
     if gpu.is_vgpu:
         return "a vGPU: only its host sees the card"
     if gpu.mig:
-        return "the driver tells nothing of NVLink in MIG mode"
+        return "the driver reports no NVLink of a GPU in MIG mode"
     if any(link["active"] or _sleeps(link) for link in links):
         return None
     if nvlink is None:
-        return f"{gpu.name} has no NVLink" if gpu.match and not links else f"no NVLink of {gpu.name} is in use"
+        if gpu.match is None and not links:
+            return f"nvidia-smi lists no NVLink of a model that the catalog does not have ({MODEL} reports it)"
+        return f"{gpu.name} has no NVLink" if not links else f"no NVLink of {gpu.name} is in use"
     if nvlink.form in OPTIONAL:
         return f"nothing connects NVLinks of {gpu.name}"
     return "a virtual machine without NVLink: its host divides the board" if is_guest(node) else None
@@ -100,7 +108,7 @@ def _each(node: NodeFacts, judge: Callable[[Linked], Verdict]) -> Iterator[Verdi
         yield gpus
         return
     for linked in gpus:
-        yield replace(judge(linked), component=linked.gpu.component)
+        yield linked if isinstance(linked, Verdict) else replace(judge(linked), component=linked.gpu.component)
 
 
 def _sleeps(link: Link) -> bool:
@@ -219,9 +227,13 @@ def errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     if isinstance(listing, Verdict):
         yield listing
         return
-    by_index = {gpu["index"]: gpu["links"] for gpu in listing["gpus"]}
+    by_index = {gpu["index"]: gpu for gpu in listing["gpus"]}
     for linked in gpus:
-        yield replace(_errors_of(linked, by_index.get(linked.gpu.said["index"], [])), component=linked.gpu.component)
+        if isinstance(linked, Verdict):
+            yield linked
+            continue
+        links = by_index.get(linked.gpu.said["index"], {}).get("links", [])
+        yield replace(_errors_of(linked, links), component=linked.gpu.component)
 
 
 def _errors_of(linked: Linked, links: list[Link]) -> Verdict:

@@ -86,6 +86,15 @@ def why_unseen(node: NodeFacts, field: str) -> str | None:
     return reason
 
 
+def unanswered(node: NodeFacts, field: str) -> str | None:
+    """Return why a fact is unknown where the tool that has it hung, crashed or was left out; None for other gaps."""
+    if node.gap(field) is None:
+        return None
+    failures = (run.failure for run in node.tool_runs or () if run.answers == field)
+    failure = next((failure for failure in failures if failure is not None), None)
+    return None if failure is None else f"{failure.partition(' (')[0]} (driver.tools-answer reports the cause)"
+
+
 def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
     """Why what needs a GPU does not apply to a node whose PCI bus was seen; None where it does."""
     if node.gpus_on_bus:
@@ -144,8 +153,13 @@ class Check:
             reason = no_gpu(node, expect)
             if reason is not None:
                 return self._without_remedy(Status.SKIP, reason)
-        unseen = next((reason for field in self.needs if (reason := why_unseen(node, field))), None)
-        return None if unseen is None else self._without_remedy(Status.ERROR, unseen)
+        field = next((field for field in self.needs if why_unseen(node, field)), None)
+        if field is None:
+            return None
+        failed = unanswered(node, field)
+        if failed is not None:
+            return self._without_remedy(Status.SKIP, failed)
+        return self._without_remedy(Status.ERROR, why_unseen(node, field) or field)
 
     def _without_remedy(self, status: Status, message: str) -> Finding:
         """What is wrong lies not in what the check's remedy mends."""

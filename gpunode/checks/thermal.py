@@ -16,6 +16,9 @@ WORDS = {
 }
 NEAR_C = 5
 OWN_LIMIT = "the card's own limit"
+HBM_MOST_C, HBM_MARGIN_C = 95, 10
+HBM_SOURCE = "sichek's specifications (HBM: 95 °C), as A100 cards print it"
+READ_AGAIN = "nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows the reading again; one that stays is a broken sensor."
 
 
 @gpu_check(
@@ -45,33 +48,49 @@ def throttling(gpu: SeenGpu) -> Verdict:
 
 @gpu_check(
     "gpu.temperature",
-    means="The GPU, and its memory where it tells, are well below the temperatures at which the card slows down by "
-    "itself.",
+    means="The GPU, and its memory where it has a sensor, are well below the temperatures at which the card slows "
+    "down by itself.",
     remedy="Look at fans, air flow, dust and the ambient temperature; nvidia-smi -q -d TEMPERATURE shows the limits.",
 )
 def temperature(gpu: SeenGpu) -> Verdict:
     now = gpu.said.get("temperature_c")
     if now is None:
         return gpu.untold("its temperature", expected=gpu.for_servers)
-    memory, memory_most = gpu.said.get("memory_temperature_c"), gpu.said.get("memory_max_temperature_c")
-    if memory is not None and memory_most is not None and memory >= memory_most:
-        return Verdict(
-            Status.FAIL,
-            f"memory is at {memory} °C, its limit is {memory_most} °C",
-            expected=memory_most,
-            measured=memory,
-            unit="°C",
-            source=OWN_LIMIT,
-        )
+    hot = _memory_heat(gpu)
+    if hot is not None:
+        return hot
+    if _implausible(gpu):
+        message = f"T.Limit reads 0 at {now} °C, and no heat slows the GPU down: the reading is implausible"
+        return Verdict(Status.ERROR, message, measured=now, unit="°C", remedy=READ_AGAIN)
     slowdown = _slowdown_c(gpu, now)
     if slowdown is None:
-        return Verdict(Status.SKIP, f"{now} °C, and the card tells no limit of its own")
+        return gpu.untold(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)
     told = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
     if now >= slowdown:
         return told(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
     if now > slowdown - NEAR_C:
         return told(Status.WARN, f"{now} °C: less than {NEAR_C} °C below {slowdown} °C, where the card slows down")
     return told(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
+
+
+def _memory_heat(gpu: SeenGpu) -> Verdict | None:
+    """The verdict on memory that is too hot. Cards with T.Limit print no limit in degrees for it: others' holds."""
+    memory, most = gpu.said.get("memory_temperature_c"), gpu.said.get("memory_max_temperature_c")
+    if memory is None:
+        return None
+    limit, source = (most, OWN_LIMIT) if most is not None else (HBM_MOST_C, HBM_SOURCE)
+    if memory < limit:
+        return None
+    status = Status.FAIL if most is not None or memory >= limit + HBM_MARGIN_C else Status.WARN
+    message = f"memory is at {memory} °C, its limit is {limit} °C"
+    return Verdict(status, message, expected=limit, measured=memory, unit="°C", source=source)
+
+
+def _implausible(gpu: SeenGpu) -> bool:
+    """True where the distance to the limit reads 0, and neither hardware nor software slows the GPU down for heat."""
+    reasons = set(gpu.said.get("throttle_reasons") or ())
+    at_limit = gpu.said.get("tlimit_c") == 0 and gpu.said.get("slowdown_temperature_c") is None
+    return at_limit and not reasons & (HARDWARE | SOFTWARE_HEAT)
 
 
 def _slowdown_c(gpu: SeenGpu, now: float) -> float | None:

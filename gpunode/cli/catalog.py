@@ -14,6 +14,7 @@ from gpunode.catalog.catalog import FILES, MODELS
 from gpunode.catalog.gpus import nearest, normal
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
+from gpunode.cli.catalog_update import update
 from gpunode.errors import Exit, UsageError
 
 COLUMNS: Mapping[str, Sequence[str]] = {
@@ -139,6 +140,9 @@ def lint_files(*, files: tuple[str, ...], overlays: tuple[str, ...], verbose: bo
     rows = sum(len(catalog.rows(name)) for name in MODELS)
     click.echo(f"sound: {rows} rows in {len(MODELS)} kinds")
     return Exit.GOOD
+
+
+command.add_command(update)
 
 
 def _kinds() -> Iterator[tuple[str, str]]:

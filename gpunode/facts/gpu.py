@@ -8,6 +8,7 @@ from gpunode.facts.modules import loaded_driver
 from gpunode.facts.node import GpuProcess, Smi
 from gpunode.facts.parsers import smi_xml
 from gpunode.facts.seen import Seen, Unseen, first_line
+from gpunode.facts.tools import answer
 
 _LIBRARY = re.compile(r".*/libnvidia-ml\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,2})")
 
@@ -31,12 +32,8 @@ def smi(seen: Seen) -> Smi | None:
     result = seen.command("nvidia-smi-xml")
     if result.missing:
         return None
-    text = result.stdout if result.stdout.strip() else result.stderr
-    document = seen.once("nvidia-smi-xml", lambda: smi_xml.parse(text))
-    error = document.get("error")
-    if error:
-        return Smi(error_kind=error["kind"], error_message=error["message"], error_nvml_version=error["nvml_version"])
-    return Smi(document=document)
+    found: Smi = seen.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse))
+    return found
 
 
 def processes(seen: Seen) -> tuple[GpuProcess, ...]:

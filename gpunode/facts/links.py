@@ -10,6 +10,7 @@ from gpunode.facts.modules import loaded_driver
 from gpunode.facts.node import Smi
 from gpunode.facts.parsers import smi_error, smi_nvlink, smi_topo
 from gpunode.facts.seen import Seen, first_line
+from gpunode.facts.tools import answer
 
 _COLOUR = re.compile(r"\x1b?\[[0-9;]{0,12}m")
 _GPU = re.compile(r"GPU[0-9]{1,4}")
@@ -48,11 +49,7 @@ def _answer(
         return None
     if empty is not None and result.rc == 0 and not result.stdout.strip():
         return Smi(document=empty)
-    document = parse(result.stdout if result.stdout.strip() else result.stderr)
-    error = document.get("error")
-    if error:
-        return Smi(error_kind=error["kind"], error_message=error["message"], error_nvml_version=error["nvml_version"])
-    return Smi(document=document)
+    return answer(result, parse)
 
 
 def parse_peer_access(text: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ An empty tuple was seen and is empty.
 from pydantic import Field
 
 from gpunode.facts.models.base import Fact
-from gpunode.facts.models.gpu import DeviceNode, DriverGpu, GpuProcess, LoadedDriver, Smi
+from gpunode.facts.models.gpu import DeviceNode, DriverGpu, GpuProcess, LoadedDriver, Smi, ToolRun
 from gpunode.facts.models.host import (
     Cpu,
     CpuFrequency,
@@ -96,6 +96,7 @@ __all__ = [
     "Repository",
     "Smi",
     "TimeSync",
+    "ToolRun",
     "Unit",
 ]
 
@@ -180,6 +181,8 @@ class NodeFacts(Fact):
     gpu_virtualization: tuple[str, ...] | None = None
     """nvidia-smi's words, one a GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …; None without a
     gap where ``smi`` has no document."""
+    tool_runs: tuple[ToolRun, ...] | None = None
+    """How NVIDIA's tools ended; empty where none was run."""
     nvidia_tool_versions: dict[str, str] | None = None
     """``{"nv-fabricmanager": "580.95.05", "nv-hostengine": "4.4.1", "dcgmi": "4.4.1"}`` in their own words; a program
     that is not installed has no key. None without a gap where no module is loaded: then they were not run."""

@@ -1,6 +1,7 @@
 """What a bundle holds, asked for with the reason at hand where it does not hold it."""
 
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ from gpunode.probe.bundle import Bundle, CommandResult
 
 READ_LOG = "probe-read"
 """The command under which the probe says what it could not read, one ``PATH: REASON`` a line."""
-
+NOT_RUN = "not run:"
+"""How the probe begins the reason for a command that it left out."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _WORD = re.compile(r"[\w.+~:^-]{1,255}", re.ASCII)
@@ -106,23 +108,39 @@ class Seen:
 
     def unanswered(self) -> tuple[str, ...]:
         """Commands that were run and did not come back in time; raise Unseen where none was run at all."""
-        if not self._bundle.commands:
+        if not self.ran_any():
             raise Unseen("no command was run")
         return tuple(
             shown(result)
             for _, result in sorted(self._bundle.commands.items())
-            if result.timed_out and result.argv[:1] != ["(probe)"] and not result.stderr.startswith("not run:")
+            if result.timed_out and result.argv[:1] != ["(probe)"] and not result.stderr.startswith(NOT_RUN)
         )
+
+    def ran_any(self) -> bool:
+        """True where the probe ran a command at all."""
+        return bool(self._bundle.commands)
 
     def ran(self, key: str) -> bool:
         """True where the probe ran the command, whatever came of it."""
         return key in self._bundle.commands
 
+    def raw(self, key: str) -> CommandResult | None:
+        """What the probe recorded of a command, complete or not; None where it did not ask for it."""
+        return self._bundle.commands.get(key)
+
     def command(self, key: str) -> CommandResult:
-        """A command's complete answer, whatever its exit status; raise Unseen where it is none."""
+        """A command's complete answer, whatever its exit status; raise Unseen where it is none.
+
+        A command that a signal ended (exit status 128 and its number) crashed: what it printed may be a part.
+        """
         result = self._bundle.commands.get(key)
         if result is None:
             raise Unseen(f"{key} was not run")
+        if last_line(result.stderr).startswith(NOT_RUN):
+            raise Unseen(f"{shown(result)} was {last_line(result.stderr)}")
+        ended_by = signal_of(result.rc)
+        if ended_by is not None and not result.timed_out:
+            raise Unseen(f"{shown(result)} crashed ({ended_by}, exit status {result.rc})")
         if result.timed_out:
             raise Unseen(f"{shown(result)} did not answer in time: {last_line(result.stderr)}".rstrip(": "))
         if result.truncated:
@@ -138,6 +156,16 @@ class Seen:
             said = first_line(result.stderr) or first_line(result.stdout)
             raise Unseen(f"{shown(result)} failed with exit status {result.rc}: {said}".rstrip(": "))
         return result.stdout
+
+
+def signal_of(status: int) -> str | None:
+    """The signal that ended a command (``SIGSEGV``), by its exit status of 128 and more; None for other statuses."""
+    if not 128 < status < 160:
+        return None
+    try:
+        return signal.Signals(status - 128).name
+    except ValueError:
+        return f"signal {status - 128}"
 
 
 def whole(text: str | None) -> int | None:

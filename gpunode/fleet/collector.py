@@ -5,13 +5,14 @@ import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpunode.errors import UsageError
 from gpunode.fleet.connection import Abort, Gateways, connect, start
 from gpunode.fleet.node import Node
+from gpunode.fleet.redaction import redacted, redacted_bundle
 from gpunode.fleet.session import LocalSession, NodeFailure, Program, converse, program
 from gpunode.fleet.targets import Target
 from gpunode.probe import Bundle, script_text
@@ -35,6 +36,8 @@ class Collected:
     bundle: Bundle | None
     reason: str | None
     seconds: float
+    unchecked: str | None = None
+    """Its host key in one line, where the user's settings accept one that is not known (StrictHostKeyChecking)."""
 
 
 class Then(Protocol):
@@ -77,27 +80,32 @@ class _Common:
     become_password: str | None
     gateways: Gateways
     then: Then | None
+    read: Callable[[bytes], Bundle]
     results: "queue.SimpleQueue[tuple[int, Collected]]"
 
 
-def collect(
+def collect(  # noqa: PLR0913
     targets: Sequence[Target],
     *,
     parallel: int = 32,
     timeout_s: float = 120.0,
     become_password: str | None = None,
     then: Then | None = None,
+    read: Callable[[bytes], Bundle] | None = None,
 ) -> Iterator[Collected]:
     """Run the probe on all targets and yield what comes, as it comes: one ``Collected`` for each target.
 
     ``timeout_s`` is the limit of one node, connecting included, whatever the node does. A failing node never stops
-    another. ``then`` is called for each bundle while its node is still connected, within a limit of its own. Ending
+    another. ``then`` is called for each bundle while its node is still connected, within a limit of its own. ``read``
+    makes a bundle of what the probe printed; it raises UsageError where that is none. Ending
     the iteration early (Ctrl-C, ``close()``) ends what is under way and leaves nothing that would keep the process
     from exiting.
     """
     if parallel < 1 or timeout_s <= 0:
         raise UsageError(f"--parallel {parallel} and --timeout {timeout_s:g} must be positive")
-    common = _Common(script_text().encode(), timeout_s, become_password, Gateways(), then, queue.SimpleQueue())
+    common = _Common(
+        script_text().encode(), timeout_s, become_password, Gateways(), then, read or _read, queue.SimpleQueue()
+    )
     waiting = deque(enumerate(targets))
     running: dict[int, _Work] = {}
     try:
@@ -133,7 +141,9 @@ def _give_up(running: dict[int, _Work], common: _Common) -> Iterator[Collected]:
         work.abort()
         if work.bundle is not None and common.then is not None:
             bundle = common.then.failed(work.bundle, _over_then(common.then))
-            yield Collected(work.target.name, bundle, None, now - work.started)
+            bundle = redacted_bundle(bundle, _secrets(work, common))
+            unchecked = work.node.unchecked if work.node is not None else None
+            yield Collected(work.target.name, bundle, None, now - work.started, unchecked)
         else:
             yield Collected(work.target.name, None, _over(work, common.timeout_s), now - work.started)
 
@@ -150,12 +160,12 @@ def _collect_one(work: _Work, common: _Common) -> None:
     bundle, reason = None, None
     watch = _watch(work, common.timeout_s)
     try:
-        bundle = work.bundle = _bundle(_probe(work, common))
+        bundle = work.bundle = redacted_bundle(_bundle(_probe(work, common), common.read), _secrets(work, common))
         watch.cancel()
         if common.then is not None and work.node is not None:
             work.ends = time.monotonic() + common.then.limit_s
             watch = _watch(work, common.then.limit_s)
-            bundle = _then(common.then, work.node, bundle, work)
+            bundle = redacted_bundle(_then(common.then, work.node, bundle, work), _secrets(work, common))
     except NodeFailure as err:
         reason = str(err)
     except Exception as err:
@@ -167,7 +177,16 @@ def _collect_one(work: _Work, common: _Common) -> None:
     seconds = time.monotonic() - work.started
     if reason is not None and seconds >= common.timeout_s:
         reason = _over(work, common.timeout_s)
-    common.results.put((work.number, Collected(work.target.name, bundle, reason, seconds)))
+    if reason is not None:
+        reason = redacted(reason, _secrets(work, common))
+    unchecked = work.node.unchecked if work.node is not None else None
+    common.results.put((work.number, Collected(work.target.name, bundle, reason, seconds, unchecked)))
+
+
+def _secrets(work: _Work, common: _Common) -> list[str]:
+    """What a node was or may have been sent, and could send back."""
+    target = work.target
+    return [text for text in (target.password, target.become_password, common.become_password) if text]
 
 
 def _watch(work: _Work, limit_s: float) -> threading.Timer:
@@ -200,7 +219,7 @@ def _probe(work: _Work, common: _Common) -> bytes:
         local = LocalSession(shlex.split(what.command))
         work.abort.add(local.close)
         return converse(local, what, common.script, node.password, deadline, ready=started)
-    connection = connect(
+    connection, unchecked = connect(
         target.ssh,
         gateways=common.gateways,
         deadline=deadline,
@@ -210,7 +229,7 @@ def _probe(work: _Work, common: _Common) -> bytes:
     )
     work.abort.add(connection.close)
     work.stage = "it let us in and did not start the probe"
-    node = work.node = Node(target, connection, work.abort, common.become_password)
+    node = work.node = Node(target, connection, work.abort, common.become_password, unchecked)
     what = _probing(node, deadline)
     session = start(connection, what.command, deadline)
     work.abort.add(session.close)
@@ -223,11 +242,16 @@ def _probing(node: Node, deadline: float) -> Program:
         sudo=node.becomes_root,
         ask=node.password is not None,
         limit_s=deadline - time.monotonic(),
+        withheld=node.given_password is not None and node.password is None,
     )
 
 
-def _bundle(output: bytes) -> Bundle:
+def _read(output: bytes) -> Bundle:
+    return Bundle.from_json(output, "the node's answer")
+
+
+def _bundle(output: bytes, read: Callable[[bytes], Bundle]) -> Bundle:
     try:
-        return Bundle.from_json(output, "the node's answer")
+        return read(output)
     except UsageError as err:
         raise NodeFailure(str(err)) from None

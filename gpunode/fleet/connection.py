@@ -15,9 +15,7 @@ import fabric
 import paramiko
 from paramiko.auth_strategy import AuthFailure
 
-from gpunode.fleet import known_hosts
-from gpunode.fleet.host_key import HostKeyPolicy, trusted_keys
-from gpunode.fleet.known_hosts import KnownKey
+from gpunode.fleet.host_key import HostKeyPolicy, HostKeys
 from gpunode.fleet.login import Logins
 from gpunode.fleet.process import kill_group
 from gpunode.fleet.session import NodeFailure
@@ -143,7 +141,7 @@ class Gateways:
     def _open(self, gateway: "_Gateway", jumps: tuple[SshSettings, ...], deadline: float) -> None:
         try:
             # A jump host is nobody's own: it lives until all nodes are done, so the abort is that of all.
-            gateway.connection = connect(
+            gateway.connection, _ = connect(
                 replace(jumps[-1], jumps=jumps[:-1]), gateways=self, deadline=deadline, abort=self.abort
             )
         except NodeFailure as err:
@@ -172,13 +170,19 @@ def connect(  # noqa: PLR0913
     abort: Abort,
     password: str | None = None,
     passphrase: str | None = None,
-) -> fabric.Connection:
-    """An open, authenticated connection. Raises NodeFailure with one line; a host key must be known."""
+) -> tuple[fabric.Connection, str | None]:
+    """An open, authenticated connection, and its host key where that was accepted unchecked.
+
+    Raises NodeFailure with one line; a host key must be known, unless the user's settings say otherwise. Then no
+    password is sent.
+    """
     left = deadline - time.monotonic()
     step = max(0.1, min(settings.connect_timeout_s or CONNECT_TIMEOUT_S, left))
-    trusted = trusted_keys(settings)
-    strategy = Logins(settings, password, passphrase)
     sock = _socket(settings, gateways, deadline, step, abort)
+    direct = not settings.jumps and settings.proxy_command is None
+    keys = HostKeys(settings, sock.getpeername()[0] if direct else None)
+    policy = HostKeyPolicy(settings, keys)
+    strategy = Logins(settings, password, passphrase, withheld=lambda: policy.unchecked is not None)
     config = fabric.Config(lazy=True, overrides={"load_ssh_configs": False})
     connection = fabric.Connection(
         settings.hostname,
@@ -194,23 +198,14 @@ def connect(  # noqa: PLR0913
             "banner_timeout": step,
             "auth_timeout": max(0.1, min(30.0, left)),
             "channel_timeout": max(0.1, left),
-            "transport_factory": lambda *args, **kwargs: _transport(settings, trusted, *args, **kwargs),
+            "transport_factory": lambda *args, **kwargs: _transport(settings, keys, *args, **kwargs),
         },
     )
     client: paramiko.SSHClient = connection.client
-    name = known_hosts.lookup_name(settings.hostname, settings.port)
-    # Paramiko asks for the name exactly as connect() was given it.
-    asked = settings.hostname if settings.port == 22 else f"[{settings.hostname}]:{settings.port}"
-    policy = HostKeyPolicy(settings, trusted, name)
     client.set_missing_host_key_policy(policy)
-    for key in trusted:
-        with suppress(paramiko.SSHException, ValueError):
-            client.get_host_keys().add(asked, key.key_type, paramiko.PKey.from_type_string(key.key_type, key.blob))
     began = time.monotonic()
     try:
         connection.open()
-    except paramiko.BadHostKeyException as err:
-        raise NodeFailure(policy.changed(err.key)) from None
     except AuthFailure:
         raise NodeFailure(strategy.explain()) from None
     except (paramiko.SSHException, EOFError, OSError) as err:
@@ -220,7 +215,7 @@ def connect(  # noqa: PLR0913
         if not connection.is_connected:
             connection.close()
             sock.close()
-    return connection
+    return connection, policy.unchecked
 
 
 def start(connection: fabric.Connection, command: str, deadline: float) -> SshSession:
@@ -286,7 +281,7 @@ def _proxy(command: str, abort: Abort) -> socket.socket:
     return ours
 
 
-def _transport(settings: SshSettings, trusted: list[KnownKey], *args: Any, **kwargs: Any) -> paramiko.Transport:
+def _transport(settings: SshSettings, keys: HostKeys, *args: Any, **kwargs: Any) -> paramiko.Transport:
     """Paramiko's transport, offering only algorithms that the user's SSH configuration allows."""
     lists = dict(settings.algorithms)
     transport = paramiko.Transport(*args, **kwargs)
@@ -302,7 +297,7 @@ def _transport(settings: SshSettings, trusted: list[KnownKey], *args: Any, **kwa
     if "hostkeyalgorithms" in lists:
         key_types = _common("hostkeyalgorithms", lists["hostkeyalgorithms"], key_types)
     # As in OpenSSH: ask for a type of key that is known, or a second key of the node would look like a changed one.
-    types = {name for key in trusted for name in _signatures(key.key_type)}
+    types = {name for key_type in keys.types for name in _signatures(key_type)}
     security.key_types = tuple(sorted(key_types, key=lambda name: name not in types))
     return transport
 

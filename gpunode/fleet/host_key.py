@@ -1,4 +1,4 @@
-"""Whether a node's host key is trusted: as OpenSSH with its files, but nothing is ever asked or stored."""
+"""Whether a node's host key is trusted: never weaker than OpenSSH with its files; nothing is ever asked or stored."""
 
 import logging
 
@@ -12,65 +12,104 @@ from gpunode.fleet.ssh_config import SshSettings
 log = logging.getLogger(__name__)
 
 
-def trusted_keys(settings: SshSettings) -> list[KnownKey]:
-    """Keys that known_hosts files list for this host, without certificate authorities."""
-    files = settings.known_hosts_files
-    if settings.host_key_alias is not None:
-        names = [settings.host_key_alias]
-    else:
-        # OpenSSH, too, takes the entry without a port where there is none with it.
-        names = [known_hosts.lookup_name(settings.hostname, settings.port), settings.hostname.lower()]
-    for name in names:
-        found = known_hosts.find(files, name)
-        revoked = {key.blob for key in found if key.marker == "revoked"}
-        keys = [key for key in found if key.marker is None and key.blob not in revoked]
-        if keys:
-            return keys
-    return []
+class HostKeys:
+    """What the known_hosts files list for one host, under each name that it is looked up by."""
+
+    def __init__(self, settings: SshSettings, address: str | None = None) -> None:
+        """``address`` is where the connection leads, where ssh would connect by itself."""
+        files = settings.known_hosts_files
+        if settings.host_key_alias is not None:
+            self.names = [settings.host_key_alias]
+        else:
+            name = known_hosts.lookup_name(settings.hostname, settings.port)
+            # OpenSSH, too, takes the entry without a port where there is none with it.
+            self.names = list(dict.fromkeys((name, settings.hostname.lower())))
+        found = {name: known_hosts.find(files, name) for name in self.names}
+        self._of_address: list[KnownKey] = []
+        also: list[KnownKey] = []
+        if address is not None:
+            by_address = known_hosts.lookup_name(address, settings.port)
+            also = [key for name in {by_address, address} for key in known_hosts.find(files, name)]
+            if settings.check_host_ip and settings.host_key_alias is None:
+                self._of_address = [key for key in known_hosts.find(files, by_address) if key.marker is None]
+        every = [key for keys in found.values() for key in keys]
+        # Whoever revokes a key does not say under which of its names it is met next.
+        self._revoked = {key.blob for key in (*every, *also) if key.marker == "revoked"}
+        plain = {name: [key for key in keys if key.marker is None] for name, keys in found.items()}
+        self.name, self.trusted = next(
+            ((name, keys) for name, keys in plain.items() if keys), (self.names[0], list[KnownKey]())
+        )
+        self.has_authority = any(key.marker == "cert-authority" for key in every)
+
+    @property
+    def types(self) -> set[str]:
+        """Types of the keys that may still be met: asked for first, or a second key would look like a changed one."""
+        return {key.key_type for key in self.trusted if key.blob not in self._revoked}
+
+    def revoked(self, blob: bytes) -> bool:
+        """True where a line of any file revokes the key for this host, whichever other line has it."""
+        return blob in self._revoked
+
+    def known(self, blob: bytes) -> bool:
+        """True where one of the listed keys is this one; a host may have several, also of one type."""
+        return any(key.blob == blob for key in self.trusted)
+
+    def other_of_address(self, blob: bytes) -> KnownKey | None:
+        """A key that the address is listed with, where this one is not among them (CheckHostIP)."""
+        listed = self._of_address
+        return listed[0] if listed and all(key.blob != blob for key in listed) else None
 
 
 class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
-    """Refuses host keys that no file lists, unless StrictHostKeyChecking says otherwise; nothing is ever stored."""
+    """Judges every host key: Paramiko is given none, for it keeps one key of each type alone."""
 
-    def __init__(self, settings: SshSettings, trusted: list[KnownKey], name: str) -> None:
+    def __init__(self, settings: SshSettings, keys: HostKeys) -> None:
         self._settings = settings
-        self._trusted = trusted
-        self._name = settings.host_key_alias or name
+        self._keys = keys
+        self.unchecked: str | None = None
+        """The key in one line, where it is unknown and was accepted because the user's settings say so."""
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:  # noqa: ARG002
-        """Called by Paramiko for a name that it knows no key of."""
-        shown = f"{key.get_name()} {fingerprint(key.asbytes())}"
-        settings = self._settings
-        listed = known_hosts.find(settings.known_hosts_files, self._name)
-        if any(known.marker == "revoked" and known.blob == key.asbytes() for known in listed):
+        """Called by Paramiko with the key that the node has proven to hold; raise NodeFailure to refuse it."""
+        settings, keys, blob = self._settings, self._keys, key.asbytes()
+        shown = f"{key.get_name()} {fingerprint(blob)}"
+        if keys.revoked(blob):
             raise NodeFailure(f"its host key {shown} is revoked in known_hosts")
-        if settings.strict_host_key_checking in ("no", "accept-new"):
-            log.warning(
-                "%s: host key %s is taken unchecked (StrictHostKeyChecking=%s) and not stored",
-                settings.alias,
-                shown,
-                settings.strict_host_key_checking,
+        if key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits:
+            raise NodeFailure(
+                f"its host key {shown} has {key.get_bits()} bits, RequiredRSASize demands {settings.least_rsa_bits}: "
+                "make a new host key on the node (ssh-keygen -A)"
             )
+        if keys.known(blob):
+            other = keys.other_of_address(blob)
+            if other is None:
+                return
+            raise NodeFailure(
+                f"{other.file} line {other.line} lists another host key for its address (CheckHostIP): remove that "
+                f"line, or somebody may stand in between; the node's is {shown}"
+            )
+        if keys.trusted:
+            raise NodeFailure(self._changed(shown))
+        if keys.has_authority:
+            raise NodeFailure(
+                f"{keys.name} is known by a certificate authority alone, which gpunode cannot check: "
+                f"add its host key {shown} to known_hosts"
+            )
+        if settings.strict_host_key_checking in ("no", "accept-new"):
+            self.unchecked = f"{shown} (StrictHostKeyChecking={settings.strict_host_key_checking})"
+            log.warning("%s: host key %s is accepted unchecked and not stored", settings.alias, self.unchecked)
             return
         port = f" -p {settings.port}" if settings.port != 22 else ""
         files = ", ".join(settings.known_hosts_files[:2]) or "no file is set"
-        if any(known.marker == "cert-authority" for known in listed):
-            raise NodeFailure(
-                f"{self._name} is known by a certificate authority alone, which gpunode cannot check: "
-                f"add its host key {shown} to known_hosts"
-            )
         raise NodeFailure(
-            f"unknown host key: {shown} of {self._name} is not in known_hosts ({files}); compare the fingerprint, "
+            f"unknown host key: {shown} of {keys.name} is not in known_hosts ({files}); compare the fingerprint, "
             f"then add it, for example by one login: ssh{port} {settings.user}@{settings.hostname}"
         )
 
-    def changed(self, key: paramiko.PKey) -> str:
-        """The line for a host whose key is another than the listed ones."""
-        place = self._trusted[0]
-        listed = known_hosts.find((place.file,), self._name)
-        name = self._name if listed else self._settings.hostname
+    def _changed(self, shown: str) -> str:
+        place = self._keys.trusted[0]
         return (
-            f"the host key has changed: {key.get_name()} {fingerprint(key.asbytes())} is not the one in {place.file} "
+            f"the host key has changed: {shown} is not the one in {place.file} "
             f"line {place.line}; if the node was installed anew, remove the old one: "
-            f"ssh-keygen -f {place.file} -R '{name}', else somebody may stand in between"
+            f"ssh-keygen -f {place.file} -R '{self._keys.name}', else somebody may stand in between"
         )

@@ -3,7 +3,7 @@
 import base64
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,11 +38,19 @@ class _Agent(AgentSSH):
 class Logins(AuthStrategy):
     """Keys of the agent and of files in OpenSSH's order, then the password; it remembers what was tried."""
 
-    def __init__(self, settings: SshSettings, password: str | None, passphrase: str | None) -> None:
+    def __init__(
+        self,
+        settings: SshSettings,
+        password: str | None,
+        passphrase: str | None,
+        withheld: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``withheld``: whether the host key was not checked; asked once it has been seen."""
         super().__init__(ssh_config=None)  # type: ignore[arg-type]
         self._settings = settings
         self._password = password
         self._passphrase = passphrase
+        self._withheld = withheld
         self._agent: _Agent | None = None
         self._tried: list[str] = []
         self._skipped: list[str] = []
@@ -53,6 +61,9 @@ class Logins(AuthStrategy):
         if self._settings.public_key_allowed:
             yield from self._keys()
         if self._password is not None and self._settings.password_allowed:
+            if self._withheld():
+                self._skipped.append("the password, for its host key was not checked")
+                return
             password = self._password
             self._tried.append("the password")
             yield PasswordSource(self._settings.user, lambda: password)
@@ -94,7 +105,9 @@ class Logins(AuthStrategy):
             if public[path] in in_agent and public[path] is not None:
                 continue
             pkey = self._load(path)
-            if pkey is not None:
+            if pkey is not None and _too_short(pkey, self._settings):
+                self._skipped.append(f"{path} has {pkey.get_bits()} bits, below RequiredRSASize")
+            elif pkey is not None:
                 self._tried.append(path)
                 yield InMemoryPrivateKey(user, pkey)
 
@@ -135,6 +148,10 @@ class Logins(AuthStrategy):
         """Close the agent."""
         if self._agent is not None:
             self._agent.close()
+
+
+def _too_short(key: paramiko.PKey, settings: SshSettings) -> bool:
+    return key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits
 
 
 def _public_blob(path: str) -> bytes | None:

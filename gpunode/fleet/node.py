@@ -76,12 +76,24 @@ class Node:
     """A node during its work: what else is started on it ends with that work, at the latest."""
 
     def __init__(
-        self, target: Target, connection: fabric.Connection | None, abort: Abort, become_password: str | None
+        self,
+        target: Target,
+        connection: fabric.Connection | None,
+        abort: Abort,
+        become_password: str | None,
+        unchecked: str | None = None,
     ) -> None:
         self.target = target
         self._connection = connection
         self._abort = abort
-        self.password = target.become_password or become_password
+        self.given_password = target.become_password or become_password
+        self.unchecked = unchecked
+        """The host key, where it was accepted without being known; None where it was checked."""
+
+    @property
+    def password(self) -> str | None:
+        """The password for sudo; None also for a node that could be anybody."""
+        return self.given_password if self.unchecked is None else None
 
     @property
     def is_root(self) -> bool:
@@ -91,7 +103,7 @@ class Node:
     @property
     def becomes_root(self) -> bool:
         """True where the probe was run with sudo."""
-        become = self.password is not None if self.target.become is None else self.target.become
+        become = self.given_password is not None if self.target.become is None else self.target.become
         return become and not self.is_root
 
     @property
@@ -115,8 +127,16 @@ class Node:
         a connection that broke.
         """
         deadline = time.monotonic() + limit_s
-        asks = self.password is not None
-        program = started_as(names, arguments, sudo=sudo, ask=asks, limit_s=limit_s, missing=missing, what=what)
+        program = started_as(
+            names,
+            arguments,
+            sudo=sudo,
+            ask=self.password is not None,
+            limit_s=limit_s,
+            missing=missing,
+            what=what,
+            withheld=self.given_password is not None and self.password is None,
+        )
         session = self._session(program, deadline)
         self._abort.add(session.close)
         try:
@@ -124,7 +144,7 @@ class Node:
         except BaseException:
             session.close()
             raise
-        stream = Stream(session, bytes(first), bytes(complaints).replace(f"{program.token}:".encode(), b""))
+        stream = Stream(session, bytes(first), bytes(complaints).replace((program.prompt or "\0").encode(), b""))
         self._abort.add(stream.close)
         return stream
 

@@ -60,22 +60,26 @@ class Program:
     command: str
     """One line for the login shell, whichever that is."""
     token: str
-    """Marks the lines that the command itself prints, and the prompt of sudo."""
+    """Marks the lines that the command itself prints."""
     sudo: bool
+    prompt: str | None = None
+    """What sudo asks with, random for each start; None where no password may be sent."""
+    withheld: bool = False
+    """There is a password, and this node may not have it."""
     missing: str = "the node has no such program"
     """What to say where that is so."""
     what: str = "the probe"
     """What the program is called in messages."""
 
 
-def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float) -> Program:
+def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float, withheld: bool = False) -> Program:
     """The command that starts Python reading its program from stdin; see ``started_as``."""
     if python is None:
         missing = "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
     else:
         missing = f"{python} is not on the node: correct ansible_python_interpreter"
     names = (python,) if python else PYTHONS
-    return started_as(names, ("-I", "-"), sudo=sudo, ask=ask, limit_s=limit_s, missing=missing)
+    return started_as(names, ("-I", "-"), sudo=sudo, ask=ask, limit_s=limit_s, missing=missing, withheld=withheld)
 
 
 def started_as(  # noqa: PLR0913
@@ -87,14 +91,16 @@ def started_as(  # noqa: PLR0913
     limit_s: float,
     missing: str,
     what: str = "the probe",
+    withheld: bool = False,
 ) -> Program:
     """The command that starts the first program of ``names`` that the node has.
 
     It says ``TOKEN ready`` before it starts it: what comes before is noise of the login shell, and input is sent only
     then, so that sudo never reads it. The node ends it by itself after ``limit_s``, also when the connection breaks.
-    ``ask``: sudo may ask for a password, with the token as its prompt.
+    ``ask``: sudo may ask for a password, with a random prompt of its own. Without sudo nothing is ever asked.
     """
     token = f"gpunode-{secrets.token_hex(8)}"
+    prompt = f"gpunode-{secrets.token_hex(16)}:" if sudo and ask else None
     limit = max(1, int(limit_s))
     inner = (
         f'for p in {" ".join(map(_double_quoted, names))}; do if command -v "$p" >/dev/null 2>&1; then '
@@ -109,12 +115,12 @@ def started_as(  # noqa: PLR0913
             "LC_ALL=C",
             "sudo",
             "-H",
-            *(("-S", "-p", f"{token}:") if ask else ("-n",)),
+            *(("-S", "-p", prompt) if prompt else ("-n",)),
             "-u",
             "root",
             *words,
         ]
-    return Program(shlex.join(words), token, sudo, missing, what)
+    return Program(shlex.join(words), token, sudo, prompt, withheld, missing, what)
 
 
 def converse(  # noqa: PLR0913
@@ -155,19 +161,22 @@ def converse(  # noqa: PLR0913
 def begin(session: Session, program: Program, password: str | None, deadline: float) -> tuple[bytearray, bytearray]:
     """Wait until a program is about to start; return what was read of its stdout and stderr with that.
 
-    The password is written when sudo's prompt appears and at no other time. Raises NodeFailure with one line.
+    The password is written when the last line on stderr is the prompt of the sudo that this command starts, once,
+    and at no other time: not for a login shell's or a tool's own prompt, and never where the command starts no sudo.
+    Raises NodeFailure with one line.
     """
     out, err = bytearray(), bytearray()
     asked = 0
-    prompt, mark = f"{program.token}:".encode(), f"{program.token} ready".encode()
+    prompt, mark = (program.prompt or "").encode(), f"{program.token} ready".encode()
     while not session.ended:
         stdout, stderr = session.read(_left(deadline))
         out += stdout
         err += stderr
         if f"{program.token} missing".encode() in out:
             raise MissingProgram(program.missing)
-        if err.count(prompt) > asked:
-            asked += 1
+        # sudo-rs puts words of its own around it. Whoever asks leaves the line open.
+        if prompt and prompt in err.rpartition(b"\n")[2] and err.count(prompt) > asked:
+            asked = err.count(prompt)
             _answer_prompt(session, password, asked, deadline - time.monotonic())
         line = out.find(mark)
         end = out.find(b"\n", line) if line >= 0 else -1
@@ -198,7 +207,7 @@ def _answer_prompt(session: Session, password: str | None, asked: int, left: flo
 
 
 def _without(program: Program, text: str) -> str:
-    return text.replace(f"{program.token}:", "")
+    return text.replace(program.prompt, "") if program.prompt else text
 
 
 def _result(status: int | None, out: bytes, err: str, program: Program) -> bytes:
@@ -216,6 +225,11 @@ def _why_not_started(status: int | None, err: str, last: str, program: Program) 
     text = err.lower()
     if program.sudo:
         if "password is required" in text or "authentication is required" in text or "terminal is required" in text:
+            if program.withheld:
+                return (
+                    "sudo asks for a password, and none is sent to a node whose host key was not checked: "
+                    "add its host key to known_hosts"
+                )
             return "sudo asks for a password: give it with -K, or set ansible_become_password"
         if "incorrect password" in text or "authentication failed" in text or "no password was provided" in text:
             return "sudo does not accept the password"

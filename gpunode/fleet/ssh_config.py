@@ -21,9 +21,10 @@ MAX_JUMPS = 8
 _SSH_G_TIMEOUT_S = 20.0
 
 _HONOURED = """
-addressfamily ciphers connecttimeout globalknownhostsfile hostkeyalgorithms hostkeyalias hostname identitiesonly
-identityagent identityfile kexalgorithms macs passwordauthentication port preferredauthentications proxycommand
-proxyjump pubkeyacceptedalgorithms pubkeyauthentication stricthostkeychecking user userknownhostsfile
+addressfamily checkhostip ciphers connecttimeout globalknownhostsfile hostkeyalgorithms hostkeyalias hostname
+identitiesonly identityagent identityfile kexalgorithms macs passwordauthentication port preferredauthentications
+proxycommand proxyjump pubkeyacceptedalgorithms pubkeyauthentication requiredrsasize stricthostkeychecking user
+userknownhostsfile
 """
 # What changes nothing for a probe, or leaves gpunode stricter than ssh would be.
 # How fast or how chatty a connection is.
@@ -49,8 +50,7 @@ numberofpasswordprompts
 # Trust in host keys that gpunode does not extend: it stays stricter.
 _TRUST = """
 canonicaldomains canonicalizefallbacklocal canonicalizehostname canonicalizemaxdots canonicalizepermittedcnames
-casignaturealgorithms checkhostip hashknownhosts nohostauthenticationforlocalhost updatehostkeys
-verifyhostkeydns requiredrsasize
+casignaturealgorithms hashknownhosts nohostauthenticationforlocalhost updatehostkeys verifyhostkeydns
 """
 # Of the configuration file alone.
 _SYNTAX = """
@@ -67,7 +67,7 @@ WITHOUT_EFFECT = frozenset((_PERFORMANCE + _INTERACTIVE + _LOGIN + _TRUST + _SYN
 class SshSettings:
     """Everything one connection needs, as OpenSSH resolved it.
 
-    ``algorithms`` holds only the lists that differ from ssh's defaults, by ssh's option name.
+    ``algorithms`` holds ssh's lists by its option names: what ssh would refuse is not offered here either.
     """
 
     alias: str
@@ -83,6 +83,10 @@ class SshSettings:
     strict_host_key_checking: str = "ask"
     """``yes``, ``ask``, ``accept-new`` or ``no``."""
     host_key_alias: str | None = None
+    check_host_ip: bool = False
+    """The address, too, must not be listed with another key; only where ssh connects by itself."""
+    least_rsa_bits: int = 1024
+    """RequiredRSASize: for host keys and for the user's own."""
     connect_timeout_s: float | None = None
     address_family: str = "any"
     password_allowed: bool = True
@@ -134,6 +138,8 @@ def _resolve(alias: str, options: Options, host: str, jumps_left: int) -> SshSet
         known_hosts_files=tuple(_path(host, name, tokens) for name in files if name != "none"),
         strict_host_key_checking=_strictness(one("stricthostkeychecking", "ask")),
         host_key_alias=alias_for_key if alias_for_key not in ("", "none") else None,
+        check_host_ip=_yes(one("checkhostip")),
+        least_rsa_bits=int(size) if (size := one("requiredrsasize")).isdigit() else 1024,
         connect_timeout_s=float(timeout) if timeout.isdigit() and int(timeout) > 0 else None,
         address_family=one("addressfamily", "any"),
         password_allowed=_yes(one("passwordauthentication", "yes")) and (not preferred or "password" in preferred),
@@ -143,7 +149,7 @@ def _resolve(alias: str, options: Options, host: str, jumps_left: int) -> SshSet
         algorithms=tuple(
             (key, tuple(one(key).split(",")))
             for key in ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
-            if answer.get(key) != _defaults().get(key)
+            if one(key)
         ),
     )
 

@@ -38,8 +38,14 @@ SCHEMA = "gpunode.bundle/1"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMMAND_S = 15.0
 NVIDIA_TOOL_S = 30.0
+NVIDIA_LEAST_S = 5.0
+"""With less time left, another of NVIDIA's tools is not started: a slow one would look like one that hangs."""
 PASSIVE_S = 20.0
-TOTAL_S = 75.0
+TOTAL_S = 95.0
+TOTAL_PER_GPU_S = 2.5
+TOTAL_MOST_S = 115.0
+"""The whole probe ends within TOTAL_S and TOTAL_PER_GPU_S for each GPU: drivers without persistence start every GPU
+anew for each call, which takes seconds. TOTAL_MOST_S stays below the time that the fleet gives a node."""
 OUTPUT_BYTES = 4 * 1024 * 1024
 FILE_BYTES = 1024 * 1024
 HOLDERS_S = 5.0
@@ -725,7 +731,8 @@ class Probe:
         that cannot be killed (state D) is left alone, so that it costs its limit and no more.
         """
         started = time.monotonic()
-        limit_s = max(0.0, min(limit_s or self.command_s, self.deadline - started))
+        own_s = limit_s or self.command_s
+        limit_s = max(0.0, min(own_s, self.deadline - started))
         if self.leaving:
             return answer(argv, 126, "", "not started: the probe was ended", 0.0)
         try:
@@ -756,7 +763,7 @@ class Probe:
         elif rc < 0:
             rc = 128 - rc
         if why == "timeout":
-            stderr = stderr[:2000] + "\nkilled: no answer within %g s" % limit_s
+            stderr = stderr[:2000] + "\nkilled: " + late(limit_s, own_s)
         if left:
             stderr += "\nstill there after being killed: state %s" % left
         seconds = time.monotonic() - started
@@ -870,6 +877,19 @@ class Probe:
             "files": {path: None if text is None else scrub(text) for path, text in self.files.items()},
             "results": [],
         }
+
+
+def late(limit_s: float, own_s: float) -> str:
+    """Which limit ended a command: its own, or what was left of the whole probe's time."""
+    if limit_s >= own_s:
+        return "no answer within %g s" % own_s
+    return "no answer within %.1f s, which was left of the time for the whole probe" % limit_s
+
+
+def gpus_on_bus(probe: Probe) -> int:
+    """How many NVIDIA display controllers the probe saw on the PCI bus."""
+    texts = [text or "" for path, text in list(probe.files.items()) if path.startswith(PCI_FOLDER)]
+    return sum(1 for text in texts if re.search(r"(?m)^PCI_CLASS=30", text) and re.search(r"(?m)^PCI_ID=10DE:", text))
 
 
 def children_of(parent: int) -> Set[int]:
@@ -1368,10 +1388,13 @@ def nvidia_tools(probe: Probe) -> None:
     if probe.files.get("/proc/driver/nvidia/version") is None and not re.search(r"(?m)^nvidia ", modules):
         return
     hung = None
+    probe.deadline += min(TOTAL_PER_GPU_S * gpus_on_bus(probe), TOTAL_MOST_S - TOTAL_S)
     for key, argv in NVIDIA_TOOLS:
-        if hung:
-            reason = "not run: %s did not come back before it" % hung
-            probe.note_answer(key, answer(argv, 124, "", reason, 0.0, timed_out=True))
+        reason = "%s did not come back before it" % hung if hung else None
+        if reason is None and time.monotonic() + NVIDIA_LEAST_S > probe.deadline:
+            reason = "the time for the whole probe is used up; each tool before it was slow"
+        if reason:
+            probe.note_answer(key, answer(argv, 124, "", "not run: " + reason, 0.0, timed_out=True))
             continue
         found = probe.run(key, argv, probe.nvidia_tool_s)
         if found and found["timed_out"]:
@@ -1400,7 +1423,7 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, leave)
-    signal.alarm(int(TOTAL_S) + 15)
+    signal.alarm(int(TOTAL_MOST_S) + 3)
     text = json.dumps(probe.collect(), sort_keys=True)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

@@ -1,5 +1,5 @@
 """Verdicts on nodes put together: the report, for programs and for people."""
 
-from gpunode.report.model import NodeReport, Report, exit_code, judged, report, unreachable
+from gpunode.report.model import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
 
-__all__ = ["NodeReport", "Report", "exit_code", "judged", "report", "unreachable"]
+__all__ = ["NodeReport", "Report", "exit_code", "judged", "report", "unchecked", "unreachable"]

@@ -92,6 +92,17 @@ def judged(host: str, identity: Identity, findings: Sequence[Finding], seconds: 
     )
 
 
+def unchecked(node: NodeReport, key: str) -> NodeReport:
+    """Return the report on a node whose host key was accepted unknown: it may be the report on another machine."""
+    message = (
+        f"its host key was not checked: {key}; no password was sent to it, and its findings may be those of another "
+        "machine: add the key to known_hosts"
+    )
+    finding = Finding(check="node.reachable", status=Status.WARN, component="node", message=message)
+    findings = (finding, *(one for one in node.findings if one.check != finding.check))
+    return node.model_copy(update={"findings": findings, "status": worst(one.status for one in findings)})
+
+
 def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
     """The report on a node from which nothing came: one finding ``node.reachable``."""
     finding = Finding(check="node.reachable", status=Status.ERROR, component="node", message=reason)

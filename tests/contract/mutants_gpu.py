@@ -2,7 +2,7 @@
 
 from bundles import Edit, grace, guest, hgx, not_run, pcie_4, stdout, t4, text, timed_out, with_two_gpus
 from machines import PCI
-from mutant import Missing, Mutant, garbled
+from mutant import Missing, Mutant, cut, garbled
 
 from gpunode.checks import Expectation, Status
 
@@ -25,9 +25,12 @@ def reason(name: str) -> Edit:
     return tag(f"clocks_event_reason_{name}", "Not Active", "Active")
 
 
+XML_OF_4 = pcie_4()["commands"][SMI]["stdout"]
+SECOND_OF_4 = XML_OF_4[XML_OF_4.index('\t<gpu id="00000000:3D') : XML_OF_4.index('\t<gpu id="00000000:9A')]
 ONE_GPU_OFF_THE_BUS = [
     text(PCI, "0000:3d:00.0\n", ""),
     smi("<attached_gpus>4<", "<attached_gpus>3<"),
+    smi(SECOND_OF_4, ""),
 ]
 XID = (
     "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n"
@@ -101,13 +104,33 @@ MUTANTS = [
             "gpu.ecc-corrected",
             "gpu.ecc-mode",
             "gpu.ecc-uncorrected",
+            "gpu.memory-size",
+            "gpu.memory-used",
             "gpu.power-limit",
             "gpu.recovery",
             "gpu.retired-pages",
             "gpu.temperature",
             "gpu.throttling",
+            "link.pcie-replays",
         ),
     ),
+    Mutant(
+        "gpu.messages",
+        "the infoROM of one GPU is corrupted",
+        hgx,
+        [
+            smi("</nvidia_smi_log>\n", "</nvidia_smi_log>\nWARNING: infoROM is corrupted at gpu 0000:5D:00.0\n"),
+            Edit(("commands", SMI, "rc"), None, 14),
+        ],
+        becomes=WARN,
+    ),
+    Mutant("gpu.messages", "power cables, by exit status alone", t4, [Edit(("commands", SMI, "rc"), None, 8)]),
+    Mutant("gpu.answers", "off the bus, by exit status alone", t4, [Edit(("commands", SMI, "rc"), None, 15)]),
+    Mutant("gpu.recovery", "a drain is recommended", hgx, [tag("drain_and_reset_recommended", "No", "Yes")]),
+    Mutant("gpu.memory-size", "half of its memory", hgx, [smi("<total>81559 MiB", "<total>40960 MiB")]),
+    Mutant("gpu.vbios", "one GPU with another", hgx, [tag("vbios_version", "00.00.00.00.01", "2")], becomes=WARN),
+    Mutant("gpu.ecc-mode", "off after the next reset", t4, [tag("pending_ecc", "Enabled", "Disabled")], becomes=WARN),
+    Mutant("gpu.temperature", "hot memory", hgx, [tag("memory_temp", "40 C", "110 C")]),
     Mutant("gpu.recovery", "a reset is recommended", hgx, [tag("gpu_recovery_action", "None", "Drain and Reset")]),
     Mutant(
         "gpu.recovery",
@@ -298,23 +321,25 @@ MISSING: Missing = {
     "gpu.present": [(with_two_gpus, [text(PCI, None, None)])],
     "gpu.model": [(hgx, [text(PCI, None, None)])],
     "gpu.count": [
-        (with_two_gpus, timed_out(SMI)),
+        (with_two_gpus, cut(SMI)),
         (with_two_gpus, [smi("</nvidia_smi_log>", "")]),
-        (with_two_gpus, [Edit(("commands", SMI, "rc"), None, 127)]),
     ],
     "gpu.device-nodes": [
         (t4, [not_run("device-nodes")]),
         (t4, [text("/proc/driver/nvidia/gpus/", None, "")]),
         (t4, [text("/proc/driver/nvidia/gpus/0000:3b:00.0/information", None, None)]),
     ],
-    "gpu.answers": [(hgx, timed_out(SMI)), (t4, garbled(SMI))],
+    "gpu.answers": [(hgx, cut(SMI)), (t4, garbled(SMI))],
+    "gpu.messages": [(hgx, [not_run(SMI)])],
+    "gpu.memory-size": [(hgx, [smi("<total>81559 MiB", "<total>N/A")])],
+    "gpu.vbios": [(hgx, cut(SMI))],
     "gpu.recovery": [(hgx, [not_run(SMI)])],
     "gpu.persistence": [
         (with_two_gpus, [smi("<persistence_mode>Enabled</persistence_mode>", "")]),
         (with_two_gpus, timed_out("systemctl-units")),
     ],
     "gpu.compute-mode": [(hgx, [smi("<compute_mode>Default</compute_mode>", "")])],
-    "gpu.mig": [(hgx, timed_out(SMI))],
+    "gpu.mig": [(hgx, cut(SMI))],
     "gpu.power-limit": [(hgx, [smi("<current_power_limit>700.00 W</current_power_limit>", "")])],
     "gpu.clocks": [(hgx, [smi("<sm_clock>345 MHz</sm_clock>", "")])],
     "gpu.memory-used": [
@@ -322,7 +347,7 @@ MISSING: Missing = {
         (hgx, [smi("<processes>\n\t\t</processes>", ""), Edit(("commands", "device-holders", "rc"), None, 1)]),
     ],
     "gpu.ecc-mode": [(hgx, [tag("current_ecc", "Enabled", "N/A")])],
-    "gpu.ecc-uncorrected": [(t4, [smi("<double_bit><total>0</total></double_bit>", "")]), (hgx, timed_out(SMI))],
+    "gpu.ecc-uncorrected": [(t4, [smi("<double_bit><total>0</total></double_bit>", "")]), (hgx, cut(SMI))],
     "gpu.ecc-corrected": [(t4, [smi("<single_bit><total>0</total></single_bit>", "")])],
     "gpu.remapped-rows": [
         (hgx, [smi("<remapped_row_pending>No</remapped_row_pending>", "")]),

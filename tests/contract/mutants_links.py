@@ -2,7 +2,7 @@
 
 from bundles import Edit, hgx, hgx_4, hgx_b200, not_run, pcie_4, stdout, t4, text, timed_out
 from machines import PCI
-from mutant import Missing, Mutant, garbled
+from mutant import Missing, Mutant, cut, garbled
 from mutants_gpu import smi, tag
 
 from gpunode.checks import Expectation, Status
@@ -31,6 +31,13 @@ MUTANTS = [
         "trained at an older generation",
         hgx,
         [text(GPU0 + "current_link_speed", None, "8.0 GT/s PCIe\n")],
+    ),
+    Mutant(
+        "link.pcie-replays",
+        "far more than DCGM allows",
+        hgx,
+        [smi("<replay_counter>0<", "<replay_counter>99999999<")],
+        becomes=WARN,
     ),
     Mutant(
         "link.topology",
@@ -222,28 +229,32 @@ MISSING: Missing = {
     "link.pcie-width": [(hgx, [text(GPU0 + "max_link_width", None, None)]), (hgx, timed_out("systemd-detect-virt"))],
     "link.pcie-speed": [
         (hgx, [text(GPU0 + "current_link_speed", None, "Unknown\n")]),
-        (hgx, timed_out("nvidia-smi-xml")),
+        (hgx, cut("nvidia-smi-xml")),
     ],
-    "link.topology": [(hgx, timed_out("nvidia-smi-topo")), (hgx, garbled("nvidia-smi-topo"))],
+    "link.pcie-replays": [
+        (hgx, [smi("<replay_counter>0</replay_counter>", "")]),
+        (hgx, [text("/proc/uptime", None, None)]),
+    ],
+    "link.topology": [(hgx, cut("nvidia-smi-topo")), (hgx, garbled("nvidia-smi-topo"))],
     "link.numa": [(hgx, [text(PCI, None, None)]), (pcie_4, timed_out("systemd-detect-virt"))],
     "link.p2p": [(hgx, [not_run("nvidia-smi-p2p")]), (hgx, garbled("nvidia-smi-p2p", "No devices were found\n"))],
     "nvlink.count": [
         (hgx, [stdout("nvidia-smi-nvlink", GPU7 + LINKS_OF_GPU7, "")]),
-        (hgx, timed_out("nvidia-smi-nvlink")),
+        (hgx, cut("nvidia-smi-nvlink")),
     ],
     "nvlink.state": [(hgx, [not_run("nvidia-smi-nvlink")]), (hgx, garbled("nvidia-smi-nvlink"))],
     "nvlink.speed": [(hgx, [stdout("nvidia-smi-nvlink", "Link 5: 26.562 GB/s", "Link 5: 26.562 GB")])],
     "nvlink.errors": [
-        (hgx, timed_out("nvidia-smi-nvlink-errors")),
+        (hgx, cut("nvidia-smi-nvlink-errors")),
         (hgx, [stdout("nvidia-smi-nvlink-errors", None, "")]),
     ],
     "fabric.manager": [(hgx, timed_out("systemctl-units")), (hgx, [not_run("uname")])],
     "fabric.manager-version": [
-        (hgx, timed_out("version-nv-fabricmanager")),
+        (hgx, cut("version-nv-fabricmanager")),
         (hgx, garbled("version-nv-fabricmanager")),
     ],
     "fabric.state": [
-        (hgx, timed_out("nvidia-smi-xml")),
+        (hgx, cut("nvidia-smi-xml")),
         (hgx, [Edit(("commands", "nvidia-smi-xml", "truncated"), None, True)]),
     ],
     "rdma.ports": [(hgx, [text(HCA + "state", None, None)])],

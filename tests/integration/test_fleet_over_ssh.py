@@ -92,7 +92,7 @@ def test_a_host_that_is_known_by_an_authority_alone_says_so(start_sshd: Start) -
 
 
 @pytest.mark.parametrize("strict", ["no", "accept-new"])
-def test_an_explicit_wish_takes_an_unknown_key_with_a_warning(
+def test_an_unknown_key_is_accepted_with_a_warning_where_the_settings_say_so(
     start_sshd: Start, strict: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = start_sshd()

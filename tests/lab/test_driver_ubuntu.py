@@ -26,6 +26,7 @@ apt-get install -y -q --no-install-recommends {IMAGE}
 apt-get purge -y -q linux-image-generic
 """
 
+FOREIGN = "/etc/apt/sources.list.d/foreign.list"
 LTS_KERNEL = f"""
 apt-get purge -y -q {IMAGE}
 mkdir -p /tmp/meta/DEBIAN
@@ -95,6 +96,20 @@ def test_a_transitional_branch_is_the_one_that_it_installs(roles: Roles, install
     assert {name for name in driver if "-595-" in name} == driver
     assert f"linux-modules-nvidia-595-server-open-{HWE}" in driver
     again = on(roles, "590")
+    assert again.recap["changed"] == 0, again.changed
+
+
+def test_a_foreign_repository_that_cannot_be_reached_stops_no_run(roles: Roles, installed: tuple[Run, Run]) -> None:
+    roles.site.sh(f"echo 'deb http://ppa.invalid/somebody/ppa/ubuntu noble main' > {FOREIGN}")
+    try:
+        announced = on(roles, "580", "--check")
+        on(roles, "580")
+        found = versions(roles.site)
+        again = on(roles, "580")
+    finally:
+        roles.site.sh(f"rm {FOREIGN}")
+    assert "Announce the driver's packages" in announced.changed
+    assert f"linux-modules-nvidia-580-server-open-{HWE}" in found
     assert again.recap["changed"] == 0, again.changed
 
 

@@ -1,6 +1,6 @@
 """What the driver says of itself and of its GPUs."""
 
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.facts.models.base import Fact
 
@@ -42,6 +42,34 @@ class GpuProcess(Fact):
         return self.name not in _DAEMONS and any(device.startswith("/dev/nvidia-uvm") for device in self.devices)
 
 
+class ToolRun(Fact):
+    """How one of NVIDIA's tools ended on the node."""
+
+    answers: str
+    """The field of NodeFacts that its output is read for."""
+    command: str
+    """As a message names it: ``nvidia-smi -q -x``."""
+    exit_status: int
+    ended: Literal["exit", "signal", "timeout", "slow", "not-run", "missing"]
+    """``slow``: ended when the time for the whole probe was used up, before its own limit."""
+    signal: str | None = None
+    """``SIGSEGV``; None for one that was not ended by a signal."""
+    reason: str = ""
+    """The probe's reason for ending it, or for leaving it out."""
+
+    @property
+    def failure(self) -> str | None:
+        """What is wrong with the run, apart from its exit status; None where it ended by itself."""
+        match self.ended:
+            case "signal":
+                return f"{self.command} crashed ({self.signal}, exit status {self.exit_status})"
+            case "timeout" | "slow":
+                return f"{self.command} did not answer{f' ({self.reason})' if self.reason else ''}"
+            case "not-run":
+                return f"{self.command} was not run{f' ({self.reason})' if self.reason else ''}"
+        return None
+
+
 class Smi(Fact):
     """An answer of nvidia-smi as parsed: exactly one of ``document`` and ``error_kind`` is set."""
 
@@ -50,6 +78,9 @@ class Smi(Fact):
     error_kind: str | None = None
     error_message: str | None = None
     error_nvml_version: str | None = None
+    exit_status: int = 0
+    messages: tuple[str, ...] = ()
+    """Lines that nvidia-smi printed beside its answer, on either stream: ``WARNING: infoROM is corrupted at gpu …``."""
 
 
 class DriverGpu(Fact):

@@ -10,7 +10,8 @@ _KINDS = (
     (re.compile(r"insufficient permissions|permission denied|access blocked", re.I), "permission"),
     (re.compile(r"no devices (?:were )?found", re.I), "no-devices"),
     (re.compile(r"unable to determine the device handle|gpu is lost|fallen off the bus", re.I), "gpu-lost"),
-    (re.compile(r"couldn't communicate with the nvidia driver|driver not loaded", re.I), "driver-not-loaded"),
+    (re.compile(r"couldn't communicate with the nvidia driver|driver (?:is )?not loaded", re.I), "driver-not-loaded"),
+    (re.compile(r"couldn't find libnvidia-ml|nvml: shared library not found", re.I), "library-missing"),
     (re.compile(r"failed to initialize nvml: unknown error", re.I), "nvml-unknown"),
 )
 _ERROR_LINE = re.compile(
@@ -49,12 +50,18 @@ def is_remark(line: str) -> bool:
     return any((is_error_line(line), _WARNING.match(line[:2000]), _NVML_VERSION.fullmatch(line[:2000])))
 
 
+def remarks(text: str) -> list[str]:
+    """Return the lines of a text that ``is_remark`` knows."""
+    lines = lines_of(text[:100_000])[:_SEARCHED_LINES]
+    return [line.strip() for line in lines if is_remark(line)]
+
+
 def find(text: str) -> dict[str, Any] | None:
     """What nvidia-smi says of its own failure, None where the text says nothing of the kind.
 
     ``{"error": {kind, message, nvml_version}}``: ``kind`` is one of driver-library-mismatch, no-devices,
-    driver-not-loaded, gpu-lost, nvml-unknown, permission, other; ``message`` the first line of the error as printed.
-    To be asked where no output was found.
+    driver-not-loaded, library-missing, gpu-lost, nvml-unknown, permission, other; ``message`` the first line of the
+    error as printed. To be asked where no output was found.
     """
     lines = lines_of(text[:100_000])[:_SEARCHED_LINES]
     message = next((line.strip() for line in lines if is_error_line(line)), None)

@@ -21,6 +21,8 @@ from gpunode.facts.parsers.values import (
     version,
 )
 
+NOT_LISTED = "attached GPUs are listed"
+"""How the message about GPUs that are counted and not listed ends."""
 _FAULTS = frozenset({"err!", "unknown error", "gpu is lost", "gpu requires reset", "reset required"})
 _HARD_FAULTS = frozenset({"gpu is lost", "gpu requires reset"})
 _HARMLESS = frozenset(
@@ -58,7 +60,7 @@ def document(root: Node, gpus: list[dict[str, Any]], messages: list[str]) -> dic
     """The whole answer: the head's fields, the GPUs, and what nvidia-smi said beside them."""
     attached = integer(root.get("attached_gpus"))
     if attached is not None and attached != len(gpus):
-        messages = [*messages, f"{len(gpus)} of {attached} attached GPUs are listed"]
+        messages = [*messages, f"{len(gpus)} of {attached} {NOT_LISTED}"]
     return {
         "driver_version": version(root.get("kmd_version")) or version(root.get("driver_version")),
         "cuda_version": version(root.get("cuda_umd_version")) or version(root.get("cuda_version")),
@@ -106,6 +108,7 @@ def gpu(node: Node, index: int, printed_bus_id: str | None) -> dict[str, Any]:
         "fabric": _fabric(node.child("fabric")),
         "recovery_action": _printed(node.get("gpu_recovery_action")),
         "reset_required": flag(node.get("gpu_reset_status/reset_required")),
+        "drain_and_reset_recommended": flag(node.get("gpu_reset_status/drain_and_reset_recommended")),
         "mig_devices": [_mig_device(device) for device in _mig_device_nodes(node)],
         "processes": _processes(node),
         "errors": _errors(node),
@@ -131,6 +134,7 @@ def _ecc(node: Node) -> dict[str, Any]:
     }
     return {
         "enabled": flag(node.get("ecc_mode/current_ecc", "ecc_mode/current")),
+        "pending": flag(node.get("ecc_mode/pending_ecc", "ecc_mode/pending")),
         **counts,
         "sram_threshold_exceeded": flag(errors.get("aggregate/sram_threshold_exceeded")),
     }

@@ -15,6 +15,7 @@ from gpunode.facts.node import (
     Package,
     PciDevice,
     Smi,
+    ToolRun,
     Unit,
 )
 
@@ -176,7 +177,7 @@ def test_a_mismatch_that_only_nvidia_smi_tells() -> None:
     loaded = LoadedDriver(version="535.261.03", flavour=None)
     status, message = one("driver.library-matches-module", loaded_driver=loaded, smi=smi)
     assert status == "fail"
-    assert message == "driver/library version mismatch: the module in memory is 535.261.03, the library 550.163"
+    assert message == "driver/library version mismatch: the module in memory is 535.261.03, nvidia-smi loads 550.163"
 
 
 def test_a_module_without_any_library_is_nothing_to_compare() -> None:
@@ -263,20 +264,57 @@ LOADED = LoadedDriver(version="535.261.03", flavour=None)
     ("smi", "status"),
     [
         (Smi(error_kind="no-devices", error_message="No devices were found"), "fail"),
-        (Smi(error_kind="gpu-lost", error_message="GPU is lost"), "fail"),
-        (Smi(error_kind="nvml-unknown", error_message="Unknown Error"), "error"),
-        (None, "error"),
+        (Smi(error_kind="gpu-lost", error_message="GPU is lost"), "skip"),
+        (Smi(error_kind="nvml-unknown", error_message="Unknown Error"), "skip"),
+        (None, "skip"),
     ],
 )
 def test_what_nvidia_smi_says_instead_of_an_answer(smi: Smi | None, status: str) -> None:
     assert one("gpu.count", loaded_driver=LOADED, smi=smi)[0] == status
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("driver-not-loaded", "fail"),
+        ("library-missing", "fail"),
+        ("nvml-unknown", "fail"),
+        ("permission", "error"),
+        ("other", "error"),
+        ("driver-library-mismatch", "skip"),
+        ("gpu-lost", "skip"),
+        ("no-devices", "skip"),
+        (None, "error"),
+    ],
+)
+def test_a_driver_that_cannot_be_reached_is_one_failure_with_a_remedy(kind: str | None, status: str) -> None:
+    smi = Smi(error_kind=kind, error_message="what it printed") if kind else None
+    (found,) = judged("driver.tools-answer", loaded_driver=LOADED, smi=smi, tool_runs=())
+    assert found.status.value == status
+    assert bool(found.remedy) is (status != "skip")
+
+
+def test_slow_is_not_hung() -> None:
+    reason = "killed: no answer within 6.0 s, which was left of the time for the whole probe"
+    slow = ToolRun(answers="nvlink", command="nvidia-smi nvlink -e", exit_status=124, ended="slow", reason=reason)
+    (found,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(slow,))
+    assert (found.status.value, reason in found.message) == ("error", True)
+
+
+def test_a_crash_is_named_by_its_signal() -> None:
+    run = ToolRun(answers="smi", command="nvidia-smi -q -x", exit_status=139, ended="signal", signal="SIGSEGV")
+    gaps = {"smi": "nvidia-smi -q -x crashed (SIGSEGV, exit status 139)"}
+    (found,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(run,), gaps=gaps)
+    assert (found.status.value, found.message) == ("fail", gaps["smi"])
+    (skipped,) = judged("gpu.count", loaded_driver=LOADED, tool_runs=(run,), gaps=gaps)
+    assert (skipped.status.value, "driver.tools-answer" in skipped.message) == ("skip", True)
+
+
 def test_the_gpu_that_the_driver_lacks_is_named() -> None:
     smi = Smi(document={"attached_gpus": 1, "gpus": [{"index": 0, "pci_bus_id": "0000:1a:00.0"}]})
     pci = (gpu(), gpu("0000:3d:00.0"))
     status, message = one("gpu.count", loaded_driver=LOADED, smi=smi, pci=pci)
-    assert (status, message) == ("fail", "2 GPUs on the bus, 1 with the driver (not taken: 0000:3d:00.0)")
+    assert (status, message) == ("fail", "2 GPUs on the bus, 1 with the driver (not with the driver: 0000:3d:00.0)")
 
 
 def test_persistence_is_told_for_each_gpu_and_for_the_daemon() -> None:

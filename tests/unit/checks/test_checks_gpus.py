@@ -134,7 +134,22 @@ def test_the_model_that_the_site_says(wanted: str, status: str) -> None:
 
 def test_a_model_that_the_catalog_has_not_is_no_guess() -> None:
     status, message = one("gpu.model", node(said("ffff")))
-    assert (status, "10de:ffff" in message) == ("skip", True)
+    assert (status, "10de:ffff" in message) == ("error", True)
+
+
+def test_a_product_name_stands_in_for_a_pci_id_that_the_catalog_has_not() -> None:
+    status, message = one("gpu.model", node(said("ffff", name="NVIDIA H100 80GB HBM3")))
+    assert (status, "10de:ffff" in message, "H100 SXM5 80GB" in message) == ("warn", True, True)
+
+
+def test_a_product_name_of_another_model_than_the_pci_id() -> None:
+    status, message = one("gpu.model", node(said(H100, name="NVIDIA GB200")))
+    assert (status, "NVIDIA GB200" in message, "H100" in message) == ("fail", True, True)
+
+
+def test_two_models_of_sxm_modules_in_one_node() -> None:
+    mixed = [said(H100), said("2335", index=1, pci_bus_id="0000:2a:00.0")]
+    assert [finding.status.value for finding in judged("gpu.model", node(*mixed))] == ["pass", "warn"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +177,8 @@ def test_each_reason_counts_whatever_else_holds(reasons: list[str], status: str,
         ({"temperature_c": 80, "tlimit_c": 7, "slowdown_tlimit_c": -2}, "pass"),
         ({"temperature_c": 80, "tlimit_c": 2, "slowdown_tlimit_c": -2}, "warn"),
         ({"temperature_c": 80, "tlimit_c": -2, "slowdown_tlimit_c": -2}, "fail"),
-        ({"temperature_c": 80}, "skip"),
+        ({"temperature_c": 80}, "error"),
+        ({"temperature_c": 35, "tlimit_c": 0, "slowdown_tlimit_c": -2, "throttle_reasons": []}, "error"),
         (
             {
                 "temperature_c": 40,
@@ -225,7 +241,7 @@ def test_memory_that_the_operating_system_manages(number: str, mode: str | None,
         (V100, "580.95.05", "open", "fail", "needs the proprietary kernel modules"),
         (V100, "590.44.01", "proprietary", "fail", "branch 580 is the last"),
         (V100, "580.95.05", None, "pass", "fits"),
-        ("ffff", "580.95.05", "open", "skip", "does not know"),
+        ("ffff", "580.95.05", "open", "skip", "does not have"),
     ],
 )
 def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, status: str, words: str) -> None:
@@ -399,7 +415,7 @@ def test_the_cube_of_eight_v100_lacks_nvlink_between_some() -> None:
 
 def test_in_mig_mode_nothing_is_said_of_nvlink() -> None:
     facts = node(said(H100, mig_mode=True), nvlink=listing(*[False] * 18))
-    assert one("nvlink.state", facts) == ("skip", "the driver tells nothing of NVLink in MIG mode")
+    assert one("nvlink.state", facts) == ("skip", "the driver reports no NVLink of a GPU in MIG mode")
 
 
 def test_a_guest_whose_host_divides_the_board() -> None:

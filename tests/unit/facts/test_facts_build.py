@@ -27,6 +27,7 @@ KNOWN_ANYHOW = {
     "nvlink_errors",
     "gpu_virtualization",
     "nvidia_tool_versions",
+    "tool_runs",
     "unanswered",
 }
 """Of these, what follows from there being no module."""

@@ -30,6 +30,7 @@ class TestXml:
         assert gpu["mig_mode"] is False
         assert gpu["ecc"] == {
             "enabled": True,
+            "pending": None,
             "volatile_corrected": 11,
             "volatile_uncorrected": 5,
             "aggregate_corrected": 44,
@@ -167,7 +168,7 @@ class TestXml:
             "gpu-lost",
             None,
         ),
-        ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", "other", None),
+        ("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", "library-missing", None),
     ],
 )
 def test_what_nvidia_smi_says_of_its_failure(text: str, kind: str, nvml: str | None) -> None:

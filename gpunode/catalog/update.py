@@ -1,0 +1,265 @@
+"""What indexes hold and the catalog does not: an overlay of new branches, releases, toolkits and GPU names.
+
+``overlay`` compares and writes rows as text; ``gpunode catalog update`` lints them with the catalog before anything is
+written. A package index says which versions exist, and no more: what a row needs beside that is taken from its
+neighbour, named in ``unsure``, or left out, so that no refusal rests on it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+import yaml
+from packaging.version import Version as Number
+
+from gpunode.catalog import pci_ids
+from gpunode.catalog.catalog import Catalog
+from gpunode.catalog.indexes import Index
+from gpunode.catalog.software import Branch, Toolkit
+
+HEADER = "# Written by gpunode catalog update"
+MOST_NEW = 200
+"""Rows or releases of one kind; more is no update but another catalog."""
+_DRIVER = re.compile(
+    r"(cuda-drivers|nvidia-open|nvidia-driver|nvidia-driver-cuda|nvidia-kernel-open-dkms|nvidia-kernel-dkms"
+    r"|kmod-nvidia-(open|latest)-dkms|nvidia-dkms|nvidia-dkms-open|nvidia-fabric-?manager|libnvidia-compute)"
+    r"(-\d{3}(-open)?)?"
+)
+"""Packages whose version is the driver's, in every repository of NVIDIA's (packages.yml, components of the closure)."""
+_RELEASE = re.compile(r"([1-9]\d{2})\.\d{1,3}(\.\d{1,2})?")
+_TOOLKIT = re.compile(r"cuda-toolkit-(\d{2})-(\d{1,2})")
+_COMPAT = re.compile(r"cuda-compat-(\d{2})-(\d{1,2})")
+_THREE = re.compile(r"\d{2}\.\d{1,2}\.\d{1,3}")
+_OPEN = re.compile(r"nvidia-open.*|.*-open(-dkms)?|kmod-nvidia-open.*")
+_PROPRIETARY = re.compile(r"cuda-drivers.*|nvidia-dkms(-\d+)?|nvidia-kernel-dkms|kmod-nvidia-latest-dkms")
+
+
+@dataclass
+class Found:
+    """What is new, as sections of an overlay, and what could not become a row."""
+
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def add(self, section: str, key: str, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self.sections.setdefault(section, {})[key] = dict(row)
+
+    @property
+    def summary(self) -> str:
+        """``1 branch, 3 releases``; empty where nothing is new."""
+        branches = self.sections.get("branches", {})
+        new = [row for row in branches.values() if "oldest_architecture" in row]
+        counts = {
+            "branches": len(new),
+            "releases": sum(len(row["points"]) for row in branches.values()),
+            "toolkits": len(self.sections.get("toolkits", {})),
+            "container toolkits": len(self.sections.get("container_toolkit", {})),
+            "GPUs": len(self.sections.get("gpus", {})),
+        }
+        return ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+
+
+def overlay(indexes: Iterable[Index], catalog: Catalog, today: date) -> Found:
+    """What the indexes hold and the catalog does not, each row with its source and the day."""
+    found = Found()
+    for index in indexes:
+        source = _source_key(index, found, catalog)
+        title = f"{'pci.ids' if index.pci is not None else 'package index'}, SHA-256 {index.digest[:16]}"
+        found.add("sources", source, {"title": title, "url": index.where, "date": today.isoformat()})
+        if index.pci is not None:
+            _gpus(found, index.pci, catalog, source, today)
+            continue
+        versions = _by_name(index)
+        _branches(found, versions, catalog, source, today)
+        _toolkits(found, versions, catalog, source, today)
+        _container_toolkits(found, versions, catalog, source, today)
+    for name, rows in found.sections.items():
+        if len(rows) > MOST_NEW:
+            found.left_out.append(f"{name}: {len(rows) - MOST_NEW} of {len(rows)} rows, the most is {MOST_NEW}")
+            found.sections[name] = dict(list(rows.items())[:MOST_NEW])
+    return found
+
+
+def as_text(found: Found, today: date) -> str:
+    """The overlay as YAML."""
+    dumped = yaml.safe_dump(found.sections, sort_keys=False, width=110, allow_unicode=False)
+    return f"{HEADER} on {today}: what indexes hold and the catalog does not.\n{dumped}"
+
+
+def _source_key(index: Index, found: Found, catalog: Catalog) -> str:
+    """``index-ubuntu2404-x86-64``: from the last parts of the address, told apart by a number where another has it."""
+    parts = [part for part in index.where.split("/") if part and part not in ("repodata",)]
+    name = re.sub(r"[^a-z0-9]+", "-", "-".join(parts[-3:-1]).lower()).strip("-") or "site"
+    stem = f"{'pci-ids' if index.pci is not None else 'index'}-{name[:60]}"
+    taken = {key for key, row in catalog.sources.items() if row.url != index.where} | set(
+        found.sections.get("sources", {})
+    )
+    others = (f"{stem}-{number}" for number in range(2, len(taken) + 3))
+    return next(key for key in (stem, *others) if key not in taken)
+
+
+def _by_name(index: Index) -> dict[str, set[str]]:
+    versions: dict[str, set[str]] = {}
+    for package in index.packages:
+        versions.setdefault(package.name, set()).add(package.version)
+    return versions
+
+
+def _branches(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
+    """Releases that are new to a branch, and branches that are new."""
+    carried: dict[str, set[str]] = {}
+    for name, known in versions.items():
+        if _DRIVER.fullmatch(name):
+            for version in known:
+                if (match := _RELEASE.fullmatch(version)) is not None:
+                    carried.setdefault(match[1], set()).add(version)
+    for number, releases in sorted(carried.items()):
+        branch = catalog.branches.get(number)
+        new = sorted(releases - set(branch.points if branch else ()), key=Number)[:MOST_NEW]
+        if not new:
+            continue
+        earlier = found.sections.get("branches", {}).get(number)
+        points = dict.fromkeys(new)
+        if earlier is not None:
+            earlier["points"] = dict.fromkeys(sorted({**earlier["points"], **points}, key=Number))
+            earlier["source"] = list(dict.fromkeys([*earlier["source"], source]))
+        elif branch is not None:
+            found.add("branches", number, {"points": points, "source": [*branch.source, source]})
+        else:
+            row = _new_branch(number, versions, catalog, source, today)
+            found.add("branches", number, {**row, "points": points})
+
+
+def _new_branch(
+    number: str, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date
+) -> dict[str, Any]:
+    """A branch that the catalog does not have: what its neighbour has stands in, and is not sure."""
+    neighbour = _neighbour(int(number), catalog)
+    flavours = [
+        flavour
+        for flavour, names in (("open", _OPEN), ("proprietary", _PROPRIETARY))
+        if any(names.fullmatch(name) and _carries(known, number) for name, known in versions.items())
+    ]
+    unsure = {
+        "oldest_architecture": f"taken from {neighbour.id}",
+        "modules": "from the names in one index" if flavours else f"taken from {neighbour.id}",
+        "type": "not in an index",
+        "released": "not in an index",
+        "eol_vendor": "not in an index: see NVIDIA's table of branches",
+        "eol_computed": "not in an index: release plus one year, LTSB three",
+    }
+    cuda = _native_cuda(number, versions)
+    unsure["native_cuda"] = "from cuda-compat in one index" if cuda else f"taken from {neighbour.id}"
+    return {
+        "type": None,
+        "released": None,
+        "eol_vendor": None,
+        "eol_computed": None,
+        "native_cuda": cuda or neighbour.native_cuda,
+        "oldest_architecture": neighbour.oldest_architecture,
+        "modules": flavours or list(neighbour.modules),
+        "unsure": unsure,
+        "confidence": "derived",
+        "source": [source],
+        "date": today.isoformat(),
+    }
+
+
+def _neighbour(number: int, catalog: Catalog) -> Branch:
+    """The nearest older branch; of a branch older than all the oldest."""
+    older = [row for row in catalog.branches.values() if row.number < number]
+    return max(older, key=lambda row: row.number) if older else min(catalog.branches.values(), key=lambda r: r.number)
+
+
+def _carries(known: Iterable[str], branch: str) -> bool:
+    return any(version.startswith(f"{branch}.") for version in known)
+
+
+def _native_cuda(number: str, versions: Mapping[str, set[str]]) -> str | None:
+    """The newest CUDA whose cuda-compat package is of this branch: it has the version of its own driver."""
+    series = [
+        f"{match[1]}.{match[2]}"
+        for name, known in versions.items()
+        if (match := _COMPAT.fullmatch(name)) is not None and _carries(known, number)
+    ]
+    return max(series, key=Number, default=None)
+
+
+def _toolkits(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date) -> None:
+    """Toolkits that the catalog does not have, with the branch of their series."""
+    for series, version in _new_toolkits(versions, catalog):
+        if version in found.sections.get("toolkits", {}):
+            continue
+        major = version.split(".", maxsplit=1)[0]
+        if major not in catalog.cuda_majors:
+            found.left_out.append(f"CUDA toolkit {version}: the catalog has no driver floor for CUDA {major}")
+            continue
+        branch, why = _toolkit_branch(series, versions, catalog)
+        if branch is None:
+            found.left_out.append(f"CUDA toolkit {version}: no driver branch is known for CUDA {series}")
+            continue
+        if branch not in catalog.branches and branch not in found.sections.get("branches", {}):
+            found.left_out.append(f"CUDA toolkit {version}: its branch {branch} is neither in the catalog nor new")
+            continue
+        row = {"label": version, "branch": int(branch), "unsure": {"branch": why}, "confidence": "derived"}
+        found.add("toolkits", version, {**row, "source": [source], "date": today.isoformat()})
+
+
+def _new_toolkits(versions: Mapping[str, set[str]], catalog: Catalog) -> Iterator[tuple[str, str]]:
+    for name, known in sorted(versions.items()):
+        match = _TOOLKIT.fullmatch(name)
+        series = f"{match[1]}.{match[2]}" if match else ""
+        for version in sorted(known):
+            if (
+                match
+                and _THREE.fullmatch(version)
+                and version.startswith(f"{series}.")
+                and version not in catalog.toolkits
+            ):
+                yield series, version
+
+
+def _toolkit_branch(series: str, versions: Mapping[str, set[str]], catalog: Catalog) -> tuple[str | None, str]:
+    same: Toolkit | None = next((row for row in catalog.toolkits.values() if row.series == series), None)
+    if same is not None:
+        return str(same.branch), f"that of {same.id}"
+    compat = versions.get(f"cuda-compat-{series.replace('.', '-')}", set())
+    branches = {version.split(".", maxsplit=1)[0] for version in compat if _RELEASE.fullmatch(version)}
+    return (max(branches), "from cuda-compat in one index") if branches else (None, "")
+
+
+def _container_toolkits(
+    found: Found, versions: Mapping[str, set[str]], catalog: Catalog, source: str, today: date
+) -> None:
+    """Releases of the container toolkit that are newer than the newest known one."""
+    newest = next(iter(catalog.container_toolkit.values()))
+    for version in sorted(versions.get("nvidia-container-toolkit", ()), key=_number):
+        if re.fullmatch(r"\d+\.\d+\.\d+", version) and Number(version) > Number(newest.id):
+            row = {"replaces": list(newest.replaces), "repository": newest.repository, "key": newest.key}
+            unsure = dict.fromkeys(row, f"taken from {newest.id}")
+            found.add(
+                "container_toolkit",
+                version,
+                {**row, "unsure": unsure, "source": [source], "date": today.isoformat()},
+            )
+
+
+def _number(version: str) -> Number:
+    return Number(version) if re.fullmatch(r"[\d.]+", version) else Number("0")
+
+
+def _gpus(found: Found, text: str, catalog: Catalog, source: str, today: date) -> None:
+    """GPUs whose PCI id nothing in the catalog has."""
+    listed = list(pci_ids.parse(text.splitlines()))
+    known = {pci for gpu in catalog.gpus.values() for pci in gpu.pci}
+    new = [gpu for gpu in listed if gpu.pci not in known]
+    chips = catalog.raw("chips")
+    strange = sorted({gpu.chip for gpu in new if gpu.chip not in chips})
+    if strange:
+        found.left_out.append(f"GPUs of unknown chips: {', '.join(strange[:12])}; add them to the section chips first")
+    rows = pci_ids.rows(new, chips, catalog.raw("gpus"), today.isoformat())
+    for key, row in rows.items():
+        found.add("gpus", key, {**row, "source": [source, "chips"]})

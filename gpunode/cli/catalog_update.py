@@ -1,0 +1,94 @@
+"""``gpunode catalog update``: an overlay with what package indexes hold and the catalog does not."""
+
+from datetime import date
+from pathlib import Path
+
+import click
+
+from gpunode.catalog import Catalog
+from gpunode.catalog.lint import lint
+from gpunode.catalog.read import Document, merge, parse, read
+from gpunode.cli.writing import write_whole
+from gpunode.errors import Exit, UsageError
+
+
+@click.command(
+    "update", epilog="Example: gpunode catalog update --from /srv/mirror/ubuntu2404/x86_64 -o site-catalog.yml"
+)
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    required=True,
+    metavar="DIR|URL",
+    help="A repository, or a pci.ids.  [repeatable]",
+)
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write the overlay here, whole or not at all.  [default: print it]"
+)
+@click.option(
+    "--overlay",
+    "overlays",
+    multiple=True,
+    metavar="FILE",
+    help="A catalog file of your own that counts as known; repeatable.",
+)
+@click.option("--today", metavar="DATE", help="The day that new rows carry, YYYY-MM-DD.  [default: today]")
+def update(*, sources: tuple[str, ...], output: str | None, overlays: tuple[str, ...], today: str | None) -> int:
+    """Read package indexes and write an overlay with the branches, releases, toolkits and GPUs that are new.
+
+    A source is a folder, a file or an https address of a repository: Packages (also gz, xz), repodata (also gz, xz), or
+    a pci.ids. Each row carries its source and the day; what an index does not say is named as unsure. The overlay is
+    linted with the catalog before it is written. No signature is checked: read what you trust.
+    """
+    from gpunode.catalog.indexes import read_source  # noqa: PLC0415 (loads urllib and ssl)
+    from gpunode.catalog.update import HEADER, as_text  # noqa: PLC0415 (the same)
+    from gpunode.catalog.update import overlay as found_in  # noqa: PLC0415 (the same)
+
+    day = _day(today)
+    target = Path(output) if output else None
+    own = [read(Path(path)) for path in overlays]
+    before = _written_before(target, HEADER)
+    catalog = _sound([*own, *([before] if before else [])])
+    found = found_in([index for source in sources for index in read_source(source)], catalog, day)
+    summary = found.summary
+    if before is not None:
+        found.sections = merge(before.sections, found.sections)
+    text = as_text(found, day)
+    _sound([*own, parse(text, output or "the new overlay")])
+    if target is None:
+        click.echo(text, nl=False)
+    else:
+        write_whole(target, text)
+    for left in found.left_out:
+        click.echo(f"gpunode: left out: {left}", err=True)
+    click.echo(f"gpunode: {f'new: {summary}' if summary else 'nothing new'}", err=True)
+    return Exit.GOOD
+
+
+def _day(text: str | None) -> date:
+    try:
+        return date.fromisoformat(text) if text is not None else date.today()
+    except ValueError:
+        raise UsageError(f"--today {text}: a date is wanted, as 2026-11-20") from None
+
+
+def _written_before(target: Path | None, header: str) -> Document | None:
+    """The overlay that this command wrote earlier: what it holds is kept. Any other file is not replaced."""
+    if target is None or not target.exists():
+        return None
+    document = read(target)
+    if not target.read_text(encoding="utf-8").startswith(header):
+        raise UsageError(f"{target}: was not written by this command and is not replaced; name another file")
+    return document
+
+
+def _sound(documents: list[Document]) -> Catalog:
+    """The catalog with overlays; UsageError with the first fault where there is one."""
+    catalog = Catalog(documents)
+    problems = lint(catalog) if documents else []
+    if problems:
+        raise UsageError(
+            f"nothing is written: {problems[0]}{f' (and {len(problems) - 1} more)' if problems[1:] else ''}"
+        )
+    return catalog
