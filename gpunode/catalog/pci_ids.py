@@ -93,7 +93,7 @@ def rows(
     """
     ids, names = _written(written)
     # A chip that an overlay broke has no GPUs: the linter names its row.
-    chips = {key: row for key, row in chips.items() if isinstance(row, Mapping) and _FACTS <= row.keys()}
+    chips = {key: row for key, row in chips.items() if isinstance(row, Mapping) and row.keys() >= _FACTS}
     products: dict[tuple[str, str, str], list[PciGpu]] = {}
     for gpu in gpus:
         chip = chips.get(gpu.chip)
