@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from gpunode.cli import selection as selection_
+from gpunode.cli.apart import Apart
 from gpunode.cli.selection import Selection
 from gpunode.cli.writing import folder_for_bundles
 from gpunode.errors import Exit
@@ -34,16 +35,17 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
     """
     folder = folder_for_bundles(save)
     written, missed = 0, list[str]()
-    for answer in selection.collect(save=folder):
-        if answer.bundle is None:
-            missed.append(answer.host)
-            click.echo(f"{answer.host}: {answer.reason}", err=True)
-        else:
-            written += 1
-            if answer.unchecked is not None:
-                click.echo(f"{answer.host}: its host key was not checked: {answer.unchecked}", err=True)
-            if verbose:
-                click.echo(f"{answer.host}: collected in {answer.seconds:.1f} s", err=True)
+    with Apart() as apart:
+        for answer in selection.collect(apart, save=folder):
+            if answer.bundle is None:
+                missed.append(answer.host)
+                click.echo(f"{answer.host}: {answer.reason}", err=True)
+            else:
+                written += 1
+                if answer.unchecked is not None:
+                    click.echo(f"{answer.host}: its host key was not checked: {answer.unchecked}", err=True)
+                if verbose:
+                    click.echo(f"{answer.host}: collected in {answer.seconds:.1f} s", err=True)
     names = f": {fold(missed)}" if missed else ""
     click.echo(f"{written} collected into {folder}, {len(missed)} not reached{names}", err=True)
     return Exit.UNDETERMINED if missed or not written else Exit.GOOD

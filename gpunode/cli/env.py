@@ -1,16 +1,18 @@
 """``gpunode env``: the tuned environment and the arguments of ``docker run`` for a node."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import click
 from rich.text import Text
 
 from gpunode.cli import selection as selection_
+from gpunode.cli.apart import Apart
 from gpunode.cli.replay import read_bundles
 from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
-from gpunode.facts import facts_from_bundle
+from gpunode.facts import NodeFacts
+from gpunode.isolation import Exceeded
 from gpunode.probe.bundle import Bundle
 from gpunode.report.console import PlainConsole, printable
 from gpunode.tuning import GPU_ARGUMENTS, WORKLOADS, Tuning, Tunings, Workload, docker_args, env_file, shell, tune
@@ -55,10 +57,9 @@ def command(  # noqa: PLR0913
     if replay:
         refuse_asking("--replay asks no node")
     missed = list[str]()
-    found = [
-        tune(facts_from_bundle(bundle), workload, multi_node=multi_node)
-        for bundle in (read_bundles(selection.hosts) if replay else _collected(selection, missed))
-    ]
+    with Apart() as apart:
+        bundles = read_bundles(selection.hosts) if replay else _collected(selection, apart, missed)
+        found = [tune(node, workload, multi_node=multi_node) for node in _facts(bundles, apart, missed)]
     for line in missed:
         click.echo(line, err=True)
     if form in OF_ONE_NODE and len(found) + len(missed) > 1:
@@ -78,9 +79,18 @@ def command(  # noqa: PLR0913
     return Exit.UNDETERMINED if missed or not found else Exit.GOOD
 
 
-def _collected(selection: Selection, missed: list[str]) -> Iterator[Bundle]:
+def _facts(bundles: Iterable[Bundle], apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
+    """The facts of each bundle; a line for one from which they cannot be had."""
+    for bundle in bundles:
+        try:
+            yield apart.facts(bundle)
+        except Exceeded as err:
+            missed.append(f"{bundle.host}: {err}")
+
+
+def _collected(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[Bundle]:
     """The bundles of the nodes that answered; a line for each that did not."""
-    for answer in selection.collect(save=None):
+    for answer in selection.collect(apart, save=None):
         if answer.bundle is None:
             missed.append(f"{answer.host}: {answer.reason}")
         else:

@@ -18,10 +18,12 @@ from gpunode.cli.nearest import unknown
 from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
+from gpunode.isolation import Exceeded
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.question import WORDS, framework_named, is_range, number, specifiers
 
 if TYPE_CHECKING:
+    from gpunode.cli.apart import Apart
     from gpunode.probe.bundle import Bundle
 
 MOST_NAMES = 12
@@ -164,7 +166,7 @@ def command(**values: Any) -> int:
     if options.inventories:
         document = _of_inventory(options, request, catalog, today)
     elif options.bundles:
-        document = plan(_replayed(options.bundles, catalog), request, catalog, today)
+        document = _of_bundles(options.bundles, request, catalog, today)
     else:
         document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
     click.echo(rendered(document, options.format, verbose=options.verbose), nl=False)
@@ -349,30 +351,41 @@ def _picture(options: Options, catalog: Catalog) -> NodePicture:
     )
 
 
-def host_of(name: str, bundle: "Bundle", catalog: Catalog, lock: Any = None) -> PlanHost:
+def host_of(name: str, bundle: "Bundle", apart: "Apart", catalog: Catalog, lock: Any = None) -> PlanHost:
     """One node by its bundle."""
-    from gpunode.facts import facts_from_bundle  # noqa: PLC0415 (a hypothetical node has no facts)
-    from gpunode.stack import picture_from_facts, undetermined  # noqa: PLC0415
+    from gpunode.stack import picture_from_facts, undetermined  # noqa: PLC0415 (a hypothetical node has no facts)
 
-    facts = facts_from_bundle(bundle)
+    try:
+        facts = apart.facts(bundle)
+    except Exceeded as err:
+        return PlanHost(name, None, str(err))
     picture = picture_from_facts(facts, catalog)
     reason = undetermined(facts, picture)
     return PlanHost(name, None if reason else picture, reason, lock)
 
 
-def _replayed(places: tuple[str, ...], catalog: Catalog) -> Iterator[PlanHost]:
+def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, today: date) -> Plan:
+    from gpunode.cli.apart import Apart  # noqa: PLC0415 (as above)
+
+    with Apart() as apart:
+        return plan(_replayed(places, apart, catalog), request, catalog, today)
+
+
+def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iterator[PlanHost]:
     """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
     from gpunode.cli.replay import read_bundles  # noqa: PLC0415 (as above)
 
     for bundle in read_bundles(places):
-        yield host_of(bundle.host, bundle, catalog)
+        yield host_of(bundle.host, bundle, apart, catalog)
 
 
 def _of_inventory(options: Options, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (nobody who only thinks waits for SSH)
+    from gpunode.cli.apart import Apart  # noqa: PLC0415
 
-    answer = plan_fleet.of_inventory(options, catalog)
-    document = plan(answer.hosts, request, catalog, today)
+    with Apart() as apart:
+        answer = plan_fleet.of_inventory(options, apart, catalog)
+        document = plan(answer.hosts, request, catalog, today)
     if options.write:
         for path in plan_fleet.write_locks(document, answer.inventory, options.limit):
             click.echo(f"gpunode: locked in {path}", err=True)

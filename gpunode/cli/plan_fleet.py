@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import yaml
 
 from gpunode.catalog import Catalog
+from gpunode.cli.apart import Apart
 from gpunode.cli.inventories import explained
 from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.writing import write_whole
@@ -53,7 +54,7 @@ class Answers:
     hosts: Iterable[PlanHost]
 
 
-def of_inventory(options: Options, catalog: Catalog) -> Answers:
+def of_inventory(options: Options, apart: Apart, catalog: Catalog) -> Answers:
     """Collect from the hosts of an inventory. Raises UsageError where it cannot be read."""
     with explained():
         inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
@@ -63,14 +64,21 @@ def of_inventory(options: Options, catalog: Catalog) -> Answers:
     def hosts() -> Iterator[PlanHost]:
         from gpunode.cli.plan import host_of  # noqa: PLC0415 (it imports this module)
 
-        answers = collect(found, parallel=options.parallel, timeout_s=options.timeout_s, become_password=password)
+        answers = collect(
+            found,
+            parallel=options.parallel,
+            timeout_s=options.timeout_s,
+            become_password=password,
+            read=apart.bundle,
+        )
         with shown_progress([target.name for target in found]) as update:
             for answer in answers:
                 update(answer.host)
                 if answer.bundle is None:
                     yield PlanHost(answer.host, None, answer.reason)
                 else:
-                    yield host_of(answer.host, answer.bundle, catalog, inventory.hosts[answer.host].get(LOCK_NAME))
+                    lock = inventory.hosts[answer.host].get(LOCK_NAME)
+                    yield host_of(answer.host, answer.bundle, apart, catalog, lock)
 
     return Answers(inventory, hosts())
 

@@ -4,7 +4,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gpunode.errors import UsageError
-from gpunode.probe.bundle import Bundle
+from gpunode.probe.bundle import MAX_BYTES, Bundle
+
+
+def bundle_files(places: Sequence[str]) -> list[Path]:
+    """The files of the bundles named: a folder stands for all ``*.json`` in it, a file named twice is there once.
+
+    Raises UsageError where there is nothing to read.
+    """
+    if not places:
+        raise UsageError("--replay needs a bundle or a folder of bundles: --replay FILE|DIR...")
+    return list(_each_once([path for place in places for path in _files(Path(place))]))
 
 
 def read_bundles(places: Sequence[str]) -> Iterator[Bundle]:
@@ -15,10 +25,7 @@ def read_bundles(places: Sequence[str]) -> Iterator[Bundle]:
 
     Raises UsageError at once where there is nothing to read, and later at the first file that is no bundle.
     """
-    if not places:
-        raise UsageError("--replay needs a bundle or a folder of bundles: --replay FILE|DIR...")
-    paths = [path for place in places for path in _files(Path(place))]
-    return _told_apart(_each_once(paths))
+    return _told_apart(bundle_files(places))
 
 
 def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
@@ -32,7 +39,7 @@ def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
 def _told_apart(paths: Iterable[Path]) -> Iterator[Bundle]:
     hosts: set[str] = set()
     for path in paths:
-        bundle = _read(path)
+        bundle = Bundle.from_json(read_file(path), str(path))
         again = bundle.host in hosts
         hosts.add(bundle.host)
         yield bundle.model_copy(update={"host": f"{bundle.host} ({path})"}) if again else bundle
@@ -47,11 +54,16 @@ def _files(place: Path) -> list[Path]:
     return found
 
 
-def _read(path: Path) -> Bundle:
+def read_file(path: Path) -> bytes:
+    """The text of a bundle, and a byte more of one that is too large. Raises UsageError."""
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            parts, left = [], MAX_BYTES + 1
+            while left > 0 and (part := file.read(min(left, 1 << 20))):
+                parts.append(part)
+                left -= len(part)
+            return b"".join(parts)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file or folder") from None
     except OSError as err:
         raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
-    return Bundle.from_json(text, str(path))

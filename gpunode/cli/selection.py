@@ -23,6 +23,7 @@ from gpunode.errors import UsageError
 from gpunode.names import fold
 
 if TYPE_CHECKING:
+    from gpunode.cli.apart import Apart
     from gpunode.fleet import Collected, Target, Then
 
 
@@ -59,7 +60,9 @@ class Selection:
             return fleet.targets_from_hosts(self.hosts)
         return [fleet.local_target()]
 
-    def collect(self, save: Path | None, then: "Callable[[Say], Then] | None" = None) -> "Iterator[Collected]":
+    def collect(
+        self, apart: "Apart", save: Path | None, then: "Callable[[Say], Then] | None" = None
+    ) -> "Iterator[Collected]":
         """What came from each node, as it comes; with ``save``, bundles are written into that folder on the way.
 
         ``then`` makes what follows the probe on each node. Progress goes to stderr where that is a terminal.
@@ -75,6 +78,7 @@ class Selection:
                 timeout_s=self.timeout_s,
                 become_password=password,
                 then=then(shown.say) if then else None,
+                read=apart.bundle,
             )
             for answer in answers:
                 shown(answer.host)

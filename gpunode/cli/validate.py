@@ -1,33 +1,41 @@
 """``gpunode validate``: judge nodes."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+from pydantic import BaseModel
 
 from gpunode import __version__
+from gpunode.catalog import load
 from gpunode.checks import LEVELS, Expectation, Level, identify, judge, registry
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
+from gpunode.cli.apart import Apart
 from gpunode.cli.expectation import read_expectation
 from gpunode.cli.nearest import unknown
 from gpunode.cli.outputs import CommandWithOutputs, Output
-from gpunode.cli.replay import read_bundles
+from gpunode.cli.replay import bundle_files, read_file
 from gpunode.cli.selection import Say, Selection, refuse_asking
 from gpunode.cli.workloads import Options, Workload
 from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
+from gpunode.isolation import Exceeded
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unchecked, unreachable
 
 if TYPE_CHECKING:
     from gpunode.fleet import Collected
+
+Item = TypeVar("Item")
 
 
 @click.command("validate", cls=CommandWithOutputs)
@@ -94,14 +102,16 @@ def command(  # noqa: PLR0913
             raise UsageError("--save cannot be combined with --replay: the bundles are saved already")
     folder = folder_for_bundles(save) if save else None
     started = now()
-    if replay:
-        judging = Judging(expectation, level, wanted)
-        nodes = [judging.bundle(bundle.host, bundle, None) for bundle in read_bundles(selection.hosts)]
-    else:
-        judging = Judging(expectation, level or "standard", wanted)
-        then = following(workload) if runs else None
-        nodes = [judging.answer(answer) for answer in selection.collect(save=folder, then=then)]
-        nodes.sort(key=lambda node: node.host)
+    judging = Judging(expectation, level if replay else level or "standard", wanted)
+    files = bundle_files(selection.hosts) if replay else []
+    load()  # once, and not once in the process of each node
+    with Apart(judge=judging.work) as apart:
+        if replay:
+            nodes = told_apart(files, judging.files(files, apart))
+        else:
+            then = following(workload, apart) if runs else None
+            answers = selection.collect(apart, save=folder, then=then)
+            nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
         write(document, place, verbose=verbose)
@@ -149,12 +159,21 @@ def reads_records(wanted: Iterable[str]) -> bool:
     return any(registry[name].level != "quick" for name in wanted)
 
 
-def following(workload: Options) -> Callable[[Say], Workload]:
+def told_apart(files: Iterable[Path], nodes: Iterable[NodeReport]) -> list[NodeReport]:
+    """The nodes; where a second file is of a host that was there already, the file follows the host's name."""
+    found: dict[str, NodeReport] = {}
+    for path, node in zip(files, nodes, strict=True):
+        host = f"{node.host} ({path})" if node.host in found else node.host
+        found[host] = node.model_copy(update={"host": host})
+    return list(found.values())
+
+
+def following(workload: Options, apart: Apart) -> Callable[[Say], Workload]:
     """What is run on each node after its probe. Raises UsageError."""
     wish, limit_s = workloads.read_wish(workload), workload.limit_s
 
     def then(say: Say) -> Workload:
-        return Workload(wish, limit_s, say)
+        return Workload(wish, limit_s, apart.facts, say)
 
     return then
 
@@ -178,19 +197,60 @@ class Judging:
     def __post_init__(self) -> None:
         self.deepest = self.level or "quick"
 
-    def bundle(self, host: str, bundle: Bundle, seconds: float | None) -> NodeReport:
-        """The report on one bundle."""
+    def files(self, files: Iterable[Path], apart: Apart) -> Iterator[NodeReport]:
+        """The reports on saved bundles, in their order. Raises UsageError for one that is none."""
+
+        def one(path: Path) -> NodeReport:
+            return self._apart(apart, str(path), read_file(path), str(path), None)
+
+        return in_order(one, files, apart.most)
+
+    def answers(self, answers: "Iterable[Collected]", apart: Apart) -> Iterator[NodeReport]:
+        """The reports on nodes that were asked."""
+
+        def one(answer: "Collected") -> NodeReport:
+            if answer.bundle is None:
+                return unreachable(answer.host, answer.reason or "no answer", answer.seconds)
+            text = answer.bundle.model_copy(update={"host": answer.host}).to_json().encode()
+            node = self._apart(apart, answer.host, text, answer.host, answer.seconds)
+            return node if answer.unchecked is None else unchecked(node, answer.unchecked)
+
+        return in_order(one, answers, apart.most)
+
+    def _apart(self, apart: Apart, name: str, text: bytes, where: str, seconds: float | None) -> NodeReport:
+        try:
+            found = Judged.model_validate_json(apart.call("judge", text, where, seconds))
+        except Exceeded as err:
+            return unreachable(name, str(err), seconds)
+        self.deepest = max(self.deepest, found.level, key=LEVELS.index)
+        return found.node
+
+    def work(self, text: bytes, where: str, seconds: float | None) -> bytes:
+        """The report on one bundle, as a document of ``Judged``. Raises UsageError where it is none."""
+        bundle = Bundle.from_json(text, where)
         node = facts_from_bundle(bundle)
         level = self.level or ("standard" if bundle.results else "quick")
-        self.deepest = max(self.deepest, level, key=LEVELS.index)
-        return judged(host, identify(node), judge(node, self.expectation, level, self.wanted), seconds)
+        report = judged(bundle.host, identify(node), judge(node, self.expectation, level, self.wanted), seconds)
+        return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
 
-    def answer(self, answer: "Collected") -> NodeReport:
-        """The report on one node that was asked."""
-        if answer.bundle is None:
-            return unreachable(answer.host, answer.reason or "no answer", answer.seconds)
-        node = self.bundle(answer.host, answer.bundle, answer.seconds)
-        return node if answer.unchecked is None else unchecked(node, answer.unchecked)
+
+class Judged(BaseModel):
+    """What comes back of one bundle."""
+
+    level: Level
+    node: NodeReport
+
+
+def in_order(work: Callable[[Item], NodeReport], items: Iterable[Item], most: int) -> Iterator[NodeReport]:
+    """What ``work`` makes of each item, ``most`` at a time; an item is not taken before there is room for it."""
+    waiting: deque[Future[NodeReport]] = deque()
+    with ThreadPoolExecutor(max_workers=most) as pool:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            while len(waiting) > 2 * most or (waiting and waiting[0].done()):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def write(document: Report, place: Output, *, verbose: bool) -> None:

@@ -18,7 +18,7 @@ from gpunode.checks.gpus import model_of
 from gpunode.cli.seconds import Seconds
 from gpunode.cli.selection import Say
 from gpunode.errors import UsageError
-from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
 from gpunode.probe.bundle import Bundle
@@ -149,20 +149,20 @@ class Workload:
 
     wish: Wish
     limit_s: float
+    facts: Callable[[Bundle], NodeFacts]
     say: Say = lambda name, text: None  # noqa: ARG005
 
     def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
         """Run the workload and put its records into the bundle."""
         name = node.target.name
         ends = deadline - _END_S
-        records = launch(
-            NodeWay(node, ends), facts_from_bundle(bundle), self.wish, ends, lambda text: self.say(name, text)
-        )
+        records = launch(NodeWay(node, ends), self.facts(bundle), self.wish, ends, lambda text: self.say(name, text))
         return _with(bundle, records)
 
     def failed(self, bundle: Bundle, reason: str) -> Bundle:
         """The bundle with the reason as its one record."""
-        return _with(bundle, failed(facts_from_bundle(bundle), f"the workload: {reason}"))
+        bare = NodeFacts(host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated)
+        return _with(bundle, failed(bare, f"the workload: {reason}"))
 
 
 def _with(bundle: Bundle, records: list[dict[str, Any]]) -> Bundle:

@@ -5,7 +5,7 @@ import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,27 +80,32 @@ class _Common:
     become_password: str | None
     gateways: Gateways
     then: Then | None
+    read: Callable[[bytes], Bundle]
     results: "queue.SimpleQueue[tuple[int, Collected]]"
 
 
-def collect(
+def collect(  # noqa: PLR0913
     targets: Sequence[Target],
     *,
     parallel: int = 32,
     timeout_s: float = 120.0,
     become_password: str | None = None,
     then: Then | None = None,
+    read: Callable[[bytes], Bundle] | None = None,
 ) -> Iterator[Collected]:
     """Run the probe on all targets and yield what comes, as it comes: one ``Collected`` for each target.
 
     ``timeout_s`` is the limit of one node, connecting included, whatever the node does. A failing node never stops
-    another. ``then`` is called for each bundle while its node is still connected, within a limit of its own. Ending
+    another. ``then`` is called for each bundle while its node is still connected, within a limit of its own. ``read``
+    makes a bundle of what the probe printed; it raises UsageError where that is none. Ending
     the iteration early (Ctrl-C, ``close()``) ends what is under way and leaves nothing that would keep the process
     from exiting.
     """
     if parallel < 1 or timeout_s <= 0:
         raise UsageError(f"--parallel {parallel} and --timeout {timeout_s:g} must be positive")
-    common = _Common(script_text().encode(), timeout_s, become_password, Gateways(), then, queue.SimpleQueue())
+    common = _Common(
+        script_text().encode(), timeout_s, become_password, Gateways(), then, read or _read, queue.SimpleQueue()
+    )
     waiting = deque(enumerate(targets))
     running: dict[int, _Work] = {}
     try:
@@ -155,7 +160,7 @@ def _collect_one(work: _Work, common: _Common) -> None:
     bundle, reason = None, None
     watch = _watch(work, common.timeout_s)
     try:
-        bundle = work.bundle = redacted_bundle(_bundle(_probe(work, common)), _secrets(work, common))
+        bundle = work.bundle = redacted_bundle(_bundle(_probe(work, common), common.read), _secrets(work, common))
         watch.cancel()
         if common.then is not None and work.node is not None:
             work.ends = time.monotonic() + common.then.limit_s
@@ -241,8 +246,12 @@ def _probing(node: Node, deadline: float) -> Program:
     )
 
 
-def _bundle(output: bytes) -> Bundle:
+def _read(output: bytes) -> Bundle:
+    return Bundle.from_json(output, "the node's answer")
+
+
+def _bundle(output: bytes, read: Callable[[bytes], Bundle]) -> Bundle:
     try:
-        return Bundle.from_json(output, "the node's answer")
+        return read(output)
     except UsageError as err:
         raise NodeFailure(str(err)) from None

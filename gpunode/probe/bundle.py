@@ -4,10 +4,23 @@ from importlib.resources import files as resource_files
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from gpunode.errors import UsageError
 
 SCHEMA: Literal["gpunode.bundle/1"] = "gpunode.bundle/1"
+MAX_BYTES = 32 * 1024 * 1024
+MAX_TEXT = 8 * 1024 * 1024
+"""Characters of one output or file: twice what the probe keeps."""
+MAX_COMMANDS = 2_000
+MAX_FILES = 200_000
+MAX_RESULTS = 5_000
+MAX_WORDS = 50_000
+"""Words of one command: the probe names files to dpkg, modinfo and cat."""
+MAX_VALUES = 20_000
+"""Values in one result, however deep."""
+_MAX_KEYS = 32
+"""Of one of our own objects: more are not ours, and every stranger would be an error with a text of its own."""
 
 
 class CommandResult(BaseModel):
@@ -53,15 +66,93 @@ class Bundle(BaseModel):
     def from_json(cls, text: str | bytes, where: str) -> Self:
         """Read a bundle; raise UsageError with one line that names ``where`` if it is none."""
         try:
-            return cls.model_validate_json(text)
+            _refuse_longer(text, "the document", MAX_BYTES)
+            document = from_json(text)
+            # What validation finds wrong it keeps, with a text for each: a million of them would be gigabytes.
+            _refuse_excess(document)
+            return cls.model_validate(document)
         except ValidationError as err:
-            first = err.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the document"
-            raise UsageError(f"{where}: not a {SCHEMA} bundle: {place}: {first['msg']}") from None
+            first = err.errors(include_url=False, include_input=False)[0]
+            place, why = ".".join(str(part) for part in first["loc"]) or "the document", first["msg"]
+        except ValueError as err:
+            place, why = "the document", f"Invalid JSON: {err}"
+        except _Refused as err:
+            place, why = err.place, err.why
+        raise UsageError(_one_line(f"{where}: not a {SCHEMA} bundle: {place}: {why}"))
 
     def to_json(self) -> str:
         """The document as it is saved; ``from_json`` reads it back unchanged."""
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
+
+
+class _Refused(Exception):  # noqa: N818 - it becomes the UsageError
+    def __init__(self, place: str, why: str) -> None:
+        self.place = place
+        self.why = why
+
+
+def _refuse_excess(document: Any) -> None:
+    """Raise _Refused at the first place that is of another kind, or more than a node can have."""
+    _table(document, "the document", _MAX_KEYS)
+    for key, command in _table(document.get("commands", {}), "commands", MAX_COMMANDS).items():
+        place = f"commands.{key}"
+        _table(command, place, _MAX_KEYS)
+        _list(command.get("argv", []), f"{place}.argv", MAX_WORDS)
+        for word in command.get("argv", []):
+            _text(word, f"{place}.argv")
+        for name in ("stdout", "stderr"):
+            _text(command.get(name, ""), f"{place}.{name}")
+    for path, text in _table(document.get("files", {}), "files", MAX_FILES).items():
+        if text is not None:
+            _text(text, f"files.{path}")
+    for number, result in enumerate(_list(document.get("results", []), "results", MAX_RESULTS)):
+        place = f"results.{number}"
+        _table(result, place, 2 * _MAX_KEYS)
+        _few_values(result, place)
+
+
+def _table(value: Any, place: str, most: int) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _Refused(place, "Input should be an object")
+    if len(value) > most:
+        raise _Refused(place, f"{len(value)} entries, at most {most} are read")
+    return value
+
+
+def _list(value: Any, place: str, most: int) -> list[Any]:
+    if not isinstance(value, list):
+        raise _Refused(place, "Input should be a list")
+    if len(value) > most:
+        raise _Refused(place, f"{len(value)} entries, at most {most} are read")
+    return value
+
+
+def _text(value: Any, place: str) -> None:
+    if not isinstance(value, str):
+        raise _Refused(place, "Input should be a text")
+    _refuse_longer(value, place, MAX_TEXT)
+
+
+def _refuse_longer(value: str | bytes, place: str, most: int) -> None:
+    if len(value) > most:
+        raise _Refused(place, f"longer than {most >> 20} MiB")
+
+
+def _few_values(result: dict[str, Any], place: str) -> None:
+    pending: list[Any] = [result]
+    seen = 0
+    while pending:
+        value = pending.pop()
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        seen += len(inner)
+        if seen > MAX_VALUES:
+            raise _Refused(place, f"more than {MAX_VALUES} values")
+        pending.extend(inner)
+
+
+def _one_line(text: str) -> str:
+    """Keys and names in it are the node's."""
+    return "".join(char if char.isprintable() else "?" for char in text)[:500]
 
 
 def script_text() -> str:

@@ -31,8 +31,9 @@ def dcgm_plan(
 ) -> dict[str, Any]:
     """Return ``{names, install, purge, pattern, why_not}`` for DCGM 4; no ``names`` where there is none, and why.
 
-    ``stack`` is the resolved stack or None, ``installed`` name to version. ``settings``: ``version`` (``keep``,
-    ``newest`` or an exact one), ``proprietary`` (NVIDIA's closed parts, which apt would only recommend), ``source``
+    ``stack`` is the resolved stack or None, ``installed`` name to version. ``settings``: ``version`` (``keep``: the
+    installed one, else the newest that the repository has; ``newest``: the newest that the catalog knows; an exact
+    one), ``proprietary`` (NVIDIA's closed parts, which apt would only recommend), ``source``
     (``auto``: the driver's; ``nvidia``: NVIDIA's repository beside a driver of the distribution).
     """
     if MISSING is not None:
@@ -43,7 +44,8 @@ def dcgm_plan(
         return {"names": [], "install": [], "purge": [], "pattern": "", "why_not": why_not}
     asked = str(settings["version"])
     if asked == "keep":
-        pattern = re.sub(r"-[^-]*$", "-*", have[CORE]) if CORE in have else pattern
+        # On a node without one the repository decides: which point it holds, the catalog cannot know.
+        pattern = re.sub(r"-[^-]*$", "-*", have[CORE]) if CORE in have else re.sub(r"[^:]+$", "4.*", pattern)
     elif asked != "newest":
         if re.fullmatch(r"[0-9]+([.][0-9]+)+", asked) is None:
             raise AnsibleFilterError(f"dcgm_version: {asked} is no version: keep, newest or one such as 4.6.0")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from gpunode import fleet
 from gpunode.checks import Expectation, registry
 from gpunode.cli import run
+from gpunode.isolation import Limits
 from gpunode.probe.bundle import Bundle
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
@@ -379,6 +381,7 @@ def test_a_host_out_of_reach_is_an_error_beside_the_others(
 def test_nothing_named_is_this_machine(gpunode: Any, monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
     asked = some_fleet(monkeypatch, [fleet.Collected("localhost", bundle, None, 0.5)])
     gpunode("validate", "--parallel", "3", "--timeout", "7", "--level", "quick")
+    assert callable(asked.pop("read"))
     assert asked == {"targets": ["localhost"], "parallel": 3, "timeout_s": 7.0, "become_password": None, "then": None}
 
 
@@ -502,3 +505,32 @@ def test_ctrl_c_ends_with_one_line_and_no_process() -> None:
     assert (process.returncode, out, err.strip()) == (130, "", "gpunode: interrupted")
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+# A node whose answer costs too much
+
+
+@pytest.mark.parametrize("kind", ["regex", "memory"])
+def test_one_node_that_costs_too_much_is_an_error_beside_the_others(
+    gpunode: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    from gpunode.checks import identity  # noqa: PLC0415
+
+    def costly(node: Any) -> identity.Identity:
+        if node.host == "bad":
+            return re.fullmatch(r"(a+)+b", "a" * 60) if kind == "regex" else [bytes(1 << 30)]  # type: ignore[return-value]
+        return identity.identify(node)
+
+    monkeypatch.setattr("gpunode.cli.validate.identify", costly)
+    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: Limits(cpu_s=1, memory_mib=200))
+    for host in ("a", "bad", "c"):
+        (tmp_path / f"{host}.json").write_text(json.dumps({**without_gpu(), "host": host}))
+    ended = gpunode("validate", "--replay", tmp_path, "--format", "json")
+    nodes = json.loads(ended.out)["nodes"]
+    assert ended.code == 3
+    assert len(nodes) == 3
+    (bad,) = [node for node in nodes if "bad" in node["host"]]
+    (finding,) = bad["findings"]
+    assert finding["status"] == "error"
+    assert ("more than 1 s" if kind == "regex" else "MiB of memory") in finding["message"]
+    assert all(len(node["findings"]) > 10 for node in nodes if node is not bad)

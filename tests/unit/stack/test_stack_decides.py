@@ -62,7 +62,7 @@ def test_nvlink_5_and_racks() -> None:
 def test_dcgm_by_the_driver_s_cuda(gpu: str, version: str, packages: list[str]) -> None:
     found = decided("R17-dcgm", case(gpu, version=version))["dcgm"]
     assert [package.name for package in found.packages] == packages
-    assert {package.version for package in found.packages} == {"1:4.6.0-*"}
+    assert {package.version for package in found.packages} == {"1:4.6.1-*"}
 
 
 def test_no_dcgm_where_none_is_known() -> None:

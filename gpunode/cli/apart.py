@@ -1,0 +1,64 @@
+"""What verbs do with a node's answer, each in a process of its own: see ``isolation``."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.isolation import Exceeded, Limits, Workers
+from gpunode.probe.bundle import Bundle
+
+ANSWER = "the node's answer"
+"""How messages name what the probe printed."""
+_SMALL = 2 * 1024 * 1024
+"""Bytes that a document may have and be read here: as Python's objects it is at most some fifty times larger."""
+
+
+class Apart:
+    """The work of one run of a verb; made before any thread of it starts, and closed at its end."""
+
+    def __init__(self, **tasks: Callable[..., bytes]) -> None:
+        every = {"bundle": _bundle, "facts": _facts, **tasks}
+
+        def work(task: str, *arguments: Any) -> bytes:
+            return every[task](*arguments)
+
+        self._workers = Workers(work, Limits())
+
+    def call(self, task: str, *arguments: Any) -> bytes:
+        """One of the tasks by its name. Raises UsageError where the task does, and Exceeded."""
+        return self._workers(task, *arguments)
+
+    def bundle(self, output: bytes) -> Bundle:
+        """See ``Bundle.from_json``; UsageError also for one that cannot be read within the limits."""
+        if len(output) > _SMALL:
+            try:
+                self.call("bundle", output)
+            except Exceeded as err:
+                raise UsageError(f"{ANSWER} cannot be read: {err}") from None
+        return Bundle.from_json(output, ANSWER)
+
+    def facts(self, bundle: Bundle) -> NodeFacts:
+        """See ``facts_from_bundle``. Raises Exceeded."""
+        return NodeFacts.model_validate_json(self.call("facts", bundle.to_json().encode()))
+
+    @property
+    def most(self) -> int:
+        """How many answers are worked on at a time."""
+        return self._workers.most
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None) -> None:
+        self._workers.close()
+
+
+def _bundle(output: bytes) -> bytes:
+    Bundle.from_json(output, ANSWER)
+    return b""
+
+
+def _facts(text: bytes) -> bytes:
+    return facts_from_bundle(Bundle.from_json(text, ANSWER)).model_dump_json().encode()
