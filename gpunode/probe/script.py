@@ -439,7 +439,8 @@ SECRET_NAME = (
     r"(?:passw(?:or)?d|passphrase|(?<![a-z0-9])pass(?![-_]?through)|(?<!by)(?<!com)pass(?![\w.-])"
     r"|(?<![a-z0-9])pwd|pwd?(?![\w.-])|(?<![a-z0-9])psk|secret|token|credential|authorization"
     r"|(?<![a-z0-9])auth(?!ors?\b)|luks\.key"
-    r"|(?:api|access|private|signing|account|encryption|shared|license)[-_]?key)[\w.-]{0,40}"
+    r"|(?:api|access|private|signing|account|encryption|shared|licen[cs]e|activation|registration|product|subscription"
+    r"|enrol?lment|storage|master)[-_]?key|(?:registration|activation|enrol?lment)[-_]?code|regcode|webhook)[\w.-]{0,40}"
 )
 SECRET_VALUE = (
     r"(?P<value>\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[{]"
@@ -454,6 +455,26 @@ SECRET_FLAG = re.compile(
 BRACKET = re.compile(r"\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[\]{}]")
 BRACKETS_DEPTH = 8
 BRACKETS_CHARACTERS = 65536
+# A URL's path and query: whoever has such an address is let in by it.
+URL = re.compile(r"(?<=://)[^\s\"'<>\\]{4,4096}")
+URL_PARAMETER = re.compile(
+    r"(?i)(?P<name>[?&;#](?:x-(?:amz|goog|ms)-[\w-]{1,40}|[\w.-]{0,40}(?:sig|signature|token|key|keyid|secret|code|auth|pass|pwd"
+    r"|password|credential|policy|sas|session|hash)[\w-]{0,10})=)[^&;#]{1,2048}"
+)
+# Long and of letters and digits; names of packages, folders and systems have dots or hyphens, or are shorter. A time
+# (20260101T000000Z) names the state of an archive.
+URL_TOKEN = re.compile(
+    r"(?<=[/=])(?:bot\d{5,16}:[\w-]{20,256}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:@[0-9a-f-]{36})?"
+    r"|(?!\d{8}T\d{6}Z)(?=(?:[A-Za-z_]{0,256}\d){3})(?=[\d_]{0,256}[A-Za-z])\w{16,256}"
+    r"|(?=[\w-]{0,256}\d)(?=[\w-]{0,256}[A-Z])(?=[\w-]{0,256}[a-z])[\w-]{30,256})(?=[/?&;#]|$)"
+)
+# What is a secret by its own form, whatever it is called.
+TOKEN = re.compile(
+    r"(?<![\w-])(?:gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,255}|xox[abeprs]-[\w-]{10,255}"
+    r"|hf_[A-Za-z0-9]{20,255}|nvapi-[\w-]{20,255}|dckr_pat_[\w-]{16,255}|sk-[A-Za-z0-9][\w-]{18,255}|A(?:KIA|SIA)[0-9A-Z]{16}"
+    r"|AIza[\w-]{30,64}|eyJ[\w-]{10,4096}\.[\w-]{4,4096}(?:\.[\w-]{0,4096})?)(?![\w-])"
+)
+TOKEN_MARKS = ("gh", "glpat-", "xox", "hf_", "nvapi-", "dckr_pat_", "sk-", "AKIA", "ASIA", "AIza", "eyJ")
 PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(-----END [A-Z ]{0,40}PRIVATE KEY-----)?")
 
 
@@ -463,14 +484,23 @@ def text_of(data: bytes) -> str:
 
 
 def scrub(text: str) -> str:
-    """Cover secrets: user information in URLs, values of settings and options that are named as secrets, keys."""
+    """Cover secrets: user information, tokens and signatures in URLs, what is named as a secret, tokens, keys."""
     if "PRIVATE KEY-----" in text:
         text = PRIVATE_KEY.sub("***", text)
+    if any(mark in text for mark in TOKEN_MARKS):
+        text = TOKEN.sub("***", text)
     if "@" in text:
         text = USERINFO.sub("://***@", text)
         text = PROXY.sub(r"\g<name>***@", text)
         text = BARE_USERINFO.sub("***@", text)
+    if "://" in text:
+        text = URL.sub(lambda match: covered_url(match.group()), text)
     return covered(SECRET_FLAG, covered(SECRET, text))
+
+
+def covered_url(address: str) -> str:
+    """A URL behind its ``://``, with stars for what lets its bearer in: in the path, the query and the fragment."""
+    return URL_TOKEN.sub("***", URL_PARAMETER.sub(r"\g<name>***", address))
 
 
 def covered(pattern: Pattern[str], text: str) -> str:
