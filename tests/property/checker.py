@@ -586,9 +586,8 @@ def host_arch(look: Look) -> Iterator[str]:
 
 @rule("R23")
 def kernel_floor(look: Look) -> Iterator[str]:
-    # README of the open modules 595.45.04; of the driver 580.95.05 and 550.54.14; highlights of 510.39.01.
-    open_floor = look.flavour == "open" or look.branch >= 580
-    floor = (4, 15) if open_floor else (3, 10) if look.branch >= 510 else (2, 6)
+    # READMEs of the open modules 550.40.82 (the same kernels for both flavours), 580.105.08 and 595.45.04.
+    floor = (4, 15) if look.branch >= 580 else (3, 10) if look.branch >= 510 else (2, 6)
     if look.case.kernel and v(look.case.kernel)[:2] < floor:
         yield f"modules of {look.branch} for kernel {look.case.kernel}"
 

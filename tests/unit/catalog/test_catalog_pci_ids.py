@@ -136,7 +136,7 @@ def test_an_overlay_changes_a_listed_row_or_takes_its_place(tmp_path: Path) -> N
     own = tmp_path / "own.yml"
     own.write_text(
         "gpus: {ours: {name: Our 5090, pci: [10de:2b85], architecture: blackwell, compute_capability: 12.0,"
-        " date: 2026-11-01}}\n",
+        " min_driver: 570.86.16, date: 2026-11-01}}\n",
         encoding="utf-8",
     )
     match = load([own]).gpu_by_pci("10de:2b85")
