@@ -17,11 +17,11 @@ def in_place(path: Path) -> bool:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """A stream whose content appears at ``path`` at the end, and not at all where the block raises.
 
     A file that is there is replaced by one of its mode and, where that is allowed, of its owner; a link stays, and
-    what it leads to is replaced. Raises OSError.
+    what it leads to is replaced. ``private``: for its owner alone, whatever was there. Raises OSError.
     """
     if in_place(path):
         with path.open("wb") as stream:
@@ -32,6 +32,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     try:
         with beside.open("xb") as stream:
             _like(target, stream.fileno())
+            if private:
+                os.fchmod(stream.fileno(), 0o600)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

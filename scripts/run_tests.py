@@ -41,10 +41,17 @@ STANDS_ON = {
     "test_dcgm": ("roles/dcgm/", "roles/apt_transaction/"),
     "test_docker": ("roles/docker/",),
     "test_driver_dnf": ("roles/nvidia_driver/", "roles/nvidia_repository/"),
+    "test_driver_matrix": ("roles/nvidia_driver/", "roles/nvidia_repository/", "roles/apt_transaction/"),
     "test_driver_ubuntu": ("roles/nvidia_driver/", "gpunode/stack/"),
     "test_fabric": ("roles/nvidia_fabric/", "roles/apt_transaction/", "gpunode/lab/simulator/"),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
+    "test_matrix": (
+        "roles/nvidia_driver/",
+        "roles/nvidia_repository/",
+        "roles/nvidia_fabric/",
+        "gpunode/lab/packages/",
+    ),
     "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
     "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/"),
     "test_site": ("roles/nvidia_driver/", "roles/apt_transaction/", "playbooks/"),
@@ -157,7 +164,7 @@ def unit() -> Tally:
 
 
 def contract() -> Tally:
-    return pytest_tier("tests/contract", "-q", limit_s=600)
+    return pytest_tier("tests/contract", "tests/bench", "-q", limit_s=600)
 
 
 def integration() -> Tally:
@@ -243,6 +250,14 @@ def lab_debian_13() -> Tally:
     return pytest_tier("tests/lab/test_site.py", "-v", limit_s=2400, env={"GPUNODE_TEST_SITE_OS": "debian-13"})
 
 
+def lab_matrix() -> Tally:
+    """Every system with every branch on every machine: hours."""
+    reason = no_lab_here()
+    if reason:
+        return Tally(not_run=reason)
+    return pytest_tier("tests/lab/test_matrix.py", "-v", limit_s=21600, env={"GPUNODE_TEST_ALL": "1"})
+
+
 def molecule(*, everything: bool = False) -> Tally:
     reason = no_lab_here()
     if reason:
@@ -275,6 +290,7 @@ WHOLE: dict[str, Callable[[], Tally]] = {
     "lab": partial(lab, everything=True),
     "molecule": partial(molecule, everything=True),
     "lab-debian-13": lab_debian_13,
+    "lab-matrix": lab_matrix,
 }
 """In place of, or beside, the above where everything is asked for."""
 

@@ -222,7 +222,7 @@ def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
 def tools_answer(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     runs = node.tool_runs or ()
     broken = [run for run in runs if run.ended in ("timeout", "signal")]
-    left_out = [run.failure or run.command for run in runs if run.ended == "not-run"]
+    left_out = [run.failure or run.command for run in runs if run.ended in ("not-run", "slow")]
     if node.loaded_driver is None:
         yield Verdict(Status.SKIP, "no NVIDIA module is loaded: its tools were not run")
     elif broken:

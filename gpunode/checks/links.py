@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from gpunode.checks.gpus import SeenGpu, model_of, seen_gpus
+from gpunode.checks.gpus import SeenGpu, hidden, model_of, seen_gpus
 from gpunode.checks.machine import is_guest, platforms
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
@@ -17,6 +17,8 @@ MOST_GAPS = 0.25
 """Of the pairs of GPUs: with as few without NVLink, they were all meant to have it. Cards that bridges join in twos,
 and V100 in a cube of eight, lack it between far more."""
 MOST_IN_A_MESH = 4
+MOST_REPLAYS = 8
+REPLAYS_SOURCE = "DCGM, health watch of PCIe (more than 8 replays per minute)"
 BOTH_ENDS = "both ends of the link"
 GUEST = "a virtual machine: only its host sees this"
 SEATING = "Reseat the card and check riser, cable and slot; lspci -vv -s SLOT shows LnkCap and LnkSta of both ends."
@@ -96,6 +98,42 @@ def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdi
     if verdict.status is Status.PASS:
         return replace(verdict, message=f"{now}, as both ends can", source=BOTH_ENDS)
     return replace(verdict, message=f"{now} at {device.slot}, both ends can {can}", source=BOTH_ENDS)
+
+
+@registry.check(
+    "link.pcie-replays",
+    needs=("loaded_driver", "smi", "uptime_s", "virtualization"),
+    needs_gpu=True,
+    means="GPUs send few packets over PCI Express again: the driver's counter, as a rate over the time since the boot. "
+    "Errors come in bursts, so that the rate of a bad hour may be higher.",
+    remedy="nvidia-smi -q -d PCIE shows whether Replays Since Reset rises. " + SEATING,
+)
+def pcie_replays(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    minutes = max((node.uptime_s or 0.0) / 60, 1.0)
+    for gpu in gpus:
+        yield replace(hidden(gpu, seen_by_guest=False) or _replays_of(gpu, minutes), component=gpu.component)
+
+
+def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
+    replays = gpu.part("pcie").get("replays")
+    if replays is None:
+        return gpu.untold("replays on PCI Express", expected=gpu.for_servers)
+    rate = replays / minutes
+    told = Verdict(
+        Status.PASS,
+        f"{counted(replays, 'packet')} sent again since the driver was loaded",
+        expected=MOST_REPLAYS,
+        measured=round(rate, 3),
+        unit="replays per minute",
+        source=REPLAYS_SOURCE,
+    )
+    if rate <= MOST_REPLAYS:
+        return told
+    return replace(told, status=Status.WARN, message=f"{replays} packets sent again, {rate:.0f} in a minute on average")
 
 
 @registry.check(

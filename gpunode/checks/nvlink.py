@@ -227,12 +227,12 @@ def errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     if isinstance(listing, Verdict):
         yield listing
         return
-    by_index = {gpu["index"]: gpu["links"] for gpu in listing["gpus"]}
+    by_index = {gpu["index"]: gpu for gpu in listing["gpus"]}
     for linked in gpus:
         if isinstance(linked, Verdict):
             yield linked
             continue
-        links = by_index.get(linked.gpu.said["index"], [])
+        links = by_index.get(linked.gpu.said["index"], {}).get("links", [])
         yield replace(_errors_of(linked, links), component=linked.gpu.component)
 
 

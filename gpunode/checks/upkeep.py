@@ -6,11 +6,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from gpunode.checks.driver import ROLE, same_version
+from gpunode.checks.driver_fits import fits
 from gpunode.checks.gpu import SITE
-from gpunode.checks.gpus import CATALOG, model_of
+from gpunode.checks.gpus import model_of
 from gpunode.checks.installed import driver_packages
 from gpunode.checks.links import gpus_of
-from gpunode.checks.machine import is_container
+from gpunode.checks.machine import is_container, platforms
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
@@ -30,44 +31,30 @@ FOREIGN_WORDS = {
     "driver.expected",
     needs=("loaded_driver", "pci"),
     needs_gpu=True,
-    means="The driver in memory is the one that the site says, can drive this GPU model (branch and flavour of the "
-    "module), and is not older than the model's first.",
+    means="The driver in memory is the one that the site file expects, and one that the resolver would choose for this "
+    "GPU model and platform: branch, flavour of the module, documented minima, and a CUDA that knows the architecture.",
     remedy=f"Install the driver that fits ({ROLE}), and reboot.",
 )
 def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     loaded = node.loaded_driver
     if loaded is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
         return
     if expect.driver is not None and not f"{loaded.version}.".startswith(f"{expect.driver}."):
         message = f"driver {loaded.version} is loaded, {expect.driver} expected"
         yield Verdict(Status.FAIL, message, expected=expect.driver, measured=loaded.version, source=SITE)
         return
-    verdicts = {_fits(loaded, device): component for component, device in gpus_of(node)}
+    verdicts = {_fits(loaded, device, node): component for component, device in gpus_of(node)}
     for verdict, component in verdicts.items():
         yield verdict if verdict.status in (Status.PASS, Status.SKIP) else replace(verdict, component=component)
 
 
-def _fits(loaded: LoadedDriver, device: PciDevice) -> Verdict:
+def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
     match = model_of(device)
     if match is None:
-        return Verdict(Status.SKIP, f"the catalog does not know {device.vendor_id}:{device.device_id}")
-    known, name = match.common, match.gpus[0].name
-    told = Verdict(Status.FAIL, "", measured=loaded.version, source=CATALOG)
-    last, first, modules = known.get("last_branch"), known.get("min_driver"), known.get("modules")
-    if last is not None and _number(loaded.version)[0] > last:
-        return replace(told, message=f"branch {last} is the last that drives {name}", expected=last)
-    if first is not None and _number(loaded.version) < _number(str(first)):
-        return replace(told, message=f"{name} needs driver {first} or later", expected=str(first))
-    if modules in ("open", "proprietary") and loaded.flavour not in (None, modules):
-        message = f"{name} needs the {modules} kernel modules, the {loaded.flavour} ones are loaded"
-        return replace(told, message=message, expected=modules, measured=loaded.flavour)
-    flavour = f" ({loaded.flavour})" if loaded.flavour else ""
-    return replace(told, status=Status.PASS, message=f"driver {loaded.version}{flavour} fits {name}")
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+        number = f"{device.vendor_id}:{device.device_id}"
+        return Verdict(Status.SKIP, f"the catalog does not have {number} (gpu.model reports it)")
+    return fits(loaded, match.gpus, platforms(node))
 
 
 @registry.check(

@@ -71,13 +71,14 @@ def command() -> None:
     help=f"Nodes with this simulated hardware (repeatable: N of each): {', '.join(hardware_names())}.",
 )
 @click.option("--mirror", metavar="URL", help="Debian mirror for the image (default: the one apt uses here).")
+@click.option("--force", is_flag=True, help="Also on a machine with the NVIDIA driver, whose GPUs a node could reach.")
 @_name
-def up(count: int, system: str, hardware: tuple[str, ...], mirror: str | None, name: str) -> int:
+def up(*, count: int, system: str, hardware: tuple[str, ...], mirror: str | None, force: bool, name: str) -> int:  # noqa: PLR0913
     """Start nodes; those that are there are kept. Example: gpunode lab up --hardware l40s-4"""
     _end_on_signals()
     started = time.monotonic()
     lab = Lab(name, say=_say)
-    nodes = lab.up(count, system, hardware, mirror=mirror)
+    nodes = lab.up(count, system, hardware, mirror=mirror, force=force)
     spent = time.monotonic() - started
     _say(f"lab {name} is up after {spent:.0f} s, {len(nodes)} in all; inventory {lab.inventory_path}")
     return Exit.GOOD

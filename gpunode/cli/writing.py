@@ -9,20 +9,23 @@ from gpunode.probe.bundle import Bundle
 from gpunode.whole import whole_file
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, *, private: bool = False) -> None:
     """Write a file, see ``whole_file``; raise UsageError where it cannot be written."""
     try:
-        with whole_file(path) as stream:
+        with whole_file(path, private=private) as stream:
             stream.write(text.encode())
     except OSError as err:
         raise UsageError(f"{path}: cannot be written: {err.strerror}") from None
 
 
 def folder_for_bundles(path: Path) -> Path:
-    """Make the folder of ``--save``; raise UsageError where that is not possible."""
+    """Make the folder of ``--save``, for its owner alone; raise UsageError where that is not possible.
+
+    A folder that is there keeps its mode: it is its owner's to decide who looks into it.
+    """
     try:
         refuse_foreign(path, "--save")
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as err:
         raise UsageError(f"--save {path}: {err.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
@@ -51,10 +54,10 @@ def refuse_foreign(path: Path, option: str) -> None:
 def write_bundle(folder: Path, host: str, bundle: Bundle) -> Path:
     """Write ``FOLDER/HOST.json``, under the name by which the node was asked for; return its path.
 
-    What a file name should not have is percent-encoded.
+    What a file name should not have is percent-encoded. Bundles are for their owner alone.
     """
     path = folder / f"{quote(host, safe='@+,=')}.json"
     if path.is_symlink():
         raise UsageError(f"{path}: is a link: bundles are written to files of their own")
-    write_whole(path, bundle.model_copy(update={"host": host}).to_json())
+    write_whole(path, bundle.model_copy(update={"host": host}).to_json(), private=True)
     return path

@@ -20,6 +20,8 @@ ANSWERS = {
     "version-dcgmi": "nvidia_tool_versions",
 }
 """Commands of the probe and the fact that each of them answers."""
+WHOLE_PROBE = "left of the time for the whole probe"
+"""In the reason for ending a tool that had less time than its own limit."""
 MEANINGS = {
     2: "a supplied argument or flag is invalid",
     3: "the requested operation is not available on target device",
@@ -69,7 +71,7 @@ def _run(field: str, result: CommandResult) -> ToolRun:
     if said.startswith(NOT_RUN):
         ended = "not-run"
     elif result.timed_out:
-        ended = "timeout"
+        ended = "slow" if WHOLE_PROBE in said else "timeout"
     elif result.missing:
         ended = "missing"
     elif signal_of(result.rc) is not None:
@@ -83,7 +85,7 @@ def _run(field: str, result: CommandResult) -> ToolRun:
             "exit_status": result.rc,
             "ended": ended,
             "signal": signal_of(result.rc) if ended == "signal" else None,
-            "reason": said.removeprefix(NOT_RUN).strip() if ended in ("not-run", "timeout") else "",
+            "reason": said.removeprefix(NOT_RUN).strip() if ended in ("not-run", "timeout", "slow") else "",
         }
     )
 

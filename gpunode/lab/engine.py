@@ -15,6 +15,7 @@ from gpunode.errors import UndeterminedError, UsageError
 GIB = 2**30
 API_TIMEOUT_S = 120
 CGROUP = Path("/sys/fs/cgroup")
+REAL_DRIVER = Path("/proc/driver/nvidia")
 
 _INSTALL = "as root on Debian or Ubuntu: apt-get install docker.io mmdebstrap (in the checkout: scripts/docker-engine)"
 
@@ -36,6 +37,19 @@ def connect() -> docker.DockerClient:
     if any("rootless" in option for option in options):
         raise UndeterminedError("the lab needs a Docker engine that runs as root; this one is rootless")
     return client
+
+
+def refuse_real_driver(*, force: bool, proc: Path | None = None) -> None:
+    """Raise UsageError where this machine has the NVIDIA driver, unless ``force``.
+
+    Root in a lab node may make device files and use those of major 195: real GPUs would be within its reach.
+    """
+    proc = proc or REAL_DRIVER
+    if proc.exists() and not force:
+        raise UsageError(
+            f"this machine has the NVIDIA driver loaded ({proc}), and root in a lab node could reach its GPUs: "
+            "use a machine without GPUs, or gpunode lab up --force"
+        )
 
 
 def _why(err: Exception) -> str:

@@ -15,7 +15,7 @@ from docker.models.containers import Container
 
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab.archive import Entry
-from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu
+from gpunode.lab.engine import cgroup_mount, connect, docker_errors, mtu, refuse_real_driver
 from gpunode.lab.hardware import describe
 from gpunode.lab.hardware.on_node import BOOT_REPORT
 from gpunode.lab.image import ensure_image
@@ -88,13 +88,16 @@ class Lab:
         hardware: str | Sequence[str] | None = None,
         *,
         mirror: str | None = None,
+        force: bool = False,
     ) -> list[LabNode]:
         """See to it that the lab has at least ``count`` nodes of system ``os`` and that all its nodes run.
 
         With ``hardware`` (a name, or several) there are as many nodes of each, with that simulated hardware, and the
         lab has its vendor repository. Nodes that are there are kept, whatever their system. Returns all nodes of the
-        lab once each answers. When it fails or is interrupted, everything that this call made is removed again.
+        lab once each answers. ``force``: also where this machine has the NVIDIA driver. When it fails or is
+        interrupted, everything that this call made is removed again.
         """
+        refuse_real_driver(force=force)
         system = system_named(os)
         kinds = [hardware] if isinstance(hardware, str) else list(dict.fromkeys(hardware or ()))
         if not 1 <= count * max(1, len(kinds)) <= MOST_NODES:

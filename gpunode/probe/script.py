@@ -38,8 +38,14 @@ SCHEMA = "gpunode.bundle/1"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 COMMAND_S = 15.0
 NVIDIA_TOOL_S = 30.0
+NVIDIA_LEAST_S = 5.0
+"""With less time left, another of NVIDIA's tools is not started: a slow one would look like one that hangs."""
 PASSIVE_S = 20.0
-TOTAL_S = 75.0
+TOTAL_S = 95.0
+TOTAL_PER_GPU_S = 2.5
+TOTAL_MOST_S = 115.0
+"""The whole probe ends within TOTAL_S and TOTAL_PER_GPU_S for each GPU: drivers without persistence start every GPU
+anew for each call, which takes seconds. TOTAL_MOST_S stays below the time that the fleet gives a node."""
 OUTPUT_BYTES = 4 * 1024 * 1024
 FILE_BYTES = 1024 * 1024
 HOLDERS_S = 5.0
@@ -433,7 +439,8 @@ SECRET_NAME = (
     r"(?:passw(?:or)?d|passphrase|(?<![a-z0-9])pass(?![-_]?through)|(?<!by)(?<!com)pass(?![\w.-])"
     r"|(?<![a-z0-9])pwd|pwd?(?![\w.-])|(?<![a-z0-9])psk|secret|token|credential|authorization"
     r"|(?<![a-z0-9])auth(?!ors?\b)|luks\.key"
-    r"|(?:api|access|private|signing|account|encryption|shared|license)[-_]?key)[\w.-]{0,40}"
+    r"|(?:api|access|private|signing|account|encryption|shared|licen[cs]e|activation|registration|product|subscription"
+    r"|enrol?lment|storage|master)[-_]?key|(?:registration|activation|enrol?lment)[-_]?code|regcode|webhook)[\w.-]{0,40}"
 )
 SECRET_VALUE = (
     r"(?P<value>\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[{]"
@@ -448,6 +455,26 @@ SECRET_FLAG = re.compile(
 BRACKET = re.compile(r"\"(?:[^\"\\\n]|\\.){0,4096}\"|'[^'\n]{0,4096}'|[\[\]{}]")
 BRACKETS_DEPTH = 8
 BRACKETS_CHARACTERS = 65536
+# A URL's path and query: whoever has such an address is let in by it.
+URL = re.compile(r"(?<=://)[^\s\"'<>\\]{4,4096}")
+URL_PARAMETER = re.compile(
+    r"(?i)(?P<name>[?&;#](?:x-(?:amz|goog|ms)-[\w-]{1,40}|[\w.-]{0,40}(?:sig|signature|token|key|keyid|secret|code|auth|pass|pwd"
+    r"|password|credential|policy|sas|session|hash)[\w-]{0,10})=)[^&;#]{1,2048}"
+)
+# Long and of letters and digits; names of packages, folders and systems have dots or hyphens, or are shorter. A time
+# (20260101T000000Z) names the state of an archive.
+URL_TOKEN = re.compile(
+    r"(?<=[/=])(?:bot\d{5,16}:[\w-]{20,256}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:@[0-9a-f-]{36})?"
+    r"|(?!\d{8}T\d{6}Z)(?=(?:[A-Za-z_]{0,256}\d){3})(?=[\d_]{0,256}[A-Za-z])\w{16,256}"
+    r"|(?=[\w-]{0,256}\d)(?=[\w-]{0,256}[A-Z])(?=[\w-]{0,256}[a-z])[\w-]{30,256})(?=[/?&;#]|$)"
+)
+# What is a secret by its own form, whatever it is called.
+TOKEN = re.compile(
+    r"(?<![\w-])(?:gh[opsur]_\w{20,255}|github_pat_\w{20,255}|glpat-[\w-]{16,255}|xox[abeprs]-[\w-]{10,255}"
+    r"|hf_[A-Za-z0-9]{20,255}|nvapi-[\w-]{20,255}|dckr_pat_[\w-]{16,255}|sk-[A-Za-z0-9][\w-]{18,255}|A(?:KIA|SIA)[0-9A-Z]{16}"
+    r"|AIza[\w-]{30,64}|eyJ[\w-]{10,4096}\.[\w-]{4,4096}(?:\.[\w-]{0,4096})?)(?![\w-])"
+)
+TOKEN_MARKS = ("gh", "glpat-", "xox", "hf_", "nvapi-", "dckr_pat_", "sk-", "AKIA", "ASIA", "AIza", "eyJ")
 PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(-----END [A-Z ]{0,40}PRIVATE KEY-----)?")
 
 
@@ -457,14 +484,23 @@ def text_of(data: bytes) -> str:
 
 
 def scrub(text: str) -> str:
-    """Cover secrets: user information in URLs, values of settings and options that are named as secrets, keys."""
+    """Cover secrets: user information, tokens and signatures in URLs, what is named as a secret, tokens, keys."""
     if "PRIVATE KEY-----" in text:
         text = PRIVATE_KEY.sub("***", text)
+    if any(mark in text for mark in TOKEN_MARKS):
+        text = TOKEN.sub("***", text)
     if "@" in text:
         text = USERINFO.sub("://***@", text)
         text = PROXY.sub(r"\g<name>***@", text)
         text = BARE_USERINFO.sub("***@", text)
+    if "://" in text:
+        text = URL.sub(lambda match: covered_url(match.group()), text)
     return covered(SECRET_FLAG, covered(SECRET, text))
+
+
+def covered_url(address: str) -> str:
+    """A URL behind its ``://``, with stars for what lets its bearer in: in the path, the query and the fragment."""
+    return URL_TOKEN.sub("***", URL_PARAMETER.sub(r"\g<name>***", address))
 
 
 def covered(pattern: Pattern[str], text: str) -> str:
@@ -725,7 +761,8 @@ class Probe:
         that cannot be killed (state D) is left alone, so that it costs its limit and no more.
         """
         started = time.monotonic()
-        limit_s = max(0.0, min(limit_s or self.command_s, self.deadline - started))
+        own_s = limit_s or self.command_s
+        limit_s = max(0.0, min(own_s, self.deadline - started))
         if self.leaving:
             return answer(argv, 126, "", "not started: the probe was ended", 0.0)
         try:
@@ -756,7 +793,7 @@ class Probe:
         elif rc < 0:
             rc = 128 - rc
         if why == "timeout":
-            stderr = stderr[:2000] + "\nkilled: no answer within %g s" % limit_s
+            stderr = stderr[:2000] + "\nkilled: " + late(limit_s, own_s)
         if left:
             stderr += "\nstill there after being killed: state %s" % left
         seconds = time.monotonic() - started
@@ -870,6 +907,19 @@ class Probe:
             "files": {path: None if text is None else scrub(text) for path, text in self.files.items()},
             "results": [],
         }
+
+
+def late(limit_s: float, own_s: float) -> str:
+    """Which limit ended a command: its own, or what was left of the whole probe's time."""
+    if limit_s >= own_s:
+        return "no answer within %g s" % own_s
+    return "no answer within %.1f s, which was left of the time for the whole probe" % limit_s
+
+
+def gpus_on_bus(probe: Probe) -> int:
+    """How many NVIDIA display controllers the probe saw on the PCI bus."""
+    texts = [text or "" for path, text in list(probe.files.items()) if path.startswith(PCI_FOLDER)]
+    return sum(1 for text in texts if re.search(r"(?m)^PCI_CLASS=30", text) and re.search(r"(?m)^PCI_ID=10DE:", text))
 
 
 def children_of(parent: int) -> Set[int]:
@@ -1368,10 +1418,13 @@ def nvidia_tools(probe: Probe) -> None:
     if probe.files.get("/proc/driver/nvidia/version") is None and not re.search(r"(?m)^nvidia ", modules):
         return
     hung = None
+    probe.deadline += min(TOTAL_PER_GPU_S * gpus_on_bus(probe), TOTAL_MOST_S - TOTAL_S)
     for key, argv in NVIDIA_TOOLS:
-        if hung:
-            reason = "not run: %s did not come back before it" % hung
-            probe.note_answer(key, answer(argv, 124, "", reason, 0.0, timed_out=True))
+        reason = "%s did not come back before it" % hung if hung else None
+        if reason is None and time.monotonic() + NVIDIA_LEAST_S > probe.deadline:
+            reason = "the time for the whole probe is used up; each tool before it was slow"
+        if reason:
+            probe.note_answer(key, answer(argv, 124, "", "not run: " + reason, 0.0, timed_out=True))
             continue
         found = probe.run(key, argv, probe.nvidia_tool_s)
         if found and found["timed_out"]:
@@ -1400,7 +1453,7 @@ def main() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, leave)
-    signal.alarm(int(TOTAL_S) + 15)
+    signal.alarm(int(TOTAL_MOST_S) + 3)
     text = json.dumps(probe.collect(), sort_keys=True)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

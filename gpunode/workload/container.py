@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from docker.errors import APIError
@@ -30,6 +30,10 @@ SHM_BYTES = 8 * 2**30
 STACK_BYTES = 64 * 2**20
 SCRATCH_BYTES = 4 * 2**30
 PIDS = 32768
+NOBODY = "65534:65534"
+"""Who runs the payload where the image has root for it: it writes into /tmp alone."""
+MEMORY_SHARE = 0.75
+"""Of the node's: what else runs there stays alive should the payload grow without end."""
 _STALE_AFTER_S = 60
 _HEADER = struct.Struct(">BxxxL")
 _STDERR = 2
@@ -76,6 +80,33 @@ class Job:
     program: Program
     limit_s: float
     """As the watchdog inside has it."""
+    as_nobody: bool = True
+    """Not as root: the GPUs' device files are open to everybody."""
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What an engine, or an image, may not be able to do; each is given up only where the start says so."""
+
+    limits: bool = True
+    """Raised limits of the process."""
+    user: str | None = None
+    """In place of the image's own."""
+    read_only: bool = True
+
+    def without(self, complaint: str) -> "Confinement | None":
+        """The next one to try after a start that failed; None where the failure has another reason."""
+        text = complaint.lower()
+        # An engine that has no right to raise limits itself (in a container, rootless) runs it with its own.
+        if self.limits and "rlimit" in text:
+            return replace(self, limits=False)
+        # Hooks of older toolkits write into the image's files.
+        if self.read_only and "read-only file system" in text:
+            return replace(self, read_only=False)
+        # Its Python lies where only root may look.
+        if self.user is not None and "permission denied" in text:
+            return replace(self, user=None)
+        return None
 
 
 def run(engine: Engine, job: Job, output: Output) -> None:
@@ -83,8 +114,9 @@ def run(engine: Engine, job: Job, output: Output) -> None:
 
     Raises LaunchFailure: ``no-python``, ``no-gpu-support``, ``start``, ``time-limit``, ``flood``, ``broke-off`` …
     """
-    for limits in (True, False):
-        container = _create(engine, job, limits=limits)
+    trying: Confinement | None = Confinement(user=_user(engine, job))
+    while trying is not None:
+        container = _create(engine, job, trying)
         try:
             with engine.doing("start", f"starting a container of {job.image.name}"):
                 parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -92,10 +124,9 @@ def run(engine: Engine, job: Job, output: Output) -> None:
                 engine.api.start(container)
             _listen(raw_socket(attached), job, engine.deadline, output)
         except LaunchFailure as err:
-            # An engine that has no right to raise limits itself (in a container, rootless) runs it with its own.
-            if limits and "rlimit" in str(err).lower():
-                continue
-            raise _plain(err, engine, job) from None
+            trying = trying.without(str(err)) if err.kind == "start" else None
+            if trying is None:
+                raise _plain(err, engine, job) from None
         else:
             return
         finally:
@@ -144,8 +175,24 @@ def converse(sock: socket.socket, stdin: bytes, take: Callable[[bytes], None], d
         take(data)
 
 
-def _create(engine: Engine, job: Job, *, limits: bool) -> str:
-    api = engine.api
+def _user(engine: Engine, job: Job) -> str | None:
+    """Who runs the payload in place of the image's user; None where that is not root, or has to be."""
+    with engine.doing("image", f"looking at image {job.image.name}"):
+        config = engine.api.inspect_image(job.image.id).get("Config") or {}
+    own = str(config.get("User") or "root").partition(":")[0]
+    return NOBODY if job.as_nobody and own in ("root", "0") else None
+
+
+def _memory(engine: Engine) -> int | None:
+    """Bytes that the payload may have; None where the engine cannot limit them, or does not say what there is."""
+    total = engine.info.get("MemTotal")
+    if not engine.info.get("MemoryLimit") or not isinstance(total, int) or not 0 < total < 2**60:
+        return None
+    return int(total * MEMORY_SHARE)
+
+
+def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
+    api, memory = engine.api, _memory(engine)
     ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES)]
     host = api.create_host_config(
         auto_remove=True,
@@ -155,11 +202,16 @@ def _create(engine: Engine, job: Job, *, limits: bool) -> str:
         log_config=LogConfig(type="none"),
         shm_size=SHM_BYTES,
         tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"},  # noqa: S108
-        ulimits=ulimits if limits else [],
+        ulimits=ulimits if confinement.limits else [],
         pids_limit=PIDS,
+        read_only=confinement.read_only,
+        mem_limit=memory,
+        # Equal to it: no swap beyond.
+        memswap_limit=memory if engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
     )
-    environment = {}
+    # A user without an entry in the image's /etc/passwd has neither name nor home.
+    environment = {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode"} if confinement.user else {}  # noqa: S108
     if job.devices.how != "runtime":
         # An image's own value would bring all GPUs in where nvidia is the default runtime.
         environment["NVIDIA_VISIBLE_DEVICES"] = "void"
@@ -170,6 +222,7 @@ def _create(engine: Engine, job: Job, *, limits: bool) -> str:
             entrypoint=["python3", "-I", "-B", "-c", job.program.code, *job.program.arguments],
             command=[],
             environment=environment,
+            user=confinement.user,
             labels={LABEL: "payload", LIMIT_LABEL: str(int(job.limit_s))},
             working_dir="/",
             stdin_open=True,  # for one client alone: it closes when that goes

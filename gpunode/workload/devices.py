@@ -1,5 +1,6 @@
 """What a container is to be given of a node's GPUs, in the words of who hands it in."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -104,3 +105,12 @@ def _name(device: Device, known: Iterable[str]) -> str | None:
 def _instead(use: Use) -> str:
     busy = ", ".join(dict.fromkeys(line.partition(":")[0] for line in use.busy))
     return f"Once nobody computes on {busy}, all GPUs are asked for and no name is needed"
+
+
+def open_to_all(node: NodeFacts) -> bool:
+    """Whether any user of the node may use its GPUs: true where every device file of theirs is open to others.
+
+    NVreg_DeviceFileMode and its like restrict them to a group, which nobody in a container is in.
+    """
+    needed = re.compile(r"/dev/nvidia(\d+|ctl|-uvm)")
+    return all(int(each.mode, 8) & 0o006 == 0o006 for each in node.device_nodes or () if needed.fullmatch(each.path))

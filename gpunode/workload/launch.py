@@ -102,7 +102,8 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         run.values |= {"image_id": image.id, "brought": image.brought}
         say("running")
         limit_s = _limit(deadline)
-        container.run(found, Job(image, given, _program(wish, limit_s), limit_s), run.output)
+        job = Job(image, given, _program(wish, limit_s), limit_s, devices.open_to_all(run.node))
+        container.run(found, job, run.output)
         run.output.judge(limit_s)
 
 

@@ -49,6 +49,7 @@ ASK_NVIDIA_SMI = (
     "gpu.throttling",
     "gpu.vbios",
     "link.p2p",
+    "link.pcie-replays",
     "link.topology",
 )
 

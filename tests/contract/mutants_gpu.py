@@ -111,6 +111,7 @@ MUTANTS = [
             "gpu.retired-pages",
             "gpu.temperature",
             "gpu.throttling",
+            "link.pcie-replays",
         ),
     ),
     Mutant(

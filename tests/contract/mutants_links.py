@@ -33,6 +33,13 @@ MUTANTS = [
         [text(GPU0 + "current_link_speed", None, "8.0 GT/s PCIe\n")],
     ),
     Mutant(
+        "link.pcie-replays",
+        "far more than DCGM allows",
+        hgx,
+        [smi("<replay_counter>0<", "<replay_counter>99999999<")],
+        becomes=WARN,
+    ),
+    Mutant(
         "link.topology",
         "a pair without NVLink",
         hgx,
@@ -223,6 +230,10 @@ MISSING: Missing = {
     "link.pcie-speed": [
         (hgx, [text(GPU0 + "current_link_speed", None, "Unknown\n")]),
         (hgx, cut("nvidia-smi-xml")),
+    ],
+    "link.pcie-replays": [
+        (hgx, [smi("<replay_counter>0</replay_counter>", "")]),
+        (hgx, [text("/proc/uptime", None, None)]),
     ],
     "link.topology": [(hgx, cut("nvidia-smi-topo")), (hgx, garbled("nvidia-smi-topo"))],
     "link.numa": [(hgx, [text(PCI, None, None)]), (pcie_4, timed_out("systemd-detect-virt"))],

@@ -91,3 +91,54 @@ def test_the_roles_look_imports_nothing_from_the_login_users_folder(start_sshd: 
     done = subprocess.run(argv, cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=120)
     assert (sprung(trap), done.returncode) == ("", 0), done.stdout[-2000:] + done.stderr[-2000:]
     assert json.loads((trap.parent / "out").read_text())["schema"] == "gpunode.bundle/1"
+
+
+def test_a_proxys_password_is_on_no_command_line_and_in_no_output(start_sshd: Start, tmp_path: Path) -> None:
+    """The task of nvidia_repository that needs it, with become, by a sudo that writes down what it is given."""
+    secret, log, tools = "planted-in-a-proxy", tmp_path / "log", tmp_path / "bin"
+    tools.mkdir()
+    record = f'#!/bin/sh\nprintf "%s\\n" "$*" >> {log}\nps axeww >> {log} 2>&1\n'
+    (tools / "sudo").write_text(record + 'while [ "$1" != /bin/sh ]; do shift; done; exec "$@"\n')
+    (tools / "sudo").chmod(0o755)
+    server = start_sshd(
+        f'ForceCommand PATH={tools}:$PATH; eval "$SSH_ORIGINAL_COMMAND"', "Subsystem sftp internal-sftp"
+    )
+    role = ROOT / "roles/nvidia_repository"
+    shutil.copytree(role / "files", tmp_path / "files")
+    task = next(
+        each for each in yaml.safe_load((role / "tasks/look_key.yml").read_text()) if "ansible.builtin.command" in each
+    )
+    fetch = {"url": "http://127.0.0.1:9/", "file": "a.pub", "fingerprint": None, "keyring": None}
+    proxy = f"http://user:{secret}@127.0.0.1:9"
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "tasks": [task],
+        "vars": {
+            "nvidia_repository_proxy": proxy,
+            "__nvidia_repository_private": ["/x"],
+            "__nvidia_repository_key": "/nowhere",
+            "__nvidia_repository_record": "/nowhere",
+            "__nvidia_repository_offer": {"fetch": fetch},
+        },
+    }
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    options = f"-o UserKnownHostsFile={server.folder}/known_hosts -o IdentitiesOnly=yes -o IdentityAgent=none"
+    node = {
+        "ansible_host": "127.0.0.1",
+        "ansible_port": server.port,
+        "ansible_user": server.settings.user,
+        "ansible_ssh_private_key_file": f"{server.folder}/identity",
+        "ansible_ssh_common_args": options,
+        "ansible_become_user": "daemon",
+        "ansible_python_interpreter": shutil.which("python3", path="/usr/bin:/bin"),
+    }
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"node": node}}}))
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
+    argv = [program, "-vvv", "--diff", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml")]
+    env = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    done = subprocess.run(argv, cwd=ROOT, env=env, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
+    assert "BECOME-SUCCESS" in log.read_text()
+    assert secret not in log.read_text()
+    assert secret not in done.stdout + done.stderr

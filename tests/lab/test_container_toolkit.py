@@ -6,6 +6,7 @@ Docker (20.10 and 26.1), its CDI and its cgroups are real.
 
 import json
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -84,6 +85,30 @@ def test_four_packages_at_one_version_and_held(roles: Roles, provisioned: Run) -
     assert found.keys() == FOUR
     assert len(set(found.values())) == 1
     assert roles.site.held() >= FOUR
+
+
+def test_the_cuda_repository_has_no_say_in_the_toolkit(roles: Roles, provisioned: Run) -> None:
+    policy = roles.site.sh("apt-cache policy nvidia-container-toolkit")
+    installed = re.search(r"Installed: (\S+)\n +Candidate: (\S+)", policy)
+    assert installed is not None
+    assert installed[1] == installed[2]
+    # A version and its priority, then the repositories that have it.
+    rows = re.findall(r"(?m)^ (?:\*\*\*|   ) (\S+) (-?\d+)\n((?: {8,}.*\n?)+)", policy)
+    assert {version for version, priority, _ in rows if priority == "1001"} == {installed[1]}
+    of_cuda = {version: priority for version, priority, where in rows if "compute/cuda" in where}
+    assert set(of_cuda.values()) - {"1001"} <= {"-1"}, policy
+
+
+def test_the_cuda_repository_can_be_the_one(roles: Roles, provisioned: Run) -> None:
+    if roles.site.node.os != "debian-13":
+        pytest.skip("no toolkit is recorded of NVIDIA's repository for Debian 12")
+    before = roles.site.snapshot()
+    roles.done("-e", "nvidia_container_toolkit_repository=cuda", "-e", "nvidia_container_toolkit_version=1.19.0")
+    found = [line.split() for line in roles.site.packages()]
+    assert {version.partition("-")[0] for name, version, _ in found if name in FOUR} == {"1.19.0"}
+    assert SOURCES not in roles.site.sh("find /etc/apt")
+    roles.done("-e", "nvidia_container_toolkit_version=stack")
+    assert roles.site.snapshot() == before
 
 
 def test_the_runtime_is_registered_and_foreign_keys_survive(roles: Roles, provisioned: Run, hook: bool) -> None:

@@ -50,7 +50,8 @@ class ToolRun(Fact):
     command: str
     """As a message names it: ``nvidia-smi -q -x``."""
     exit_status: int
-    ended: Literal["exit", "signal", "timeout", "not-run", "missing"]
+    ended: Literal["exit", "signal", "timeout", "slow", "not-run", "missing"]
+    """``slow``: ended when the time for the whole probe was used up, before its own limit."""
     signal: str | None = None
     """``SIGSEGV``; None for one that was not ended by a signal."""
     reason: str = ""
@@ -62,7 +63,7 @@ class ToolRun(Fact):
         match self.ended:
             case "signal":
                 return f"{self.command} crashed ({self.signal}, exit status {self.exit_status})"
-            case "timeout":
+            case "timeout" | "slow":
                 return f"{self.command} did not answer{f' ({self.reason})' if self.reason else ''}"
             case "not-run":
                 return f"{self.command} was not run{f' ({self.reason})' if self.reason else ''}"

@@ -11,6 +11,8 @@ from gpunode.facts.parsers.values import found, lines_of, number, quantity, shor
 
 _LINK = re.compile(r"\s*Link (?P<link>\d{1,3}):\s*(?P<rest>\S.*?)\s*")
 _COUNTER = re.compile(r"(?P<name>[A-Za-z][\w /()-]*?)\s*:\s*(?P<value>\S+)")
+_OLD_COUNTER = re.compile(r"(?P<value>\d{1,20}) (?P<name>[A-Za-z][A-Za-z /-]{1,40}? errors?)", re.I)
+"""Drivers of the branches 390 to 470: ``Link 0: 0 replay errors``."""
 _TRAFFIC = re.compile(r"[TR]x (?:packets|bytes)", re.I)
 _SMALL = re.compile(r"\d{1,6}(?:\.\d{1,6})?[eE]-?\d{1,3}")
 _ENDING = re.compile(r"_(?:errors?|error_counters?|counters?)$")
@@ -41,7 +43,7 @@ def parse(text: str) -> dict[str, Any]:
         heading = GPU_LINE.fullmatch(line)
         if heading:
             current = _gpu(gpus, heading)
-        elif current is not None and _GPU_MESSAGE.match(line) and not _LINK.fullmatch(line):
+        elif current is not None and _is_message(current, line):
             _take_message(current, line.strip())
         elif _ELISION.fullmatch(line) or smi_error.is_remark(line):
             continue
@@ -57,6 +59,15 @@ def parse(text: str) -> dict[str, Any]:
     if current is not None and not current["links"] and current["message"] is None:
         raise ParseError(f"expected links of GPU {current['index']} in nvidia-smi nvlink, found the text ends there")
     return {"gpus": [_finished(gpu) for gpu in gpus.values()]}
+
+
+def _is_message(gpu: dict[str, Any], line: str) -> bool:
+    """True for what stands below a GPU in place of its links, and for the lines that go on with it."""
+    if _LINK.fullmatch(line) or not line.strip():
+        return False
+    bare = line.strip() in _UNKNOWN and not gpu["links"]
+    goes_on = gpu["message"] is not None and not gpu["links"] and not line.lstrip().startswith("Link")
+    return bare or goes_on or _GPU_MESSAGE.match(line) is not None
 
 
 def _gpu(gpus: dict[int, dict[str, Any]], heading: re.Match[str]) -> dict[str, Any]:
@@ -94,6 +105,10 @@ def _take_link(gpu: dict[str, Any], line: str) -> None:
     counter = _COUNTER.fullmatch(rest)
     speed = quantity(rest, "GB/s")
     state = _STATE.fullmatch(rest)
+    old = _OLD_COUNTER.fullmatch(rest)
+    if old:
+        _set_once(link["errors"], _ENDING.sub("", label_of(old["name"])), _figure(old["value"]), where)
+        return
     if counter and _TRAFFIC.fullmatch(counter["name"]):
         return
     if counter and (counter["value"] in _UNKNOWN or _figure(counter["value"]) is not None):

@@ -29,6 +29,9 @@ FAULTS: Mapping[str, str] = {
     "unsigned": "the indices carry no signature",
     "expired-key": "the indices are signed with a key that expired",
     "unreachable": "nobody listens",
+    "mid-sync": "the indices are newer than the Release files that list them, as on a mirror in the middle of a sync",
+    "html": "every request is answered with a page of HTML, as a proxy does that wants a login",
+    "no-dkms": "NVIDIA's apt repositories offer no dkms",
     "package-gone": "packages that the index names are not there (libraries of the driver, unless others are named)",
 }
 _GONE = ("libcuda1_*", "libnvidia-compute*", "libnvidia-ml*", "nvidia-driver-cuda-libs*")

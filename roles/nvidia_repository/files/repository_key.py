@@ -3,7 +3,7 @@
 Runs as ``python3 -I -c``, behind openpgp.py, with the standard library alone. Standard input is the question::
 
     {"path": where the key is on the node, "record": file with the sum that it had when it was written,
-     "url": folder of the repository,
+     "url": folder of the repository, "proxy": URL, perhaps with a password | "",
      "file": name of the key in it | null, "fingerprint": of the key | null,
      "sha256_without_version": of the file without its Version line | null,
      "keyring": name of the package that holds the key, which is asked where the file is not there | null,
@@ -131,6 +131,9 @@ def from_keyring(asked):
 def main():
     """Print one JSON document."""
     asked = json.load(sys.stdin)
+    if asked.get("proxy"):
+        proxies = {"http": asked["proxy"], "https": asked["proxy"]}
+        urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler(proxies)))
     said = {}
     if not is_whole(asked["path"], asked["record"]):
         ways = [way for way, name in ((from_file, "file"), (from_keyring, "keyring")) if asked[name]]

@@ -294,6 +294,13 @@ def test_a_driver_that_cannot_be_reached_is_one_failure_with_a_remedy(kind: str 
     assert bool(found.remedy) is (status != "skip")
 
 
+def test_slow_is_not_hung() -> None:
+    reason = "killed: no answer within 6.0 s, which was left of the time for the whole probe"
+    slow = ToolRun(answers="nvlink", command="nvidia-smi nvlink -e", exit_status=124, ended="slow", reason=reason)
+    (found,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(slow,))
+    assert (found.status.value, reason in found.message) == ("error", True)
+
+
 def test_a_crash_is_named_by_its_signal() -> None:
     run = ToolRun(answers="smi", command="nvidia-smi -q -x", exit_status=139, ended="signal", signal="SIGSEGV")
     gaps = {"smi": "nvidia-smi -q -x crashed (SIGSEGV, exit status 139)"}

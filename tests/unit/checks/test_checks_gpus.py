@@ -241,7 +241,7 @@ def test_memory_that_the_operating_system_manages(number: str, mode: str | None,
         (V100, "580.95.05", "open", "fail", "needs the proprietary kernel modules"),
         (V100, "590.44.01", "proprietary", "fail", "branch 580 is the last"),
         (V100, "580.95.05", None, "pass", "fits"),
-        ("ffff", "580.95.05", "open", "skip", "does not know"),
+        ("ffff", "580.95.05", "open", "skip", "does not have"),
     ],
 )
 def test_the_driver_fits_the_gpu(number: str, driver: str, flavour: str | None, status: str, words: str) -> None:

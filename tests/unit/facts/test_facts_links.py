@@ -5,6 +5,7 @@ from facts_samples import answer, gpu_facts_with
 
 from gpunode.facts import links
 from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers import smi_nvlink
 
 MATRIX = " \tGPU0\tGPU1\n GPU0\tX\tNS\n GPU1\tNS\tX\n\nLegend:\n"
 
@@ -102,3 +103,28 @@ def test_a_virtualization_mode_for_each_gpu_or_none() -> None:
         {"nvidia-smi-xml": answer('<nvidia_smi_log><gpu id="00000000:00:1E.0"/></nvidia_smi_log>')}
     )
     assert "virtualization mode" in without.gaps["gpu_virtualization"]
+
+
+OF_TWO = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)\n{}\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n\t Link 0: {}\n"
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "Not Supported",
+        "\tNot Supported",
+        "NVML: Unable to retrieve NVLink information as all links are inActive\nplease check the fabric manager",
+        "Nvlink queries are not supported for Devices in MIG mode",
+    ],
+)
+def test_what_stands_in_place_of_one_gpus_links_leaves_the_others(below: str) -> None:
+    found = smi_nvlink.parse(OF_TWO.format(below, "Replay Errors: 0"))["gpus"]
+    assert [(len(gpu["links"]), bool(gpu["message"])) for gpu in found] == [(0, True), (1, False)]
+
+
+def test_counters_as_drivers_of_390_to_470_print_them() -> None:
+    text = OF_TWO.format("\t Link 0: 0 replay errors\n\t Link 0: 2 recovery errors", "3 CRC errors")
+    assert [[link["errors"] for link in gpu["links"]] for gpu in smi_nvlink.parse(text)["gpus"]] == [
+        [{"replay": 0, "recovery": 2}],
+        [{"crc": 3}],
+    ]

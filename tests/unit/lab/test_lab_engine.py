@@ -11,7 +11,8 @@ from docker.errors import APIError
 
 from gpunode.errors import UndeterminedError, UsageError
 from gpunode.lab import engine
-from gpunode.lab.engine import cgroup_mount, connect, docker_errors, need_space
+from gpunode.lab.engine import cgroup_mount, connect, docker_errors, need_space, refuse_real_driver
+from gpunode.lab.lab import Lab
 
 
 def test_on_cgroup_v2_every_system_gets_the_whole_tree(tmp_path: Path) -> None:
@@ -99,3 +100,20 @@ def test_the_mtu_is_given_only_where_it_is_small(monkeypatch: pytest.MonkeyPatch
     assert engine.mtu() is None
     files["/proc/net/route"] = "Iface\tDestination\tGateway\n"
     assert engine.mtu() is None
+
+
+def test_a_machine_with_the_real_driver_is_refused_unless_forced(tmp_path: Path) -> None:
+    refuse_real_driver(force=False, proc=tmp_path / "nvidia")
+    (tmp_path / "nvidia").mkdir()
+    with pytest.raises(UsageError, match=r"gpunode lab up --force"):
+        refuse_real_driver(force=False, proc=tmp_path / "nvidia")
+    refuse_real_driver(force=True, proc=tmp_path / "nvidia")
+
+
+def test_a_lab_asks_before_it_starts_anything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("gpunode.lab.engine.REAL_DRIVER", tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent")
+    with pytest.raises(UsageError, match="NVIDIA driver"):
+        Lab("driver").up(1)
+    with pytest.raises(UndeterminedError, match="engine"):
+        Lab("driver").up(1, force=True)

@@ -106,6 +106,19 @@ def test_a_connection_that_was_open_ends_when_the_server_goes(url: str, tmp_path
         got(f"{url}/InRelease")
 
 
+def test_a_proxy_that_wants_a_login_answers_html_with_200(url: str, tmp_path: Path) -> None:
+    (tmp_path / "on/html").touch()
+    assert got(f"{url}/InRelease").startswith("<!DOCTYPE html>")
+    (tmp_path / "on/html").unlink()
+    assert got(f"{url}/InRelease") == "good"
+
+
+def test_an_index_without_dkms_has_all_the_rest(inside: dict[str, ModuleType]) -> None:
+    names = ("dh-dkms", "dkms", "nvidia-dkms-open")
+    index = "".join(f"Package: {name}\nVersion: 1\n\n" for name in names)
+    assert inside["publish"]._without_dkms(index) == "Package: nvidia-dkms-open\nVersion: 1\n\n"
+
+
 def test_nothing_outside_the_root_is_served(url: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     assert status(f"{url}/../../secret") == HTTPStatus.NOT_FOUND

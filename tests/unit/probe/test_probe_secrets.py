@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from probe_node import collect, printing, put, tool
 
 from gpunode.facts import facts_from_bundle
@@ -70,9 +71,40 @@ def test_a_secret_is_covered(text: str) -> None:
     assert "***" in script.scrub(text)
 
 
+CANARIES: dict[str, list[dict[str, str]]] = yaml.safe_load(
+    Path(__file__).with_name("canaries.yml").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [(each["text"], each.get("secret", "CANARY")) for canaries in CANARIES.values() for each in canaries],
+)
+def test_no_canary_survives(text: str, secret: str) -> None:
+    assert secret in text
+    covered = script.scrub(text)
+    assert secret not in covered
+    assert "***" in covered
+    assert script.scrub(covered) == covered
+
+
+def test_security_md_lists_the_kinds_of_the_corpus() -> None:
+    promised = (Path(__file__).parents[3] / "SECURITY.md").read_text(encoding="utf-8")
+    assert [kind for kind in CANARIES if kind not in promised] == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2404/x86_64/cuda-keyring_1.1-1_all.deb",
+        "https://nvidia.github.io/libnvidia-container/stable/deb/amd64 /",
+        "deb [signed-by=/usr/share/keyrings/cuda.gpg] https://developer.download.nvidia.com/compute/cuda/x /",
+        "deb https://snapshot.debian.org/archive/debian/20260101T000000Z bookworm main",
+        "https://github.com/NVIDIA/NvidiaContainerToolkitSources",
+        "mirrorlist=https://mirrors.rockylinux.org/mirrorlist?arch=x86_64&repo=AppStream-9",
+        "https://git.kernel.org/pub/scm/linux/kernel/git/torvalds/linux.git/commit/?id=1",
+        "https://cdn.redhat.com/content/dist/rhel9/9/x86_64/appstream/os",
+        "http://archive.ubuntu.com/ubuntu/dists/noble-updates/restricted/binary-amd64/Packages.xz",
         "root=/dev/sda1 quiet iommu=pt default_hugepagesz=1G",
         "https://developer.download.example.org/compute/cuda/repos/debian12/x86_64/",
         "NVRM: Xid (PCI:0000:1a:00): 31, pid=1234, name=python, Ch 00000008",
@@ -128,6 +160,14 @@ def test_covering_takes_linear_time_on_rubbish() -> None:
         'password=["a"\n',
         "password={]",
         "-----BEGIN PRIVATE KEY-----",
+        "https://a",
+        "https://a/?sig",
+        "://abcd/aB3",
+        "://h/a1",
+        "eyJ",
+        "xoxb-",
+        "hf_a",
+        "a.://" + "aB" * 2000 + "-",
     ):
         text = unit * (1_000_000 // len(unit))
         started = time.process_time()

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from gpunode.checks import Finding, Identity, Stack, Status
+from gpunode.checks import Finding, Identity, Stack, Status, registry
 from gpunode.report import NodeReport, console, judged, report, unreachable
-from gpunode.report.folding import of_nodes
+from gpunode.report.folding import CAUSES_FIRST, of_nodes
 
 ESCAPE = "\x1b"
 
@@ -43,7 +43,7 @@ def test_the_worst_finding_and_the_worst_node_come_first() -> None:
         unreachable("d-far", "no route to host", 1.0),
     ).splitlines()
     findings = [line.split()[1].rstrip(":") for line in lines if re.match(r"(fail|error|warn) ", line)]
-    assert findings == ["a.bad", "an.error", "node.reachable", "a.warned"]
+    assert findings == ["a.bad", "node.reachable", "an.error", "a.warned"]
     heads = [line.split()[1] for line in lines if re.match(r"[A-Z]+ +[a-d]-", line)]
     assert heads == ["c-broken", "d-far", "b-warned", "a-well"]
     assert max(lines.index(line) for line in lines if line.startswith("warn ")) < lines.index(
@@ -83,9 +83,20 @@ def test_errors_for_want_of_the_same_data_are_one_line() -> None:
     lost = [finding(f"gpu.check-{letter}", Status.ERROR, "no answer") for letter in "abcde"]
     with_remedy = finding("gpu.check-f", Status.ERROR, "no answer", "Mend it.")
     found = text(node("broken", *lost, with_remedy))
-    assert "  error gpu.check-a, gpu.check-b, gpu.check-c and 2 more: no answer" in found.splitlines()
-    assert "  error gpu.check-f: no answer" in found.splitlines()
+    assert "  error gpu.check-a, gpu.check-b, gpu.check-c and 3 more: no answer" in found.splitlines()
+    assert found.count("to do: Mend it.") == 1
     assert "gpu.check-d, gpu.check-e" in text(node("broken", *lost), verbose=True)
+
+
+def test_causes_come_before_what_they_explain() -> None:
+    checks = ("fabric.manager", "gpu.answers", "driver.tools-answer", "gpu.clocks", "driver.closure")
+    found = text(node("broken", *(finding(check, Status.FAIL, check) for check in checks)))
+    order = [line.split()[1].rstrip(":") for line in found.splitlines() if line.startswith("  fail")]
+    assert order == ["driver.tools-answer", "gpu.answers", "fabric.manager", "driver.closure", "gpu.clocks"]
+
+
+def test_every_cause_is_a_check() -> None:
+    assert [check for check in CAUSES_FIRST if check not in registry] == []
 
 
 def test_folding_loses_no_finding() -> None:

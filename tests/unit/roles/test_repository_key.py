@@ -226,3 +226,12 @@ def test_old_keys_leave_the_common_keyring_and_others_stay(tmp_path: Path) -> No
     assert keyring.read_bytes() == OTHER
     assert not alone.exists()
     assert run() == []
+
+
+def test_a_proxy_comes_by_stdin_with_its_password(served: Served) -> None:
+    """The server plays the proxy: it is asked for the whole address."""
+    address = f"http://repository.invalid{own_file()}"
+    served.files[address] = NVIDIAS
+    proxy = f"http://user:word@127.0.0.1:{served.server_port}"
+    said = answer(served, url="http://repository.invalid/", proxy=proxy)
+    assert (said.get("fingerprint"), served.asked) == (fingerprint(NVIDIAS), [address])

@@ -150,6 +150,14 @@ def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[s
         _made(copy.parent)
         copy.write_text(text, encoding="utf-8")
     _sign(lagging, lagging, fields, keys, repository["key"])
+    for index in folder.rglob("Packages"):
+        newer = _made(FAULTS / "mid-sync" / place / index.parent.relative_to(folder)) / "Packages"
+        newer.write_text(index.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+        compressed(newer)
+    if repository["keyring"]:
+        without = _made(FAULTS / "no-dkms" / place)
+        (without / "Packages").write_text(_without_dkms((folder / "Packages").read_text(encoding="utf-8")))
+        _sign(without, without, fields, keys, repository["key"])
 
 
 def _sign(folder: Path, to: Path, fields: dict[str, str], keys: Keys, key: str) -> None:
@@ -200,6 +208,12 @@ def _without_newest_fabric_manager(index: str) -> str:
             stanzas[stanza] = (name[1], version[1])
     gone = _newest_fabric_managers(stanzas.values())
     return "".join(f"{stanza}\n\n" for stanza, package in stanzas.items() if package not in gone)
+
+
+def _without_dkms(index: str) -> str:
+    """The index of an apt repository without dkms and dh-dkms."""
+    stanzas = (stanza for stanza in index.split("\n\n") if stanza.strip())
+    return "".join(f"{stanza}\n\n" for stanza in stanzas if not re.match(r"Package: (dh-)?dkms\n", stanza.lstrip()))
 
 
 def _cuda_keyring(repository: dict[str, Any], keys: Keys, where: Path) -> str:

@@ -6,6 +6,7 @@ A fault is on while there is a file of its name in ``ON``; its content is the fa
 
 import fnmatch
 import http.server
+import io
 import re
 import socket
 import sys
@@ -24,6 +25,7 @@ PLAN = "/srv/gpunode/plan.json"
 _POLL_S = 0.2
 _APT = {"flat", "suites"}
 _RPM = {"rpm"}
+_LOGIN = b"<!DOCTYPE html><html><head><title>Login</title></head><body>Log in to use this network.</body></html>\n"
 _publishing = threading.Lock()
 
 
@@ -57,6 +59,12 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         if is_on("unreachable"):
             self.close_connection = True
             return None
+        if is_on("html"):
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(_LOGIN)))
+            self.end_headers()
+            return io.BytesIO(_LOGIN)
         hidden = ["InRelease", "Release.gpg", "repomd.xml.asc"] if is_on("unsigned") else []
         if is_on("package-gone"):
             hidden += (ON / "package-gone").read_text(encoding="utf-8").split()

@@ -1,0 +1,98 @@
+"""The driver from the recorded repositories on each Ubuntu and Debian: bare, repeated, up the branches and down again.
+
+One node for each system; its tests run in their order. GPUs differ, so that each kind is met somewhere.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from playbook_runs import Run, Site
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+
+SYSTEMS = {
+    # hardware, first branch, the others in the order in which the node is moved to them
+    "ubuntu-22.04": ("t4-1", "570", ("580", "595", "610", "580")),
+    "ubuntu-24.04": ("hgx-h100-8", "595", ("610", "580", "570")),
+    "ubuntu-26.04": ("l40s-4", "595", ("610", "595")),
+    "debian-12": ("l40s-4", "595", ("610", "580")),
+    "debian-13": ("hgx-h100-8", "580", ("595", "610")),
+}
+TOO_OLD_DKMS = ("ubuntu-22.04", "ubuntu-24.04", "debian-12")
+PARTS = [f"nvidia_{role}_{part}" for role in ("repository", "driver") for part in ("install", "configure", "service")]
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def system(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def site(system: str) -> Iterator[Site]:
+    lab = Lab(f"matrix-{system.replace('.', '-')}-{os.getpid()}")
+    try:
+        lab.up(1, system, hardware=[SYSTEMS[system][0]])
+        yield Site(lab, "--tags", ",".join(PARTS))
+    finally:
+        lab.down()
+
+
+def to(site: Site, branch: str) -> Run:
+    run = site.play("-e", f"nvidia_driver_version={branch}")
+    assert run.rc == 0, run.output[-4000:]
+    return run
+
+
+def closure(site: Site) -> dict[str, str]:
+    """Installed packages that the role holds, with their releases."""
+    held = site.held()
+    rows = (line.split()[:2] for line in site.packages())
+    return {name: version.partition(":")[2] or version for name, version in rows if name in held}
+
+
+def assert_whole(site: Site, system: str, branch: str) -> None:
+    """One release of the branch, and nvidia-smi answers with it after a restart."""
+    releases = {version.rpartition("-")[0] for version in closure(site).values()}
+    assert len(releases) == 1, closure(site)
+    (release,) = releases
+    assert release.startswith(f"{branch}.")
+    dkms = site.sh("dpkg-query -W -f '${Version}' dkms")
+    assert dkms.startswith("1:") == (system in TOO_OLD_DKMS), dkms
+    site.node.restart()
+    site.node.wait()
+    assert release in site.sh("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
+
+
+@pytest.fixture(scope="module")
+def installed(site: Site, system: str) -> Run:
+    return to(site, SYSTEMS[system][1])
+
+
+def test_a_bare_node_gets_it(site: Site, system: str, installed: Run) -> None:
+    assert_whole(site, system, SYSTEMS[system][1])
+
+
+def test_the_second_run_changes_nothing(site: Site, system: str, installed: Run) -> None:
+    before = site.snapshot()
+    run = to(site, SYSTEMS[system][1])
+    assert (run.recap["changed"], site.snapshot()) == (0, before), run.changed
+
+
+def test_every_other_branch_follows_in_one_transaction(site: Site, system: str, installed: Run) -> None:
+    count = "grep -c '^Start-Date' /var/log/apt/history.log || true"
+    for branch in SYSTEMS[system][2]:
+        before = int(site.sh(count))
+        to(site, branch)
+        assert int(site.sh(count)) == before + 1
+        assert site.sh("dpkg --audit") == ""
+        assert_whole(site, system, branch)
+
+
+def test_a_library_that_hwloc_brings_is_no_driver_and_dkms_goes_back(site: Site, system: str, installed: Run) -> None:
+    run = site.play("-e", "nvidia_driver_state=absent", "-e", "nvidia_repository_state=absent")
+    assert run.rc == 0, run.output[-4000:]
+    assert site.held() == set()
+    assert not [line for line in site.packages() if line.startswith(("nvidia-", "libnvidia-", "dkms 1:"))]

@@ -1,0 +1,133 @@
+"""The exact request for the payload's container; the Docker SDK makes it, no engine is asked."""
+
+import time
+from typing import Any
+
+import docker
+import pytest
+
+from gpunode.facts import NodeFacts
+from gpunode.facts.models.gpu import DeviceNode
+from gpunode.workload.container import Confinement, Devices, Job, Program, _create, _memory, _user
+from gpunode.workload.devices import open_to_all
+from gpunode.workload.engine import Engine
+from gpunode.workload.image import Image
+
+GIB = 2**30
+INFO = {"MemTotal": 64 * GIB, "MemoryLimit": True, "SwapLimit": True}
+
+
+class Recorder(docker.APIClient):
+    """Keeps what would be sent."""
+
+    def __init__(self, user: str = "") -> None:
+        super().__init__("http://node.invalid:80", version="1.51")
+        self.sent: dict[str, Any] = {}
+        self.user = user
+
+    def create_container(self, image: str, **values: Any) -> dict[str, str]:  # type: ignore[override]
+        self.sent = {"image": image, **values}
+        return {"Id": "made"}
+
+    def inspect_image(self, image: str) -> dict[str, Any]:  # noqa: ARG002
+        return {"Config": {"User": self.user}}
+
+
+def engine(user: str = "", **info: Any) -> Engine:
+    """An engine of which nothing is asked."""
+    return Engine(Recorder(user), "28.5.1", "1.51", {**INFO, **info}, time.monotonic() + 60)
+
+
+def job(**changes: Any) -> Job:
+    """What is run."""
+    image = Image("registry/image:1", "sha256:0", brought=False)
+    return Job(image, Devices("cdi", ("0", "1")), Program("code", ("a",), b""), 60.0, **changes)
+
+
+def request(of: Engine, confinement: Confinement | None = None, **changes: Any) -> dict[str, Any]:
+    """What the engine is sent for a container."""
+    _create(of, job(**changes), confinement or Confinement(user=_user(of, job(**changes))))
+    sent: dict[str, Any] = of.api.sent
+    return sent
+
+
+def test_the_request_is_exactly_this() -> None:
+    sent = request(engine())
+    host = sent.pop("host_config")
+    assert sent.pop("name").startswith("gpunode-validate-")
+    assert sent == {
+        "image": "sha256:0",
+        "entrypoint": ["python3", "-I", "-B", "-c", "code", "a"],
+        "command": [],
+        "environment": {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode", "NVIDIA_VISIBLE_DEVICES": "void"},
+        "user": "65534:65534",
+        "labels": {"gpunode.validate": "payload", "gpunode.validate.limit-s": "60"},
+        "working_dir": "/",
+        "stdin_open": True,
+        "tty": False,
+    }
+    assert host == {
+        "AutoRemove": True,
+        "NetworkMode": "none",
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges"],
+        "ReadonlyRootfs": True,
+        "LogConfig": {"Type": "none", "Config": {}},
+        "ShmSize": 8 * GIB,
+        "Tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={4 * GIB}"},
+        "Memory": 48 * GIB,
+        "MemorySwap": 48 * GIB,
+        "PidsLimit": 32768,
+        "Ulimits": [
+            {"Name": "memlock", "Soft": -1, "Hard": -1},
+            {"Name": "stack", "Soft": 64 * 2**20, "Hard": 64 * 2**20},
+        ],
+        "DeviceRequests": [
+            {
+                "Driver": "cdi",
+                "Count": 0,
+                "DeviceIDs": ["nvidia.com/gpu=0", "nvidia.com/gpu=1"],
+                "Capabilities": [],
+                "Options": {},
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "runs"), [("", True), ("root", True), ("0:0", True), ("1000:1000", False), ("app", False)]
+)
+def test_the_images_own_user_stays_where_it_is_not_root(own: str, runs: bool) -> None:
+    assert (request(engine(own))["user"] == "65534:65534") is runs
+
+
+def test_gpus_that_are_not_open_to_all_need_the_images_user() -> None:
+    assert request(engine(), as_nobody=False)["user"] is None
+    nodes = [("/dev/nvidia0", "0666"), ("/dev/nvidiactl", "0666"), ("/dev/nvidia-caps/nvidia-cap1", "0400")]
+
+    def facts(*extra: tuple[str, str]) -> NodeFacts:
+        made = tuple(
+            DeviceNode(path=path, kind="character", mode=mode, user="root", group="video", major=195, minor=0)
+            for path, mode in (*nodes, *extra)
+        )
+        return NodeFacts(host="a", collected_at="2026-11-22T00:00:00Z", simulated=False, device_nodes=made)
+
+    assert open_to_all(facts())
+    assert not open_to_all(facts(("/dev/nvidia1", "0660")))
+
+
+@pytest.mark.parametrize("info", [{"MemoryLimit": False}, {"MemTotal": 0}, {"MemTotal": "64G"}, {"MemTotal": -1}])
+def test_without_a_sound_word_on_memory_there_is_no_limit(info: dict[str, Any]) -> None:
+    assert _memory(engine(**info)) is None
+    assert not request(engine(**info))["host_config"].get("Memory")
+
+
+def test_each_restriction_is_given_up_for_its_own_reason_alone() -> None:
+    whole = Confinement(user="65534:65534")
+    assert whole.without("error setting rlimits for ready process") == Confinement(limits=False, user="65534:65534")
+    assert whole.without("open /etc/ld.so.cache: Read-only file system") == Confinement(
+        user="65534:65534", read_only=False
+    )
+    assert whole.without("exec: python3: permission denied") == Confinement()
+    assert whole.without("no such image") is None
+    assert Confinement(limits=False, user=None, read_only=False).without("rlimit, read-only file system") is None
