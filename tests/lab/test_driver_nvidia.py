@@ -77,7 +77,7 @@ TRANSACTIONS = "grep -c '^Start-Date' /var/log/apt/history.log || true"
 
 
 def closure(site: Site) -> dict[str, str]:
-    """Installed packages of the driver with their releases; NVIDIA publishes dkms and others with versions of their own."""
+    """Installed packages of the driver with their releases; others of NVIDIA have versions of their own, as dkms."""
     form = "${Package} ${Version} ${db:Status-Status} ${Maintainer}\n"
     lines = site.sh(f"dpkg-query -W -f '{form}'").splitlines()
     words = [line.split() for line in lines if "cudatools@nvidia.com" in line and " installed " in line]
