@@ -164,7 +164,7 @@ def unit() -> Tally:
 
 
 def contract() -> Tally:
-    return pytest_tier("tests/contract", "-q", limit_s=600)
+    return pytest_tier("tests/contract", "tests/bench", "-q", limit_s=600)
 
 
 def integration() -> Tally:

@@ -49,7 +49,7 @@ class Rows:
 
 def lint(catalog: Catalog) -> list[Problem]:
     """Everything that is wrong, by file and line; an empty list is a sound catalog."""
-    from gpunode.catalog import lint_figures, lint_names  # noqa: F401, PLC0415 (they register their rules here)
+    from gpunode.catalog import lint_bounds, lint_figures, lint_names  # noqa: F401, PLC0415 (they register their rules here)
 
     problems: list[Problem] = []
     documents: list[Document] = []

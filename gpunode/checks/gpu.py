@@ -31,7 +31,7 @@ MANUAL = "nvidia-smi(1), RETURN VALUE"
 DCGM = "DCGM health watch of the infoROM (DCGM_FR_CORRUPT_INFOROM: warn)"
 INFOROM = "inforom is corrupted"
 INFOROM_REMEDY = "Drain the node and run dcgmi diag -r 3; if the warning stays after a reset, return the card."
-INFOROM_STATUS, LOST_STATUS = 14, 15
+NONE_FOUND_STATUS, INFOROM_STATUS, LOST_STATUS = 6, 14, 15
 SEVERE = frozenset({8, 10, 11, 16})
 NO_ANSWER = frozenset({3, 13})
 """Exit statuses of queries for what a GPU or a driver does not have."""
@@ -308,14 +308,16 @@ def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
         if run.ended == "exit" and run.exit_status != 0:
             statuses.setdefault(run.exit_status, []).append(run.command)
     explained = {LOST_STATUS} | ({INFOROM_STATUS} if inforom else set())
+    if not document["gpus"]:
+        explained.add(NONE_FOUND_STATUS)
     left = {status: commands for status, commands in statuses.items() if status not in explained}
     for status, commands in left.items():
-        if status in NO_ANSWER and commands == [run for run in commands if run != XML_COMMAND]:
+        if status in NO_ANSWER and XML_COMMAND not in commands:
             continue  # An answer of its own: the GPUs have no NVLink, or the driver no such query.
         message = f"{listed(commands)} ended with {meaning_of(status)}"
         severe = Status.FAIL if status in SEVERE else Status.WARN
         yield Verdict(severe, message, expected=0, measured=status, source=MANUAL)
-    if not messages and not [status for status in left if status not in NO_ANSWER]:
+    if not messages and not [run for run, commands in left.items() if run not in NO_ANSWER or XML_COMMAND in commands]:
         yield Verdict(Status.PASS, "nvidia-smi prints no warning", expected=0, measured=0)
 
 

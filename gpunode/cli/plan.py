@@ -59,6 +59,7 @@ class Options:
     today: str | None
     format: str
     write: bool
+    strict: bool
     parallel: int
     timeout_s: float
     ask_become_pass: bool
@@ -129,6 +130,7 @@ class Options:
 @click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
 @click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")
 @click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
+@click.option("--strict", is_flag=True, help="Exit 1 where a stack has warnings.")
 @click.option("--write", is_flag=True, help="Lock: write gpunode_stack.yml beside the variables of host or group.")
 @PARALLEL
 @TIMEOUT
@@ -170,7 +172,7 @@ def command(**values: Any) -> int:
     else:
         document = plan([PlanHost("", _picture(options, catalog))], request, catalog, today)
     click.echo(rendered(document, options.format, verbose=options.verbose), nl=False)
-    return exit_code(document)
+    return exit_code(document, strict=options.strict)
 
 
 def _diff(options: Options) -> int:
@@ -213,9 +215,11 @@ def _dumped(document: Any, format: str) -> str:  # noqa: A002
     return yaml.safe_dump(document, sort_keys=False, width=110)
 
 
-def exit_code(document: Plan) -> int:
-    """1 where no stack matches for a node, else 3 where a node could not be looked at, else 0."""
+def exit_code(document: Plan, *, strict: bool = False) -> int:
+    """1 where no stack matches for a node (``strict``: or one has warnings), else 3 where one is unknown, else 0."""
     if any(group.conflict is not None for group in document.groups):
+        return Exit.FAILED
+    if strict and any(group.stack is not None and group.stack.warnings for group in document.groups):
         return Exit.FAILED
     if any(group.undetermined is not None for group in document.groups):
         return Exit.UNDETERMINED

@@ -13,9 +13,6 @@ from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, warn
 from gpunode.stack.services import container_toolkit, dcgm
 from gpunode.stack.table import rules
 
-OPEN_KERNEL_FLOOR = "4.15"
-"""README of the open kernel modules 595.45.04; compat.yml, kernel_module_rules, kernel-floor."""
-
 
 @rules.judges("R01-minor-floor")
 def minor_floor(case: Case) -> Iterator[Verdict]:
@@ -160,9 +157,6 @@ def flavour_in_branch(case: Case) -> Iterator[Verdict]:
         yield refuse(
             f"branch {branch.number} has no {flavour} kernel modules, only {has} ones", sure=branch.sure("modules")
         )
-    elif flavour == "proprietary" and not branch.sure("modules"):
-        why = branch.unsure.get("modules", "its row is unsure")
-        yield warn(f"whether branch {branch.number} still has proprietary modules is not sure: {why}")
 
 
 @rules.asks("R09-mixed-flavour")
@@ -379,10 +373,7 @@ def host_arch(case: Case) -> Iterator[Verdict]:
 def kernel_floor(case: Case) -> Iterator[Verdict]:
     """No module builds against a kernel that old, open or proprietary."""
     release, branch = case.question.kernel_release, case.candidate.branch
-    if release is None:
-        return
-    floor, sure, whose = branch.kernel_floor, branch.sure("kernel_floor"), f"kernel modules of branch {branch.number}"
-    if case.candidate.flavour == "open":
-        floor, sure, whose = OPEN_KERNEL_FLOOR, True, "open kernel modules"
-    if floor is not None and release < number(floor):
-        yield refuse(f"the {whose} need kernel {floor} or newer, and this is {case.question.node.kernel}", sure=sure)
+    floor = branch.kernel_floor
+    if release is not None and floor is not None and release < number(floor):
+        text = f"the kernel modules of branch {branch.number} need kernel {floor} or newer, and this is "
+        yield refuse(f"{text}{case.question.node.kernel}", sure=branch.sure("kernel_floor"))

@@ -55,7 +55,8 @@ def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
 def _unknown_gpus(ids: tuple[str, ...]) -> str:
     """The reason, with the overlay that states what is missing."""
     rows = ", ".join(
-        f"gpu-{pci[-4:]}: {{name: NAME, pci: ['{pci}'], architecture: NAME, compute_capability: X.Y, date: YYYY-MM-DD}}"
+        f"gpu-{pci[-4:]}: {{name: NAME, pci: ['{pci}'], architecture: ARCHITECTURE, compute_capability: X.Y, "
+        "min_driver: RELEASE, date: YYYY-MM-DD}"
         for pci in ids
     )
     return f"the catalog does not know GPU {', '.join(ids)}; state it in a file for --overlay: gpus: {{{rows}}}"

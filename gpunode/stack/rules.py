@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from gpunode.catalog import Gpu
+from gpunode.stack.bounds import gaps, in_words
 from gpunode.stack.candidates import Candidate
 from gpunode.stack.model import PackageChoice, Reason
 from gpunode.stack.question import GpuTerm, Question
@@ -89,6 +90,8 @@ class Rule:
     means: str
     facts: str
     """Where the facts are: sections of the catalog."""
+    needs: tuple[str, ...] = ()
+    """The bounds without which its acceptance is unchecked: ``branches.native_cuda`` (see ``bounds``)."""
     ask: Ask | None = None
     """What it says to the question itself, whatever the candidate."""
     judge: Judge | None = None
@@ -109,11 +112,11 @@ class Rules:
     def __getitem__(self, rule_id: str) -> Rule:
         return self._rules[rule_id]
 
-    def add(self, rule_id: str, means: str, facts: str) -> None:
+    def add(self, rule_id: str, means: str, facts: str, needs: Collection[str] = ()) -> None:
         """Declare a rule; raise ValueError for an id that is taken."""
         if rule_id in self._rules:
             raise ValueError(f"rule {rule_id} is declared twice")
-        self._rules[rule_id] = Rule(rule_id, means, facts)
+        self._rules[rule_id] = Rule(rule_id, means, facts, tuple(needs))
 
     def asks(self, rule_id: str) -> Callable[[Ask], Ask]:
         """Register the function by which a rule refuses or warns before any candidate is looked at."""
@@ -154,6 +157,9 @@ class Rules:
             if rule.judge is not None:
                 for verdict in rule.judge(case):
                     yield rule.id, verdict
+            for need in rule.needs:
+                found = gaps(need, case.question, case.candidate)
+                yield from ((rule.id, warn(text)) for text in in_words(found))
 
     def objections(self, question: Question, off: Collection[str] = ()) -> Iterator[tuple[str, Verdict]]:
         """What the rules say before any candidate is looked at, lazily."""

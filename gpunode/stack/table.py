@@ -49,8 +49,8 @@ DECLARED = (
     ),
     (
         "R10-gpu-min-driver",
-        "The driver reaches the documented minimum of the GPU or board; a README that does not list the GPU yet is "
-        "a warning",
+        "The driver reaches the documented minimum of the GPU or board, and is a release that lists the GPU's id, "
+        "whichever the flavour",
         "gpus, platforms",
     ),
     (
@@ -117,8 +117,9 @@ DECLARED = (
     ("R22-host-arch", "The GPU exists for this CPU architecture (GH200, GB200, GB300: aarch64)", "gpus, platforms"),
     (
         "R23-kernel-floor",
-        "The open kernel modules build against kernel 4.15 or newer",
-        "README of the open kernel modules (in the code)",
+        "The kernel modules of either flavour build against this kernel: 4.15 or newer from branch 580 on, 3.10 from "
+        "510 on",
+        "branches",
     ),
     (
         "R24-toolkit-source",
@@ -137,8 +138,38 @@ DECLARED = (
     ),
 )
 
+NEEDS = {
+    "R01-minor-floor": (
+        "toolkits.floor?",
+        "cuda_majors.floor",
+    ),
+    "R02-native": ("toolkits.branch",),
+    "R03-arch-last-branch": ("gpus.last_branch?",),
+    "R04-arch-cuda": (
+        "architectures.last_cuda?",
+        "cuda_majors.min_compute_capability",
+    ),
+    "R05-arch-first-cuda": (
+        "branches.native_cuda",
+        "architectures.first_cuda",
+    ),
+    "R06-open-required": ("gpus.modules",),
+    "R07-proprietary-required": ("gpus.modules",),
+    "R08-no-proprietary": ("branches.modules",),
+    "R10-gpu-min-driver": ("gpus.first_listed",),
+    "R14-compat-matrix": ("forward_compat.works_on",),
+    "R15-distro-repo": ("systems.first_branch",),
+    "R22-host-arch": ("gpus.hosts",),
+    "R23-kernel-floor": ("branches.kernel_floor",),
+    "R24-toolkit-source": ("systems.first_toolkit",),
+}
+"""The bounds that a rule needs: where the catalog does not have one, or is not sure of it, acceptance is a warning.
+
+R09 follows from R06 and R07; R11 and R12 warn of a board that is not sure themselves, R13 of an end of life that is not
+known; R16 looks at the node alone. The others decide parts and accept nothing."""
+
 rules = Rules()
 """All rules; the modules that import this fill in what they do."""
 
 for _rule, _means, _facts in DECLARED:
-    rules.add(_rule, _means, _facts)
+    rules.add(_rule, _means, _facts, NEEDS.get(_rule, ()))

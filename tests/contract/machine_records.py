@@ -4,7 +4,16 @@ from typing import Any
 
 from machine_shapes import Document, Machine
 
-CAPABILITY = {"Hopper": "9.0", "Blackwell": "10.0", "Ada Lovelace": "8.9", "Turing": "7.5"}
+CAPABILITY = {
+    "Kepler": "3.7",
+    "Pascal": "6.0",
+    "Volta": "7.0",
+    "Ampere": "8.0",
+    "Hopper": "9.0",
+    "Blackwell": "10.0",
+    "Ada Lovelace": "8.9",
+    "Turing": "7.5",
+}
 OF_CUDA_13 = {
     "version": "2.14.1+cu130",
     "cuda": "13.0",

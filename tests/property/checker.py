@@ -67,6 +67,7 @@ class Case:
     cuda: str | None = None
     toolkit: str | None = None
     kernel_module: str | None = None
+    kernel_policy: str | None = None
     past_eol: str = "warn"
     installed: tuple[tuple[str, str], ...] = ()
     """Driver packages on the node with their origins."""
@@ -586,9 +587,8 @@ def host_arch(look: Look) -> Iterator[str]:
 
 @rule("R23")
 def kernel_floor(look: Look) -> Iterator[str]:
-    # README of the open modules 595.45.04; of the driver 580.95.05 and 550.54.14; highlights of 510.39.01.
-    open_floor = look.flavour == "open" or look.branch >= 580
-    floor = (4, 15) if open_floor else (3, 10) if look.branch >= 510 else (2, 6)
+    # READMEs of the open modules 550.40.82 (the same kernels for both flavours), 580.105.08 and 595.45.04.
+    floor = (4, 15) if look.branch >= 580 else (3, 10) if look.branch >= 510 else (2, 6)
     if look.case.kernel and v(look.case.kernel)[:2] < floor:
         yield f"modules of {look.branch} for kernel {look.case.kernel}"
 
@@ -608,6 +608,20 @@ def toolkit(look: Look) -> Iterator[str]:
         name = "cuda-toolkit-" + "-".join(wish.split(".")[:2])
         if name not in look.names:
             yield f"{name} is not among the packages"
+
+
+@rule("R25")
+def driver_range(look: Look) -> Iterator[str]:
+    for sign, bound in re.findall(r"(>=|<)([\d.]+)", look.case.driver or ""):
+        if at_least(look.version, bound) != (sign == ">="):
+            yield f"driver {look.case.driver} was asked, {look.version} decided"
+
+
+@rule("R26")
+def kernel_policy(look: Look) -> Iterator[str]:
+    told = any(warning["rule"].startswith("R26") for warning in look.stack["warnings"])
+    if told != (look.case.kernel_policy is not None):
+        yield f"kernel policy {look.case.kernel_policy}, and what it means is {'said' if told else 'not said'}"
 
 
 def violations(stack: dict[str, Any], case: Case, facts: Facts) -> list[tuple[str, str]]:

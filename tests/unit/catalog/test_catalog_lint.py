@@ -21,6 +21,7 @@ gpus:
     pci: [10de:0001]
     architecture: hopper
     compute_capability: 9.0
+    first_branch: 555
 """
 NEW_FIGURE = """
 expectations:
@@ -173,6 +174,28 @@ MUTANTS: list[tuple[str, str, str, str]] = [
         "needs: fabric-manager",
     ),
     ("services", "platforms: {t4-1: {services: [fabric-manager]}}", "platforms.t4-1.services", "needs: none"),
+    ("required-bound", "branches: {418: {native_cuda: null}}", "branches.418", "native_cuda is missing"),
+    ("required-bound", "branches: {418: {eol_computed: null}}", "branches.418", "eol_vendor, eol_computed"),
+    ("required-bound", NEW_GPU.replace("    first_branch: 555\n", ""), "gpus.new", "first_listed, first_branch"),
+    (
+        "required-bound",
+        "systems: {rhel-10: {origins: {nvidia: {first_branch: null}}}}",
+        "systems.rhel-10.origins.nvidia",
+        "first_branch or branches is missing",
+    ),
+    (
+        "required-bound",
+        "systems: {rhel-10: {origins: {nvidia: {first_toolkit: null}}}}",
+        "systems.rhel-10.origins.nvidia",
+        "first_toolkit is missing",
+    ),
+    (
+        "nvlink-rate",
+        "gpus: {h100-nvl: {nvlink: {links: 18}}}",
+        "gpus.h100-nvl.nvlink.links",
+        "18 links of generation 4",
+    ),
+    ("toolkit-driver", "toolkits: {12.6.3: {driver: 560.35.06}}", "toolkits.12.6.3.driver", "none of the releases"),
     ("forward-compat", "forward_compat: {13.0: {refused_on: [570]}}", "forward_compat.13.0.works_on", "two lists"),
     ("future", "gpus: {t4: {date: 2199-01-01}}", "gpus.t4.date", "has not come yet"),
 ]

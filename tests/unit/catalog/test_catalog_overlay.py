@@ -43,7 +43,8 @@ def test_a_new_gpu_is_one_row(tmp_path: Path) -> None:
     path = overlay(
         tmp_path,
         "defaults: {all: {date: 2026-11-01}}\n"
-        "gpus: {x200: {name: X200, pci: [10de:ffff], architecture: blackwell, compute_capability: 10.0}}\n",
+        "gpus: {x200: {name: X200, pci: [10de:ffff], architecture: blackwell, compute_capability: 10.0, "
+        "first_branch: 620}}\n",
     )
     gpu = load([path]).find_gpu("x200").gpu
     assert gpu is not None
@@ -113,7 +114,7 @@ def test_a_newer_row_comes_first_where_the_order_is_by_version(tmp_path: Path) -
     path = overlay(
         tmp_path,
         "defaults: {all: {date: 2026-11-01}}\n"
-        "branches: {630: {released: 2026-10-30, points: {630.10: 2026-10-30}}}\n"
+        "branches: {630: {released: 2026-10-30, eol_computed: 2027-10, native_cuda: 14.0, points: {630.10: null}}}\n"
         "container_toolkit: {1.3.0: {repository: x, key: y}, 1.21.0: {repository: x, key: y}}\n",
     )
     catalog = load([path])

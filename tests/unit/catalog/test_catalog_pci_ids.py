@@ -136,12 +136,20 @@ def test_an_overlay_changes_a_listed_row_or_takes_its_place(tmp_path: Path) -> N
     own = tmp_path / "own.yml"
     own.write_text(
         "gpus: {ours: {name: Our 5090, pci: [10de:2b85], architecture: blackwell, compute_capability: 12.0,"
-        " date: 2026-11-01}}\n",
+        " min_driver: 570.86.16, date: 2026-11-01}}\n",
         encoding="utf-8",
     )
     match = load([own]).gpu_by_pci("10de:2b85")
     assert match is not None
     assert [model.id for model in match.gpus] == ["ours"]
+
+
+@pytest.mark.parametrize("row", ["[]", "text", "null", "{architecture: null}", "{compute_capability: [1]}"])
+def test_a_broken_chip_is_a_line_of_the_linter(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "site.yml"
+    path.write_text(f"chips: {{gk104: {row}}}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"site\.yml"):
+        load([path])
 
 
 def test_nothing_is_guessed_for_an_id_that_nobody_lists() -> None:

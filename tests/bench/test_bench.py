@@ -1,0 +1,188 @@
+"""The bench: conditions as data (conditions.yml), each with all that validate must find, and generated pairs of two.
+
+``GPUNODE_BENCH=all`` runs every pair; without it a fixed choice of them. The summary shows with ``pytest -s``.
+"""
+
+import json
+import os
+import random
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from bench_machines import MACHINES, document
+
+from gpunode.checks import Expectation, Finding, Status, judge
+from gpunode.facts import facts_from_bundle
+from gpunode.probe.bundle import Bundle
+from gpunode.report.model import worst
+
+CONDITIONS: dict[str, dict[str, Any]] = yaml.safe_load(
+    (Path(__file__).parent / "conditions.yml").read_text(encoding="utf-8")
+)
+CASES = [(name, machine) for name, condition in CONDITIONS.items() for machine in condition["machines"]]
+LEAST = 150
+Document = dict[str, Any]
+BAD = (Status.WARN, Status.FAIL, Status.ERROR)
+SMI = "nvidia-smi-xml"
+PAIRS = 150
+
+
+def pairs() -> list[tuple[str, str, str]]:
+    """Two conditions of one machine that do not hide each other and are not found by the same check."""
+    found = [
+        (machine, one, other)
+        for machine in MACHINES
+        for one, other in combinations([name for name, where in CASES if where == machine], 2)
+        if not any(CONDITIONS[name].get("hides") for name in (one, other)) and not checks(one) & checks(other)
+    ]
+    if os.environ.get("GPUNODE_BENCH") == "all":
+        return found
+    return random.Random(0).sample(found, min(PAIRS, len(found)))  # noqa: S311
+
+
+def checks(name: str) -> set[str]:
+    return {finding.split()[0] for finding in CONDITIONS[name]["finds"]}
+
+
+def judged(bundle: Document) -> list[Finding]:
+    facts = facts_from_bundle(Bundle.from_json(json.dumps(bundle), "the bench's bundle"))
+    return judge(facts, Expectation(), level="quick")
+
+
+def of(findings: list[Finding]) -> set[str]:
+    """Findings that are not good, as conditions.yml names them."""
+    return {
+        f"{finding.check} {finding.status.value}" + ("" if finding.component == "node" else f" {finding.component}")
+        for finding in findings
+        if finding.status in BAD
+    }
+
+
+def by_check(findings: list[Finding]) -> Mapping[str, Status]:
+    return {check: worst(one.status for one in findings if one.check == check) for check in {f.check for f in findings}}
+
+
+def with_slots(text: str, machine: str) -> str:
+    for number, gpu in enumerate(MACHINES[machine].gpus):
+        text = text.replace(f"{{slot{number}}}", gpu.slot).replace(f"{{SLOT{number}}}", gpu.slot.upper())
+    return text
+
+
+def edited(bundle: Document, machine: str, name: str) -> Document:
+    bundle = deepcopy(bundle)
+    for edit in CONDITIONS[name]["edits"]:
+        before = json.dumps(bundle)
+        apply(bundle, machine, edit)
+        assert json.dumps(bundle) != before, f"{name} on {machine}: the edit {edit} changes nothing"
+    return bundle
+
+
+def apply(bundle: Document, machine: str, edit: dict[str, Any]) -> None:
+    if "gpu" in edit:
+        command = bundle["commands"][SMI]
+        command["stdout"] = with_tags(command["stdout"], edit["gpu"], edit["tags"])
+    elif "gone" in edit:
+        without_gpu(bundle, machine, edit["gone"])
+    elif "file" in edit:
+        text = edit["text"]
+        bundle["files"][with_slots(edit["file"], machine)] = None if text is None else with_slots(text, machine)
+    else:
+        change(bundle["commands"][edit["command"]], machine, edit)
+
+
+def change(command: dict[str, Any], machine: str, edit: dict[str, Any]) -> None:
+    command["rc"] = edit.get("rc", command["rc"])
+    for stream in ("stdout", "stderr"):
+        if stream in edit:
+            command[stream] = with_slots(edit[stream], machine)
+    command["stdout"] += with_slots(edit.get("append", ""), machine)
+    if "replace" in edit:
+        command["stdout"] = re.sub(edit["replace"], edit["with"], command["stdout"], count=1)
+    if edit.get("hangs") or edit.get("slow"):
+        limit = "6.0 s, which was left of the time for the whole probe" if edit.get("slow") else "30 s"
+        command |= {"rc": 124, "timed_out": True, "stdout": "", "stderr": f"killed: no answer within {limit}"}
+
+
+def with_tags(xml: str, number: int, tags: Mapping[str, str]) -> str:
+    parts = re.split(r"(?=\t<gpu id=)", xml)
+    gpu = parts[number + 1]
+    for path, value in tags.items():
+        parent, _, tag = path.rpartition("/")
+        inside = f"(?s)(?<=<{parent}>)(.*?)" if parent else "()"
+        gpu, times = re.subn(rf"{inside}<{tag}>[^<]*</{tag}>", rf"\1<{tag}>{value}</{tag}>", gpu)
+        assert times, f"GPU {number} has no <{tag}>"
+    parts[number + 1] = gpu
+    return "".join(parts)
+
+
+def without_gpu(bundle: Document, machine: str, number: int) -> None:
+    """The GPU fell off the bus before the driver was loaded: no tool and no file has it."""
+    slot, count = MACHINES[machine].gpus[number].slot, len(MACHINES[machine].gpus)
+    files, commands = bundle["files"], bundle["commands"]
+    for folder in ("/sys/bus/pci/devices/", "/proc/driver/nvidia/gpus/"):
+        files[folder] = files[folder].replace(f"{slot}\n", "")
+    parts = re.split(r"(?=\t<gpu id=)", commands[SMI]["stdout"])
+    end = "" if number + 1 < len(parts) - 1 else "</nvidia_smi_log>\n"
+    left = "".join((*parts[: number + 1], *parts[number + 2 :])) + end
+    left = left.replace(f"<attached_gpus>{count}<", f"<attached_gpus>{count - 1}<")
+    commands[SMI]["stdout"] = left
+    for key in ("nvidia-smi-nvlink", "nvidia-smi-nvlink-errors"):
+        blocks = re.split(r"(?m)(?=^GPU \d+:)", commands[key]["stdout"])
+        del blocks[number + 1]
+        commands[key]["stdout"] = "".join(
+            re.sub(r"^GPU \d+:", f"GPU {index}:", block) for index, block in enumerate(blocks[1:])
+        )
+    for key in ("nvidia-smi-topo", "nvidia-smi-p2p"):
+        commands[key]["stdout"] = smaller(commands[key]["stdout"], count)
+
+
+def smaller(matrix: str, count: int) -> str:
+    """The matrix of a node with one GPU less: all pairs are alike."""
+    lines = [line for line in matrix.split("\n") if not re.match(rf"\s*GPU{count - 1}\t", line)]
+    lines[0] = lines[0].replace(f"\tGPU{count - 1}", "", 1)
+    return "\n".join(
+        re.sub(rf"((?:\t[^\t]*){{{count - 1}}})\t[^\t]*", r"\1", line, count=1)
+        if line.lstrip().startswith("GPU") and index
+        else line
+        for index, line in enumerate(lines)
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def summary() -> Iterator[None]:
+    yield
+    print(f"\nbench: {len(CASES)} conditions ({len(CONDITIONS)} kinds, {len(MACHINES)} machines), {len(pairs())} pairs")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_machine_in_good_health_has_no_fault(machine: str) -> None:
+    assert [finding for finding in judged(document(machine)) if finding.status in (Status.FAIL, Status.ERROR)] == []
+
+
+@pytest.mark.parametrize(("name", "machine"), CASES)
+def test_a_condition_is_found_and_nothing_else(name: str, machine: str) -> None:
+    before = judged(document(machine))
+    after = judged(edited(document(machine), machine, name))
+    expected = {with_slots(finding, machine) for finding in CONDITIONS[name]["finds"]}
+    assert of(after) - of(before) == expected
+    good = [check for check, status in by_check(after).items() if status is Status.PASS]
+    assert [check for check in good if by_check(before)[check] is not Status.PASS] == []
+    assert all(finding.remedy for finding in after if finding.status is Status.FAIL)
+
+
+@pytest.mark.parametrize(("machine", "one", "other"), pairs())
+def test_of_two_faults_both_are_named(machine: str, one: str, other: str) -> None:
+    both = edited(edited(document(machine), machine, one), machine, other)
+    expected = {with_slots(finding, machine) for name in (one, other) for finding in CONDITIONS[name]["finds"]}
+    assert expected <= of(judged(both))
+
+
+def test_the_bench_covers_enough() -> None:
+    assert len(CASES) >= LEAST
+    assert {machine for _, machine in CASES} == set(MACHINES)
