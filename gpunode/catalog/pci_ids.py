@@ -23,6 +23,7 @@ _CHIP = re.compile(r"(?:GK|GM|GP|GV|TU|GA|GH|AD|GB|GR)(?:\d{3}|\d\d[A-Z])(?![0-9
 _NO_GPU = re.compile(r"audio|usb|ucsi|bridge|nvswitch|pcie host|i2c|reserved dev id|engineering sample", re.IGNORECASE)
 _CONSUMER = re.compile(r"GeForce|GTX|TITAN|\bMX\d|\bCMP\b|RTX Spark", re.IGNORECASE)
 _WORKSTATION = re.compile(r"Quadro|NVS|RTX|\bT\d{3,4}\b|\bP\d{3,4}\b", re.IGNORECASE)
+_FACTS = {"architecture", "compute_capability"}
 _NAMES = ("name", "aliases", "families")
 _SERIES = re.compile(r"^(GeForce|Tesla|Quadro) ")
 _LARGE = {"gp100", "gv100", "ga100", "gh100", "gb100", "gb102", "gb110", "gb112", "gr100", "gr102"}
@@ -83,7 +84,7 @@ def table_date() -> str:
 
 
 def rows(
-    gpus: Iterable[PciGpu], chips: Mapping[str, Mapping[str, Any]], written: Mapping[str, Any], date: str
+    gpus: Iterable[PciGpu], chips: Mapping[str, Any], written: Mapping[str, Any], date: str
 ) -> dict[str, dict[str, Any]]:
     """Raw rows of the section ``gpus``, one for each product; ``written``: raw rows of files, which win.
 
@@ -91,11 +92,13 @@ def rows(
     row; a name that stands for several rows, or for a written one, is followed by the chip or the id.
     """
     ids, names = _written(written)
+    # A chip that an overlay broke has no GPUs: the linter names its row.
+    chips = {key: row for key, row in chips.items() if isinstance(row, Mapping) and row.keys() >= _FACTS}
     products: dict[tuple[str, str, str], list[PciGpu]] = {}
     for gpu in gpus:
         chip = chips.get(gpu.chip)
         if chip is not None and gpu.pci not in ids:
-            what = (normal(_name(gpu)), chip["architecture"], chip["compute_capability"])
+            what = (normal(_name(gpu)), str(chip["architecture"]), str(chip["compute_capability"]))
             products.setdefault(what, []).append(gpu)
     uses = Counter(name for name, _, _ in products)
     found = {}

@@ -16,9 +16,20 @@ import yaml
 from gpunode.errors import UsageError
 
 try:
-    from yaml import CSafeLoader as _Loader
+    from yaml import CSafeLoader as _Safe
 except ImportError:  # PyYAML without libyaml: the same, slower
-    from yaml import SafeLoader as _Loader  # type: ignore[assignment]
+    from yaml import SafeLoader as _Safe  # type: ignore[assignment]
+
+NULL = "tag:yaml.org,2002:null"
+
+
+class _Loader(_Safe):
+    """Tells null from text and looks for no other type: every scalar is text here."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as yaml declares it)
+        first: [pair for pair in pairs if pair[0] == NULL] for first, pairs in _Safe.yaml_implicit_resolvers.items()
+    }
+
 
 Key = tuple[str | int, ...]
 MOST_LEVELS = 20
@@ -122,7 +133,7 @@ def _plain(node: yaml.Node) -> Any:
         return {key.value: _plain(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
-    if node.tag == "tag:yaml.org,2002:null":
+    if node.tag == NULL:
         return None
     return node.value
 

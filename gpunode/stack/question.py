@@ -5,14 +5,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version as Number
 
 from gpunode.catalog import Branch, Catalog, Framework, Gpu, Platform, System, Toolkit
 from gpunode.errors import UsageError
 from gpunode.stack.model import Arch, Installed, NodePicture, Origin, Request, Term
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
 
 WORDS = ("lts", "production", "newest", "keep")
 """Driver wishes that name no branch."""
@@ -31,8 +33,10 @@ def is_range(wish: str) -> bool:
     return any(sign in wish for sign in "<>=!")
 
 
-def specifiers(text: str) -> SpecifierSet:
+def specifiers(text: str) -> "SpecifierSet":
     """The range that a driver request gives; UsageError where it is none."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # noqa: PLC0415 (slow to load, seldom needed)
+
     try:
         found = SpecifierSet(text)
     except InvalidSpecifier:
@@ -146,7 +150,7 @@ class Question:
         return wish if wish and wish not in WORDS and "." in wish and not is_range(wish) else None
 
     @cached_property
-    def driver_range(self) -> SpecifierSet | None:
+    def driver_range(self) -> "SpecifierSet | None":
         """The range of releases that the driver request gives; None where it gives none."""
         wish = self.request.driver
         return specifiers(wish) if wish and is_range(wish) else None

@@ -12,6 +12,8 @@ import pytest
 
 from gpunode.cli import run
 from gpunode.errors import UndeterminedError, UsageError
+from gpunode.fleet import Target, collect
+from gpunode.fleet.ssh_config import resolve
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.state import make_key
 
@@ -93,6 +95,28 @@ def as_operator(node: LabNode, command: str, given: str = "") -> subprocess.Comp
     return subprocess.run(
         argv, input=given, capture_output=True, text=True, timeout=30, check=False, start_new_session=True
     )
+
+
+def test_root_imports_nothing_from_the_home_of_who_logs_in(node: LabNode) -> None:
+    """By the system's own sudo with its password; the home holds modules that would leave a mark as root."""
+    home, mark = "/home/operator", "/tmp/sprung"
+    for name in ("json", "os", "re", "subprocess", "socket", "time"):
+        text = f'open("{mark}", "a").write("{name}")'
+        good(node, "sh", "-c", 'echo "$0" > "$1"', text, f"{home}/{name}.py")
+    settings = resolve(node.name, [("the test", ["-F", str(node.state.ssh_config), "-l", "operator"])])
+    password = node.state.password.read_text(encoding="ascii").strip()
+    try:
+        # Once the trap itself: what is not isolated runs into it.
+        assert node.run(["sh", "-c", f"cd {home} && echo 'import socket' | python3 -"]).returncode == 0
+        good(node, "rm", mark)
+        (collected,) = collect([Target("node", "ssh", ssh=settings, become=True)], become_password=password)
+        assert collected.bundle is not None, collected.reason
+        assert collected.bundle.commands
+        assert node.run(["test", "-e", mark]).returncode == 1
+        (refused,) = collect([Target("node", "ssh", ssh=settings, become=True)], become_password="another one")  # noqa: S106
+        assert refused.reason == "sudo does not accept the password"
+    finally:
+        node.run(["sh", "-c", f"rm -f {home}/*.py {mark}"])
 
 
 @pytest.mark.parametrize("user", ["root", "nobody"])

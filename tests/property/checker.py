@@ -67,6 +67,7 @@ class Case:
     cuda: str | None = None
     toolkit: str | None = None
     kernel_module: str | None = None
+    kernel_policy: str | None = None
     past_eol: str = "warn"
     installed: tuple[tuple[str, str], ...] = ()
     """Driver packages on the node with their origins."""
@@ -607,6 +608,20 @@ def toolkit(look: Look) -> Iterator[str]:
         name = "cuda-toolkit-" + "-".join(wish.split(".")[:2])
         if name not in look.names:
             yield f"{name} is not among the packages"
+
+
+@rule("R25")
+def driver_range(look: Look) -> Iterator[str]:
+    for sign, bound in re.findall(r"(>=|<)([\d.]+)", look.case.driver or ""):
+        if at_least(look.version, bound) != (sign == ">="):
+            yield f"driver {look.case.driver} was asked, {look.version} decided"
+
+
+@rule("R26")
+def kernel_policy(look: Look) -> Iterator[str]:
+    told = any(warning["rule"].startswith("R26") for warning in look.stack["warnings"])
+    if told != (look.case.kernel_policy is not None):
+        yield f"kernel policy {look.case.kernel_policy}, and what it means is {'said' if told else 'not said'}"
 
 
 def violations(stack: dict[str, Any], case: Case, facts: Facts) -> list[tuple[str, str]]:

@@ -136,7 +136,7 @@ def asked(grid: Grid, wanted: dict[str, Any]) -> Asked:
     )
     place: dict[str, Any] = {name: wanted.get(name) for name in ("os", "arch", "kernel")}
     wishes: dict[str, Any] = {
-        name: wanted.get(name) for name in ("source", "driver", "cuda", "toolkit", "kernel_module")
+        name: wanted.get(name) for name in ("source", "driver", "cuda", "toolkit", "kernel_module", "kernel_policy")
     }
     wishes["past_eol"] = wanted.get("past_eol", "warn")
     picture = node.model_dump() | place | {"installed": installed if packages else None}

@@ -147,6 +147,8 @@ WITNESSES: dict[str, dict[str, object]] = {
     "R22-host-arch": {"gpus": ["GH200 96GB HBM3"], "arch": "x86_64"},
     "R23-kernel-floor": {"gpus": ["B200"], "kernel": "4.4.0-210-generic"},
     "R24-toolkit-source": {"gpus": ["A100-SXM4-80GB"], "os": "debian-12", "source": "debian", "toolkit": "12.2"},
+    "R25-driver-range": {"gpus": ["A100-SXM4-80GB"], "driver": ">=580,<590"},
+    "R26-kernel-policy": {"gpus": ["A100-SXM4-80GB"], "kernel_policy": "hold"},
 }
 """One question for each rule that only this rule answers rightly."""
 

@@ -144,6 +144,14 @@ def test_an_overlay_changes_a_listed_row_or_takes_its_place(tmp_path: Path) -> N
     assert [model.id for model in match.gpus] == ["ours"]
 
 
+@pytest.mark.parametrize("row", ["[]", "text", "null", "{architecture: null}", "{compute_capability: [1]}"])
+def test_a_broken_chip_is_a_line_of_the_linter(row: str, tmp_path: Path) -> None:
+    path = tmp_path / "site.yml"
+    path.write_text(f"chips: {{gk104: {row}}}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"site\.yml"):
+        load([path])
+
+
 def test_nothing_is_guessed_for_an_id_that_nobody_lists() -> None:
     assert load().gpu_by_pci("10de:fffe") is None
     with pytest.raises(UsageError, match="10de:fffe"):

@@ -125,6 +125,13 @@ REFUSED: list[Row] = [
         (["A100"], TRIXIE | {"toolkit": "12.9"}),
         "no CUDA toolkit 12.9",
     ),
+    (
+        "R20-framework",
+        (["L40S"], {"framework": "pytorch==2.13"}),
+        (["L40S"], {"framework": "pytorch==2.16"}),
+        "planned",
+    ),
+    ("R25-driver-range", (["T4"], {"driver": ">=580,<581"}), (["T4"], {"driver": ">=590"}), "outside"),
 ]
 
 
@@ -184,6 +191,7 @@ WARNED: list[Row] = [
         "none of the releases",
     ),
     ("R21-no-service", (["A100"], {}), (["A100"], BOOKWORM), "has no dcgm"),
+    ("R26-kernel-policy", (["A100"], {}), (["A100"], {"kernel_policy": "hold"}), "changes nothing"),
 ]
 
 

@@ -1,0 +1,101 @@
+"""What ``gpunode plan`` must answer to the questions in ``questions.tsv``, each with the source of its answer.
+
+The answers come from recorded facts (lists of GPUs per release, indexes of repositories, release notes), not from the
+resolver. Forms: ``refused RULE``, ``decided BRANCH``, ``warned RULE``, ``package NAME``, ``without NAME``,
+``toolkit X.Y``, ``newest X.Y``, ``cuda SUPPORT``, ``pytorch VERSION CUDA``, ``tensorflow VERSION``, ``rdma VALUE``,
+``offers CHANGE``.
+"""
+
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack_samples import CATALOG, TODAY, group
+
+from gpunode.stack import NodePicture, Request, Stack, resolve
+from gpunode.stack.assemble import assemble
+from gpunode.stack.candidates import candidates
+from gpunode.stack.conflict import first_case
+from gpunode.stack.model import Conflict
+from gpunode.stack.question import Question
+from gpunode.stack.rules import Case
+from gpunode.stack.table import rules
+
+ROWS = [
+    tuple(line.split("\t"))
+    for line in (Path(__file__).parent / "questions.tsv").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
+NODE = {"--os": "os", "--arch": "arch", "--kernel": "kernel", "--platform": "platform"}
+
+
+def asked(text: str) -> Question:
+    """The question that a command line asks."""
+    words = shlex.split(text)
+    options = list(zip(words[::2], words[1::2], strict=True))
+    count = next((int(value) for name, value in options if name == "--count"), None)
+    gpus = tuple(group(value, count) for name, value in options if name == "--gpu")
+    node: dict[str, Any] = {NODE[name]: value for name, value in options if name in NODE}
+    wanted: dict[str, Any] = {
+        name.removeprefix("--").replace("-", "_"): value
+        for name, value in options
+        if name not in (*NODE, "--gpu", "--count")
+    }
+    return Question(Request(**wanted), NodePicture(gpus=gpus, **node), CATALOG, TODAY)
+
+
+def refusing(question: Question) -> set[str]:
+    """The rules that refuse a candidate, or the question itself."""
+    found = {rule for rule, verdict in rules.objections(question) if verdict.refuses}
+    for candidate in candidates(question):
+        found |= {rule for rule, verdict in rules.verdicts(Case(question, candidate)) if verdict.refuses}
+    return {rule.split("-")[0] for rule in found}
+
+
+def _frameworks(stack: Stack, name: str) -> list[str | None]:
+    part = stack.frameworks
+    return [getattr(part, name, None), getattr(part, f"{name}_cuda", None)]
+
+
+HOLDS: dict[str, Callable[[Stack, list[str]], bool]] = {
+    "decided": lambda stack, words: str(stack.driver.branch) == words[0],
+    "warned": lambda stack, words: any(warning.rule.startswith(words[0]) for warning in stack.warnings),
+    "package": lambda stack, words: words[0] in [package.name for package in stack.packages],
+    "without": lambda stack, words: words[0] not in [package.name for package in stack.packages],
+    "toolkit": lambda stack, words: stack.toolkit is not None and stack.toolkit.version == words[0],
+    "newest": lambda stack, words: stack.cuda.newest == words[0],
+    "cuda": lambda stack, words: stack.cuda.support == words[0],
+    "pytorch": lambda stack, words: _frameworks(stack, "pytorch") == words,
+    "tensorflow": lambda stack, words: str(_frameworks(stack, "tensorflow")[0]).lower() == words[0],
+    "rdma": lambda stack, words: str(stack.gpudirect_rdma).lower() == words[0],
+}
+
+
+@pytest.mark.parametrize(("question", "answer", "source"), ROWS, ids=[row[0] + ": " + row[1] for row in ROWS])
+def test_the_answer_is_the_recorded_one(question: str, answer: str, source: str) -> None:
+    kind, *words = answer.split()
+    what = asked(question)
+    case = first_case(what)
+    if kind == "refused":
+        assert case is None, f"accepted: {case and case.candidate.version}; against it: {source}"
+        assert words[0] in refusing(what)
+    elif kind == "offers":
+        conflict = resolve(what.request, what.node, CATALOG, TODAY)
+        assert isinstance(conflict, Conflict)
+        assert " ".join(words) in [change for offer in conflict.offers for change in offer.change]
+    else:
+        assert case is not None, f"refused by {refusing(what)}; for it: {source}"
+        assert HOLDS[kind](assemble(case), words), assemble(case).to_json()
+
+
+def test_the_table_is_whole() -> None:
+    kinds = Counter(row[1].split()[0] for row in ROWS)
+    assert len(ROWS) >= 200
+    assert kinds["refused"] >= 80
+    assert kinds["decided"] >= 80
+    assert all(row[2] for row in ROWS)
+    known = {word for row in ROWS for word in row[2].split(", ") if " " not in word}
+    assert known <= set(CATALOG.sources)
