@@ -56,7 +56,8 @@ def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
 )
 def disk_space(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not node.file_systems:
-        yield Verdict(Status.SKIP, "no local file system was shown")
+        inside = "a container without a local file system of its own" if is_container(node) else None
+        yield Verdict(Status.SKIP if inside else Status.ERROR, inside or "df lists no local file system")
     for file_system in node.file_systems or ():
         yield _space(file_system)
 

@@ -299,8 +299,11 @@ def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     if is_guest(node):
         yield Verdict(Status.SKIP, GUEST)
         return
+    if node.numa and not with_cpus:
+        yield Verdict(Status.ERROR, "the kernel reports no processors of any NUMA node")
+        return
     if len(with_cpus) < 2:
-        yield Verdict(Status.SKIP, "the machine has one NUMA node with processors")
+        yield Verdict(Status.SKIP, "the kernel reports one NUMA node, or is without NUMA")
         return
     for component, device in gpus_of(node):
         if device.numa_node is None:

@@ -63,12 +63,12 @@ def verbose_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 @click.group("catalog", epilog='Example: gpunode catalog show "H100 SXM"')
-@verbose_option("As behind list, show or lint.")
+@verbose_option("As behind list, show, lint or update.")
 @click.pass_context
 def command(ctx: click.Context, /, *, verbose: bool) -> None:
     """The facts, with their sources: GPUs, drivers, CUDA, packages, platforms, Xids, expected figures."""
     if verbose:
-        ctx.default_map = {verb: {"verbose": True} for verb in ("list", "show", "lint")}
+        ctx.default_map = {verb: {"verbose": True} for verb in ("list", "show", "lint", "update")}
 
 
 @command.command("list", epilog="Example: gpunode catalog list gpus")

@@ -34,7 +34,10 @@ from gpunode.errors import Exit, UsageError
     help="A catalog file of your own that counts as known; repeatable.",
 )
 @click.option("--today", metavar="DATE", help="The day that new rows carry, YYYY-MM-DD.  [default: today]")
-def update(*, sources: tuple[str, ...], output: str | None, overlays: tuple[str, ...], today: str | None) -> int:
+@click.option("-v", "--verbose", is_flag=True, help="Name each new row on stderr.")
+def update(
+    *, sources: tuple[str, ...], output: str | None, overlays: tuple[str, ...], today: str | None, verbose: bool
+) -> int:
     """Read package indexes and write an overlay with the branches, releases, toolkits and GPUs that are new.
 
     A source is a folder, a file or an https address of a repository: Packages (also gz, xz), repodata (also gz, xz), or
@@ -52,6 +55,7 @@ def update(*, sources: tuple[str, ...], output: str | None, overlays: tuple[str,
     catalog = _sound([*own, *([before] if before else [])])
     found = found_in([index for source in sources for index in read_source(source)], catalog, day)
     summary = found.summary
+    new = [f"{name}/{key}" for name, rows in found.sections.items() for key in rows if name != "sources"]
     if before is not None:
         found.sections = merge(before.sections, found.sections)
     text = as_text(found, day)
@@ -60,6 +64,8 @@ def update(*, sources: tuple[str, ...], output: str | None, overlays: tuple[str,
         click.echo(text, nl=False)
     else:
         write_whole(target, text)
+    for row in new if verbose else ():
+        click.echo(f"gpunode: new: {row}", err=True)
     for left in found.left_out:
         click.echo(f"gpunode: left out: {left}", err=True)
     click.echo(f"gpunode: {f'new: {summary}' if summary else 'nothing new'}", err=True)

@@ -17,9 +17,11 @@ import pytest
 import yaml
 from bench_machines import MACHINES, document
 
-from gpunode.checks import Expectation, Finding, Status, judge
+from gpunode.checks import Expectation, Finding, Status, identify, judge, registry
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
+from gpunode.report import console, report
+from gpunode.report import judged as report_of
 from gpunode.report.model import worst
 
 CONDITIONS: dict[str, dict[str, Any]] = yaml.safe_load(
@@ -31,6 +33,9 @@ Document = dict[str, Any]
 BAD = (Status.WARN, Status.FAIL, Status.ERROR)
 SMI = "nvidia-smi-xml"
 PAIRS = 150
+SKIPS: dict[str, set[str]] = {}
+"""Check to its reasons for a skip, over all that the bench judged; numbers are left out."""
+VAGUE = re.compile(r"not needed|not seen|could not be determined|says more|says why|perhaps", re.I)
 
 
 def pairs() -> list[tuple[str, str, str]]:
@@ -52,7 +57,11 @@ def checks(name: str) -> set[str]:
 
 def judged(bundle: Document) -> list[Finding]:
     facts = facts_from_bundle(Bundle.from_json(json.dumps(bundle), "the bench's bundle"))
-    return judge(facts, Expectation(), level="quick")
+    found = judge(facts, Expectation(), level="quick")
+    for finding in found:
+        if finding.status is Status.SKIP:
+            SKIPS.setdefault(finding.check, set()).add(re.sub(r"\d+", "N", finding.message))
+    return found
 
 
 def of(findings: list[Finding]) -> set[str]:
@@ -157,6 +166,9 @@ def smaller(matrix: str, count: int) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def summary() -> Iterator[None]:
     yield
+    for check in registry:
+        for reason in sorted(SKIPS.get(check.id, ())) or ["never on the bench"]:
+            print(f"{check.id:28}{reason}")
     print(f"\nbench: {len(CASES)} conditions ({len(CONDITIONS)} kinds, {len(MACHINES)} machines), {len(pairs())} pairs")
 
 
@@ -186,3 +198,39 @@ def test_of_two_faults_both_are_named(machine: str, one: str, other: str) -> Non
 def test_the_bench_covers_enough() -> None:
     assert len(CASES) >= LEAST
     assert {machine for _, machine in CASES} == set(MACHINES)
+
+
+def test_a_skip_names_what_was_observed_or_who_reports_the_cause() -> None:
+    for name, machine in CASES:
+        judged(edited(document(machine), machine, name))
+    assert [(check, reason) for check, reasons in SKIPS.items() for reason in reasons if VAGUE.search(reason)] == []
+    pointers = {
+        word for reasons in SKIPS.values() for reason in reasons for word in re.findall(r"[a-z]+\.[a-z-]+", reason)
+    }
+    assert {word for word in pointers if word.split(".")[0] in {check.id.split(".")[0] for check in registry}} <= {
+        check.id for check in registry
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("dead-driver", "driver.tools-answer"),
+        ("lost-gpu-alone", "gpu.answers"),
+        ("hang", "driver.tools-answer"),
+        ("library-mismatch", "driver.library-matches-module"),
+        ("inforom-message", "gpu.messages"),
+    ],
+)
+def test_the_console_is_short_and_begins_with_the_cause(name: str, cause: str) -> None:
+    bundle = Bundle.from_json(json.dumps(edited(document("l40s"), "l40s", name)), "the bench's")
+    node = facts_from_bundle(bundle)
+    one = report_of("n1", identify(node), judge(node, Expectation(), level="quick"), 1.0)
+    whole = report([one], level="quick", version="0", started_at="", finished_at="")
+    text = console.as_text(whole).splitlines()
+    rest = [line for line in text if line.strip() and not line.startswith("The node is simulated")]
+    findings = [line.split()[1].rstrip(":") for line in rest if line.startswith(("  fail", "  error", "  warn"))]
+    print("\n".join(rest))
+    assert len(rest) <= 5
+    assert findings == [cause]
+    assert any(line.strip().startswith("to do: ") for line in rest)

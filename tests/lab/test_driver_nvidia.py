@@ -77,11 +77,12 @@ TRANSACTIONS = "grep -c '^Start-Date' /var/log/apt/history.log || true"
 
 
 def closure(site: Site) -> dict[str, str]:
-    """Installed packages of the driver with their releases."""
+    """Installed packages of the driver with their releases; others of NVIDIA have versions of their own, as dkms."""
     form = "${Package} ${Version} ${db:Status-Status} ${Maintainer}\n"
     lines = site.sh(f"dpkg-query -W -f '{form}'").splitlines()
     words = [line.split() for line in lines if "cudatools@nvidia.com" in line and " installed " in line]
-    return {name: version.rpartition("-")[0] for name, version, *_ in words if "pinning" not in name}
+    own_versions = re.compile(r"(dh-)?dkms$|libnvidia-egl-|eglexternalplatform|nvidia-driver-pinning-")
+    return {name: version.rpartition("-")[0] for name, version, *_ in words if not own_versions.match(name)}
 
 
 def names_in(run: Run) -> set[str]:
@@ -150,6 +151,7 @@ def test_the_whole_closure_comes_in_one_version_and_one_transaction(site: Site, 
     assert site.sh(TRANSACTIONS).strip() == "1"
     assert provisioned.paths >= REPOSITORY_FILES | DRIVER_FILES
     assert site.sh("cat /proc/driver/nvidia/version").count(FIRST) == 1
+    assert site.sh("dpkg-query -W -f '${Version}' dkms").startswith("1:"), "Debian 12's is too old for NVIDIA's modules"
 
 
 def test_a_second_run_changes_nothing_and_a_busy_node_may_have_it(site: Site, provisioned: Run) -> None:
@@ -299,6 +301,7 @@ def test_absent_gives_the_node_back(site: Site, bare: list[str], provisioned: Ru
     run = site.play("-e", "nvidia_driver_state=absent", "-e", "nvidia_repository_state=absent")
     assert run.rc == 0, run.output
     assert closure(site) == {}
+    assert "dkms 1:" not in site.sh("dpkg-query -W -f '${Package} ${Version}\n'")
     assert site.sh("apt-mark showhold") == ""
     left = [line for line in site.snapshot() if line not in bare]
     assert not [line for line in left if "gpunode" in line and "gpunode-lab" not in line], left

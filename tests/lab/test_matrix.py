@@ -39,8 +39,6 @@ CELLS = [
 ]
 ROLES = ("nvidia_repository", "nvidia_driver", "nvidia_fabric")
 TAGS = [f"{role}_{part}" for role in ROLES for part in ("install", "configure", "service")]
-# An Ubuntu of the lab has headers of Debian's beside its own; modules for those would only cost time.
-OWN_KERNELS = "mkdir -p /etc/dkms; echo 'BUILD_EXCLUSIVE_KERNEL=\"-generic$\"' > /etc/dkms/nvidia.conf"
 
 
 @pytest.fixture
@@ -53,8 +51,6 @@ def bare(lab: Lab, request: pytest.FixtureRequest) -> Site:
     node = next(node for node in lab.nodes() if (node.os, node.hardware) == (system, machine))
     site = Site(lab, "--limit", node.name, "--tags", ",".join(TAGS))
     site.node = node
-    if system.startswith("ubuntu"):
-        site.sh(OWN_KERNELS)
     return site
 
 

@@ -49,9 +49,15 @@ def test_a_second_start_is_the_same_repository(lab: Lab, vendor: Vendor) -> None
 
 
 def test_unpinned_the_meta_of_a_branch_drifts_to_the_next_branch(shell: Shell) -> None:
-    would = shell.would("install nvidia-open-580")
-    assert would["nvidia-open-580"] == NEWER
-    assert would["nvidia-kernel-open-dkms"] == would["libnvidia-ml1"] == NEXT
+    would = shell.would("install cuda-drivers-580")
+    assert would["cuda-drivers-580"] == NEWER
+    assert would["nvidia-kernel-dkms"] == "610.57.04-1"  # 615 has open modules alone
+    assert would["libnvidia-ml1"] == NEXT
+
+
+def test_nvidias_dkms_has_an_epoch_and_comes_where_debians_is_too_old(shell: Shell) -> None:
+    assert shell.would("install nvidia-kernel-open-dkms")["dkms"] == "1:3.4.1-1"
+    assert "3.0.10" in shell.do("apt-cache madison dkms")
 
 
 def test_pinned_and_installed_the_closure_has_one_version_and_stays(shell: Shell) -> None:

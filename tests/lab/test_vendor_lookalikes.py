@@ -69,7 +69,7 @@ def test_precompiled_modules_belong_to_their_kernel_and_are_signed(ubuntu: Shell
 def test_a_kernel_and_its_modules_move_together(ubuntu: Shell) -> None:
     ubuntu.do("apt-get --yes --no-install-recommends install linux-modules-nvidia-580-server-open-generic")
     assert set(ubuntu.do("ls /lib/modules").split()) == {FIRST, SECOND}
-    assert ubuntu.do(f"modinfo --set-version {SECOND} --field version nvidia").strip() == "580.178.04"
+    assert ubuntu.do(f"modinfo --set-version {SECOND} --field version nvidia").strip() == "580.173.02"
     assert ubuntu.do("ls /boot/initrd.img-*").split() == [f"/boot/initrd.img-{FIRST}", f"/boot/initrd.img-{SECOND}"]
 
 
@@ -109,7 +109,7 @@ def test_a_rocky_says_that_it_is_one(rocky: Shell, lab: Lab) -> None:
 def test_streams_say_branch_and_flavour(rocky: Shell) -> None:
     listed = rocky.do("dnf --quiet --assumeyes module list nvidia-driver")
     streams = set(re.findall(r"^nvidia-driver +(\S+)", listed, re.MULTILINE))
-    branches = {f"{branch}-{kind}" for branch in (570, 580, 595) for kind in ("open", "dkms")}
+    branches = {f"{branch}-{kind}" for branch in (570, 580, 595, 610, 615) for kind in ("open", "dkms")}
     assert streams == {*branches, "open-dkms", "latest-dkms"}
 
 
@@ -117,6 +117,10 @@ def test_a_stream_keeps_the_driver_in_its_branch_and_keys_are_asked_for(rocky: S
     rc, said = rocky.ask("dnf --assumeno install nvidia-open")
     assert rc != 0, said  # the default stream has the proprietary modules alone
     rocky.do("dnf --assumeyes module enable nvidia-driver:580-open")
+    rc, said = rocky.ask("dnf --assumeyes install nvidia-open")
+    assert rc != 0
+    assert "nothing provides dkms >= 3.1.8" in said  # that is EPEL's
+    rocky.do("dnf --assumeyes install epel-release")
     said = rocky.do("dnf --assumeyes install nvidia-open nvidia-fabricmanager")
     assert "Importing GPG key" in said
     assert versions(rocky) == {"580.178.04"}

@@ -27,6 +27,10 @@ _RECORDED_SINCE = {"570 spec": 570, "610+": 610}
 """What the keys of a record's dependencies by version mean: the first branch."""
 _PINNING = "nvidia-driver-pinning"
 _LAST_PROPRIETARY = 610
+_FLAVOURS = frozenset(
+    {"nvidia-kernel-dkms", "nvidia-kernel-open-dkms", "kmod-nvidia-latest-dkms", "kmod-nvidia-open-dkms"}
+)
+"""The kernel modules of Debian and RHEL: one flavour at a time."""
 
 
 @dataclass
@@ -113,6 +117,8 @@ class _Index:
     def _with_driver(self, name: str, row: Mapping[str, Any], release: str) -> Iterator[Offer]:
         """The package in that release, where it is there."""
         branch = _branch(release)
+        if branch > _LAST_PROPRIETARY and name in ("nvidia-kernel-dkms", "kmod-nvidia-latest-dkms"):
+            return
         if name.startswith("cuda-compat-") and branch not in map(_branch, _versions(row)):
             return
         if name in _FABRIC and branch < _LAST_SUFFIXED:
@@ -194,6 +200,9 @@ class _Index:
             for key in ("conflicts", "replaces"):
                 relations[key] = sorted({*relations[key], *others})
             notes.append("rename_conflicts")
+        if name in _FLAVOURS:
+            relations["conflicts"] = sorted({*relations["conflicts"], *_FLAVOURS - {name}} - {name})
+            notes.append("flavours")
         values = {"v": version, "u": release}
         filled = {key: [self._filled(entry, values) for entry in entries] for key, entries in relations.items()}
         architecture = "all" if row.get("architecture") in ("all", "noarch") else "amd64"

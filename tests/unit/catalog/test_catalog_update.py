@@ -89,6 +89,9 @@ def test_what_was_written_before_is_kept_and_a_second_run_finds_nothing(tmp_path
     assert {name: set(rows) for name, rows in second.items()} == {name: set(rows) for name, rows in first.items()}
     assert (load([target]).toolkits, load([target]).branches) == once
     other = index_files.deb_repository(tmp_path / "b", [("nvidia-open", "630.20.02-1ubuntu1")])
+    arguments = ["--from", str(other), "-o", str(target), "-v"]
+    assert run(["catalog", "update", *arguments]) == 0
+    assert "gpunode: new: branches/630\n" in capsys.readouterr().err
     both = written(target, other)
     assert len(both["sources"]) == 2
     assert list(both["branches"]["630"]["points"]) == ["630.10.01", "630.20.02"]  # type: ignore[call-overload]

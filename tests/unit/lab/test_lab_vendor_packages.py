@@ -208,6 +208,19 @@ def test_every_dependency_can_be_met(repository: str) -> None:
     assert looked > 4
 
 
+@pytest.mark.parametrize("repository", ["rhel9", "rhel10"])
+def test_every_requirement_of_one_version_can_be_met(repository: str) -> None:
+    """``name = version`` of a package or of what one provides; the epoch is part of it, the release is not."""
+    own = contents(repositories()[repository])
+    offers = {f"{built.name} = {built.version.rpartition('-')[0]}" for built in own}
+    offers |= {entry for built in own for entry in _entries(built, "Provides")}
+    driver = [built for built in own if built.release in repositories()[repository].releases]
+    wanted = [(built.name, entry) for built in driver for entry in _entries(built, "Depends")]
+    exact = [(name, entry) for name, entry in wanted if " = " in entry]
+    assert len(exact) > 20
+    assert [(name, entry) for name, entry in exact if entry not in offers] == []
+
+
 def _entries(built: Built, field: str) -> list[str]:
     return [entry.strip() for entry in built.fields.get(field, "").split(",") if entry.strip()]
 
