@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write into docs/lab-vendor.md what the lab's vendor repository assumes, as its data say it.
 
     .venv/bin/python scripts/lab_vendor_page.py [--check]

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Derive the lab's recorded indexes from a collection of recorded vendor indexes (``real-indexes.yml``).
 
     .venv/bin/python scripts/recorded_indexes.py FILE [--check]
