@@ -10,6 +10,7 @@ from gpunode.cli.selection import Selection
 from gpunode.cli.writing import folder_for_bundles
 from gpunode.errors import Exit
 from gpunode.names import fold
+from gpunode.printable import printable
 
 
 @click.command("collect")
@@ -39,13 +40,13 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
         for answer in selection.collect(apart, save=folder):
             if answer.bundle is None:
                 missed.append(answer.host)
-                click.echo(f"{answer.host}: {answer.reason}", err=True)
+                click.echo(printable(f"{answer.host}: {answer.reason}"), err=True)
             else:
                 written += 1
                 if answer.unchecked is not None:
-                    click.echo(f"{answer.host}: its host key was not checked: {answer.unchecked}", err=True)
+                    click.echo(printable(f"{answer.host}: its host key was not checked: {answer.unchecked}"), err=True)
                 if verbose:
-                    click.echo(f"{answer.host}: collected in {answer.seconds:.1f} s", err=True)
+                    click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
     names = f": {fold(missed)}" if missed else ""
-    click.echo(f"{written} collected into {folder}, {len(missed)} not reached{names}", err=True)
+    click.echo(printable(f"{written} collected into {folder}, {len(missed)} not reached{names}"), err=True)
     return Exit.UNDETERMINED if missed or not written else Exit.GOOD

@@ -13,8 +13,9 @@ from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.isolation import Exceeded
+from gpunode.printable import printable, printable_json
 from gpunode.probe.bundle import Bundle
-from gpunode.report.console import PlainConsole, printable
+from gpunode.report.console import PlainConsole
 from gpunode.tuning import GPU_ARGUMENTS, WORKLOADS, Tuning, Tunings, Workload, docker_args, env_file, shell, tune
 
 OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
@@ -61,11 +62,11 @@ def command(  # noqa: PLR0913
         bundles = read_bundles(selection.hosts) if replay else _collected(selection, apart, missed)
         found = [tune(node, workload, multi_node=multi_node) for node in _facts(bundles, apart, missed)]
     for line in missed:
-        click.echo(line, err=True)
+        click.echo(printable(line), err=True)
     if form in OF_ONE_NODE and len(found) + len(missed) > 1:
         raise UsageError(f"--format {form} is for one node, and these are {len(found) + len(missed)}")
     if form == "json":
-        click.echo(Tunings(nodes=tuple(found)).model_dump_json(by_alias=True, indent=1))
+        click.echo(printable_json(Tunings(nodes=tuple(found)).model_dump_json(by_alias=True, indent=1)))
     for tuning in found:
         if form in OF_ONE_NODE:
             click.echo(OF_ONE_NODE[form](tuning), nl=False)
@@ -73,7 +74,7 @@ def command(  # noqa: PLR0913
                 # Whoever puts them into a command line sees nothing else of it.
                 for one in tuning.left_alone:
                     if one.name in GPU_ARGUMENTS:
-                        click.echo(f"{printable(tuning.host)}: no GPUs among the arguments: {one.reason}", err=True)
+                        click.echo(printable(f"{tuning.host}: no GPUs among the arguments: {one.reason}"), err=True)
         elif form == "text":
             _show(tuning, verbose=verbose)
     return Exit.UNDETERMINED if missed or not found else Exit.GOOD
@@ -106,10 +107,10 @@ def _show(tuning: Tuning, *, verbose: bool) -> None:
     for title, settings, sign in (("environment", tuning.environment, "="), ("docker run", tuning.docker, " ")):
         console.show(Text(title, "bold"), 2)
         for setting in settings:
-            console.show(Text(f"{setting.name}{sign if setting.value else ''}{setting.value}"), 4)
+            console.show(Text(printable(f"{setting.name}{sign if setting.value else ''}{setting.value}")), 4)
             source = f" [{setting.source}]" if verbose else ""
-            console.show(Text(f"{setting.reason}{source}", "dim"), 8)
+            console.show(Text(printable(f"{setting.reason}{source}"), "dim"), 8)
     if verbose:
         console.show(Text("left alone", "bold"), 2)
         for one in tuning.left_alone:
-            console.show(Text(f"{one.name}: {printable(one.reason)}", "dim"), 4)
+            console.show(Text(printable(f"{one.name}: {one.reason}"), "dim"), 4)

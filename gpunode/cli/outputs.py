@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpunode.cli.writing import refuse_foreign
 from gpunode.errors import UsageError
 from gpunode.whole import in_place
 
@@ -79,10 +80,12 @@ def outputs(ctx: click.Context) -> list[Output]:
 
 
 def _must_be_writable(path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"--output {path}: is a folder")
     try:
+        if path.is_dir():
+            raise UsageError(f"--output {path}: is a folder")
         special = in_place(path)
+        if not special:
+            refuse_foreign(path, "--output")
         folder = path.resolve().parent
     except OSError as err:
         raise UsageError(f"--output {path}: {err.strerror}") from None

@@ -19,6 +19,7 @@ from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.isolation import Exceeded
+from gpunode.printable import printable_json
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.question import WORDS, framework_named, is_range, number, specifiers
 
@@ -229,7 +230,7 @@ def exit_code(document: Plan, *, strict: bool = False) -> int:
 def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A002
     """The plan as text of one format."""
     if format == "json":
-        return document.model_dump_json(by_alias=True, indent=1) + "\n"
+        return printable_json(document.model_dump_json(by_alias=True, indent=1)) + "\n"
     if format == "yaml":
         return yaml.safe_dump(json.loads(document.model_dump_json(by_alias=True)), sort_keys=False, width=110)
     return as_text(document, verbose=verbose)

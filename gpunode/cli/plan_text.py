@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gpunode.printable import all_printable
 from gpunode.stack import Conflict, Plan, PlanGroup, Stack
 from gpunode.stack.model import Library, Service
 
@@ -34,6 +35,7 @@ MOST_HOSTS = 12
 
 def as_text(document: Plan, *, verbose: bool) -> str:
     """The plan: one block for each group of nodes."""
+    document = Plan.model_validate(all_printable(document.model_dump()))
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     out = StringIO()
     width = None if sys.stdout.isatty() else PIPE_WIDTH

@@ -13,6 +13,7 @@ from gpunode.cli import VERBS
 from gpunode.cli.nearest import unknown
 from gpunode.cli.streams import ReaderLeft
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
+from gpunode.printable import printable
 
 
 class Verbs(click.Group):
@@ -66,20 +67,28 @@ def answer(argv: Sequence[str] | None) -> int:
     except ReaderLeft:
         return 128 + signal.SIGPIPE
     except GpunodeError as err:
-        _say(f"gpunode: {err}")
+        _say(printable(f"gpunode: {err}"))
         return err.exit_code
+    except PermissionError as err:
+        _say(printable(f"gpunode: {err.filename or 'a file'}: {err.strerror}"))
+        return Exit.USAGE
     except click.exceptions.NoArgsIsHelpError as err:
         _say(err.format_message())
         return Exit.USAGE
     except click.ClickException as err:
         context = getattr(err, "ctx", None)
-        verb = context.command_path if context else "gpunode"
-        _say(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)")
+        verb = context.command_path if context else _verb(sys.argv[1:] if argv is None else argv)
+        _say(printable(f"{verb}: {' '.join(err.format_message().split())} ({verb} --help)"))
         return Exit.USAGE
     except (KeyboardInterrupt, click.Abort):
         _say("gpunode: interrupted")
         return 130
     return result if isinstance(result, int) else Exit.GOOD
+
+
+def _verb(argv: Sequence[str]) -> str:
+    """What was called, where click forgot: an option that lacks its value."""
+    return " ".join(["gpunode", *(word for word in argv[:1] if word in VERBS)])
 
 
 def _say(line: str) -> None:

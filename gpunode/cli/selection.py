@@ -21,6 +21,7 @@ from gpunode.cli.seconds import Seconds
 from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
 from gpunode.names import fold
+from gpunode.printable import printable
 
 if TYPE_CHECKING:
     from gpunode.cli.apart import Apart
@@ -120,7 +121,7 @@ class _OnTerminal(Shown):
     def _update(self) -> None:
         line = progress(self._waiting, self._nodes)
         latest = [f"{name}: {text}" for name, text in list(self._doing.items())[-1:]]
-        self._status.update(escape("; ".join([line, *latest])))
+        self._status.update(escape(printable("; ".join([line, *latest]))))
 
 
 @contextmanager

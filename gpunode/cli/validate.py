@@ -29,6 +29,7 @@ from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
+from gpunode.printable import printable_json
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unchecked, unreachable
 
@@ -257,10 +258,11 @@ def write(document: Report, place: Output, *, verbose: bool) -> None:
     """Write one rendering to its place."""
     if place.path is None:
         if place.format == "json":
-            click.echo(document.to_json(), nl=False)
+            click.echo(printable_json(document.to_json()), nl=False)
         else:
             console.write(document, sys.stdout, verbose=verbose)
         return
     write_whole(
-        place.path, document.to_json() if place.format == "json" else console.as_text(document, verbose=verbose)
+        place.path,
+        printable_json(document.to_json()) if place.format == "json" else console.as_text(document, verbose=verbose),
     )

@@ -24,6 +24,7 @@ def folder_for_bundles(path: Path) -> Path:
     A folder that is there keeps its mode: it is its owner's to decide who looks into it.
     """
     try:
+        refuse_foreign(path, "--save")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as err:
         raise UsageError(f"--save {path}: {err.strerror}") from None
@@ -32,11 +33,31 @@ def folder_for_bundles(path: Path) -> Path:
     return path
 
 
+def refuse_foreign(path: Path, option: str) -> None:
+    """Raise UsageError where another user could lead what root writes elsewhere: by a link, or in a folder of theirs.
+
+    Whoever called sudo is no other user. Raises OSError.
+    """
+    if os.geteuid() != 0:
+        return
+    ours = {0, int(sudo) if (sudo := os.environ.get("SUDO_UID", "")).isdigit() else 0}
+    if path.is_symlink() and path.lstat().st_uid not in ours:
+        raise UsageError(f"{option} {path}: is a link of another user: root does not follow it")
+    nearest = path.resolve()
+    while not nearest.is_dir():
+        nearest = nearest.parent
+    owner = nearest.stat().st_uid
+    if owner not in ours:
+        raise UsageError(f"{option} {path}: {nearest} belongs to another user (uid {owner}): root does not write there")
+
+
 def write_bundle(folder: Path, host: str, bundle: Bundle) -> Path:
     """Write ``FOLDER/HOST.json``, under the name by which the node was asked for; return its path.
 
     What a file name should not have is percent-encoded. Bundles are for their owner alone.
     """
     path = folder / f"{quote(host, safe='@+,=')}.json"
+    if path.is_symlink():
+        raise UsageError(f"{path}: is a link: bundles are written to files of their own")
     write_whole(path, bundle.model_copy(update={"host": host}).to_json(), private=True)
     return path

@@ -16,12 +16,17 @@ _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s.*")
 _HEX = re.compile(r"[0-9a-f]{4}")
 _SOURCE = "pci_functions"
 _ACS_BITS = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")
+_MOST = 1024
+"""Sixteen GPUs with their audio functions and switches are some fifty; virtual ones are no more than some hundreds."""
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 
 
 def devices(seen: Seen) -> tuple[PciDevice, ...]:
     """All functions of vendor 10de. The probe names every function and keeps files of those that matter alone."""
-    return tuple(device for device in _functions(seen) if device.vendor_id == "10de")
+    found = tuple(device for device in _functions(seen) if device.vendor_id == "10de")
+    if len(found) > _MOST:
+        raise ParseError(f"expected at most {_MOST} functions of NVIDIA on the PCI bus, found {len(found)}")
+    return found
 
 
 def io_devices(seen: Seen) -> tuple[PciDevice, ...]:

@@ -28,6 +28,9 @@ class Seen:
         self._bundle = bundle
         log = bundle.commands.get(READ_LOG)
         self._problems = log.stderr.splitlines() if log else []
+        self._unreadable: dict[str, str] = {}
+        for problem in self._problems:
+            self._unreadable.setdefault(problem.partition(": ")[0], problem)
         self._parsed: dict[str, Any] = {}
 
     @property
@@ -40,10 +43,8 @@ class Seen:
         if path not in self._bundle.files:
             raise Unseen(f"{path} was not read")
         text = self._bundle.files[path]
-        if text is None:
-            for problem in self._problems:
-                if problem.startswith(f"{path}: "):
-                    raise Unseen(f"could not be read: {first_line(problem)}")
+        if text is None and path in self._unreadable:
+            raise Unseen(f"could not be read: {first_line(self._unreadable[path])}")
         return text
 
     def asked(self, path: str) -> bool:

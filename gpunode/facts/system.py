@@ -101,8 +101,10 @@ def disk_free_mib(seen: Seen) -> dict[str, int]:
     text = seen.output("df")
     paths = [word for word in seen.command("df").argv[1:] if word.startswith("/")]
     lines = text.splitlines()[1:]
+    if len(lines) != len(paths):
+        raise ParseError(f"expected {len(paths)} lines of df -Pk, found {len(lines)}")
     # A path is no longer than 4096 bytes; on an endless line of blanks the pattern would take for ever.
     matches = [match for line in lines if len(line) < 9000 and (match := _DF_LINE.fullmatch(line))]
-    if not paths or len(matches) != len(paths) or len(lines) != len(paths):
+    if not paths or len(matches) != len(paths):
         raise ParseError(f"expected {len(paths)} lines of df -Pk, found {len(matches)}")
     return {path: int(match[1]) // 1024 for path, match in zip(paths, matches, strict=True)}

@@ -13,7 +13,7 @@ MAX_BYTES = 32 * 1024 * 1024
 MAX_TEXT = 8 * 1024 * 1024
 """Characters of one output or file: twice what the probe keeps."""
 MAX_COMMANDS = 2_000
-MAX_FILES = 200_000
+MAX_FILES = 100_000
 MAX_RESULTS = 5_000
 MAX_WORDS = 50_000
 """Words of one command: the probe names files to dpkg, modinfo and cat."""

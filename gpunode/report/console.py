@@ -1,7 +1,6 @@
 """The report for people: worst first, one line for a node that is well."""
 
 import io
-import re
 from typing import TextIO
 
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.text import Text
 from gpunode.checks import Stack, Status
 from gpunode.checks.words import listed
 from gpunode.names import fold
+from gpunode.printable import printable
 from gpunode.report.folding import Folded, of_nodes
 from gpunode.report.model import WORST_FIRST, Counts, NodeReport, Report, count
 
@@ -22,12 +22,6 @@ STYLE = {
     Status.SKIP: "dim",
 }
 QUIET = (Status.PASS, Status.SKIP)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def printable(text: str) -> str:
-    """The text in one line, with control characters written out: what a node says must not steer a terminal."""
-    return _CONTROL.sub(lambda match: " " if match[0] in "\t\n" else f"\\x{ord(match[0]):02x}", text)
 
 
 class PlainConsole(Console):

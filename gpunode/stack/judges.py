@@ -268,7 +268,8 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
         return
     missing = list(_out_of_reach(case, offer))
     yield from missing
-    if not missing and package_set(case, "driver", (*DRIVER_VARIANTS, "precompiled")) is None:
+    names = package_set(case, "driver", (*DRIVER_VARIANTS, "precompiled"))
+    if names is None and not any(verdict.refuses for verdict in missing):
         yield refuse(f"{case.source_name} has no packages of branch {branch} with {candidate.flavour} modules")
     named = case.question.driver_branch
     if named is not None and named.number != branch and offer.transitional.get(named.number) == branch:

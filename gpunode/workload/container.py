@@ -139,18 +139,23 @@ def run(engine: Engine, job: Job, output: Output) -> None:
 
 
 def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> None:
-    buffer = b""
+    head = b""
+    kind, left = 0, 0
 
     def frames(data: bytes) -> None:
-        nonlocal buffer
-        buffer += data
-        while len(buffer) >= _HEADER.size:
-            kind, size = _HEADER.unpack_from(buffer)
-            end = _HEADER.size + size
-            if len(buffer) < end:
-                return
-            (output.stderr if kind == _STDERR else output.stdout)(buffer[_HEADER.size : end])
-            buffer = buffer[end:]
+        # A frame is passed on as it comes: the engine says how long it is, and may say four gigabytes.
+        nonlocal head, kind, left
+        while data:
+            if left:
+                part, data = data[:left], data[left:]
+                left -= len(part)
+                (output.stderr if kind == _STDERR else output.stdout)(part)
+                continue
+            missing = _HEADER.size - len(head)
+            head, data = head + data[:missing], data[missing:]
+            if len(head) == _HEADER.size:
+                kind, left = _HEADER.unpack(head)
+                head = b""
 
     try:
         converse(sock, job.program.stdin, frames, deadline)

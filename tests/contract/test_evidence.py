@@ -137,7 +137,7 @@ def words(file: Path) -> Iterator[str]:
                 found.append(item)
     for item in found:
         if isinstance(item, str):
-            yield from (word.strip() for word in item.split("|"))
+            yield from (word.strip().replace(".*", "*") for word in item.split("|"))
 
 
 def _filled(word: str) -> str:

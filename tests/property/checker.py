@@ -32,6 +32,24 @@ RELEASE_MD = """
 | 12.8 | 7.5;8.0;8.6;9.0;10.0;12.0 |
 """
 """Wheels below 2.12, as the tables in pytorch/pytorch read: pull requests 164471, 175253 and 182849, issue 157517."""
+INDEXES = Path(__file__).parents[3] / "shared" / "reference" / "real-indexes.yml"
+DIRECTORY = {
+    "ubuntu-22.04": "ubuntu2204",
+    "ubuntu-24.04": "ubuntu2404",
+    "ubuntu-26.04": "ubuntu2604",
+    "rhel-9": "rhel9",
+    "debian-12": "debian12",
+    "debian-13": "debian13",
+    "rhel-10": "rhel10",
+}
+INSTALLERS = {"ubuntu2204": (515, "11.7"), "ubuntu2404": (550, "12.5"), "debian12": (545, "12.3"), "rhel9": (515, None)}
+"""Where the indexes do not say or are not sure: the oldest branch and CUDA in file names of NVIDIA's local installers
+(nvidia-driver-local-repo-ubuntu2404-550.127.08, cuda-repo-ubuntu2404-12-5-local …)."""
+CODENAMES = {"ubuntu-22.04": "jammy", "ubuntu-24.04": "noble", "ubuntu-26.04": "resolute"}
+OLD_CUDA = {418: "10.1", 390: "9.1"}
+"""Release notes, table of toolkits and drivers: 10.1.105 came with 418.39, 9.1.85 with 390.46."""
+FIRST_CUDA = {"8.6": "11.1", "10.3": "12.9", "12.1": "12.9"}
+"""Capabilities whose first CUDA is not that of their architecture: CMake's list of targets, CUDA Features Archive."""
 COMPAT = Path(__file__).parents[3] / "shared" / "reference" / "compat.yml"
 TRANSITIONAL = {
     "ubuntu-22.04": {"590": "595"},
@@ -95,6 +113,8 @@ class Facts:
         self.branches = {int(row["branch"]): row for row in self.raw["driver_branches"]}
         self.architectures = {row["arch"]: row for row in self.raw["architectures"]}
         self.native = {int(branch): cuda for branch, cuda in self.raw["branch_native_cuda"].items()}
+        self.native |= {branch: cuda for branch, cuda in OLD_CUDA.items() if branch not in self.native}
+        self.indexes: dict[str, Any] = yaml.load(INDEXES.read_text(encoding="utf-8"), loader)["systems"]  # noqa: S506
         self.majors = {v(row["cuda"])[0]: row for row in self.raw["cuda_majors"]}
 
     def toolkit(self, wish: str) -> dict[str, Any]:
@@ -119,6 +139,16 @@ class Facts:
         """The lowest CUDA that may know any GPU of an architecture."""
         found: list[str] = re.findall(r"\d+\.\d+", self.architectures[architecture]["first_cuda"])
         return found[0]
+
+    def oldest(self, system: str, what: str) -> tuple[int, ...] | None:
+        """The oldest branch or toolkit that NVIDIA's repository for a system has; None where nothing says."""
+        directory = DIRECTORY.get(system)
+        if directory is None:
+            return None
+        row = self.indexes[directory]["repository"].get(what, {})
+        branch, cuda = INSTALLERS.get(directory, (None, None))
+        known = {"first_branch": branch, "first_toolkit": cuda}[what] or row.get("value")
+        return v(str(known)) or None if known != "13.x" else (13,)
 
     def last_cuda_major(self, architecture: str) -> int | None:
         """The last CUDA major that knows an architecture."""
@@ -154,6 +184,11 @@ class Look:
     def warned(self, rule_id: str) -> bool:
         """The stack carries a warning of this rule."""
         return any(warning["rule"].startswith(rule_id) for warning in self.stack["warnings"])
+
+    def doubted(self, rule_id: str) -> bool:
+        """The rule would have refused, had its fact been sure."""
+        said = [warning["text"] for warning in self.stack["warnings"] if warning["rule"].startswith(rule_id)]
+        return any(text.endswith("(not sure)") for text in said)
 
     def capabilities(self) -> list[tuple[int, ...]]:
         """Compute capabilities of the node."""
@@ -267,7 +302,7 @@ def last_cuda(look: Look) -> Iterator[str]:
 @rule("R05")
 def first_cuda(look: Look) -> Iterator[str]:
     for gpu, _ in look.gpus:
-        first = look.facts.first_cuda(gpu["arch"])
+        first = FIRST_CUDA.get(gpu["compute_capability"]) or look.facts.first_cuda(gpu["arch"])
         for wish in look.wishes:
             if v(wish)[:2] < v(first):
                 yield f"CUDA {wish} does not know {gpu['name']}"
@@ -312,13 +347,20 @@ def min_driver(look: Look) -> Iterator[str]:
             if floor and row["gpu"] in (gpu["name"], f"HGX {gpu['name']}") and not at_least(look.version, floor[0]):
                 yield f"{gpu['name']} on {look.version}, documented minimum {floor[0]}"
         listed = gpu.get("first_open_tag_per_branch")
-        if listed is None or gpu.get("first_open_tag_reliable") is False or look.flavour != "open":
+        if not listed or gpu.get("first_open_tag_reliable") is False or look.branch <= 515:
             continue
         first = listed.get(look.branch)
-        late = first is not None and not at_least(look.version, first)
+        late = first is not None and not at_least(look.version, first) and look.version not in _points(look, first)
         never = first is None and look.branch < max(listed)
-        if (late or never) and not look.warned("R10"):
-            yield f"{gpu['name']} is not listed in {look.version}, without a warning"
+        if late or never:
+            yield f"{gpu['name']} is not listed in {look.version}"
+
+
+def _points(look: Look, first: str) -> list[str]:
+    """Releases of the branch that are later than ``first``, whatever their numbers say."""
+    rows = look.facts.raw["driver_points"]
+    points = [point.split()[0] for point in rows.get(look.branch, rows.get(str(look.branch), []))]
+    return points[points.index(first) :] if first in points else []
 
 
 @rule("R11")
@@ -410,8 +452,15 @@ def repository(look: Look) -> Iterator[str]:
     os_name = look.stack["os"]
     if look.source in ("ubuntu", "debian") and not os_name.startswith(look.source):
         yield f"the archive of {look.source} on {os_name}"
-    if os_name == "ubuntu-26.04" and look.source == "nvidia" and look.branch < 595:
-        yield f"{look.branch} in ubuntu2604"
+    oldest = look.facts.oldest(os_name, "first_branch")
+    if look.source == "nvidia" and oldest is not None and (look.branch,) < oldest and not look.stack["kept"]:
+        yield f"{look.branch} in NVIDIA's repository for {os_name}, which starts at {oldest[0]}"
+    if look.source == "ubuntu" and not look.stack["kept"]:
+        archive = look.facts.indexes[f"ubuntu-archive-{CODENAMES[os_name]}"]["repository"]["branches_in_archive"]
+        if str(look.branch) in archive["transitional"]:
+            yield f"{look.branch} in {os_name}, where it is transitional"
+        if look.branch in (545, 560, 610, 615, 620):
+            yield f"{look.branch} with -server names in {os_name}"
     if look.source == "debian":
         release = {"debian-12": "bookworm", "debian-13": "trixie"}.get(os_name, "sid")
         held = {
@@ -522,6 +571,8 @@ def frameworks(look: Look) -> Iterator[str]:
             if all(_in_wheel(look, row["torch"], cuda, one) for one in look.capabilities()):
                 runs.append(row["torch"])
     best = max(runs, key=v) if runs else None
+    if part.get("tensorflow") and look.stack["arch"] == "aarch64":
+        yield "TensorFlow's wheels for aarch64 have no CUDA (tensorflow/tensorflow issue 121157)"
     if runs and part.get("pytorch") is None:
         yield f"PyTorch {best} runs and is not named"
     if part.get("pytorch") and part["pytorch"] not in runs:
@@ -604,6 +655,9 @@ def toolkit(look: Look) -> Iterator[str]:
         held = rows["nvidia-cuda-toolkit"][release]
         if v(held)[:2] != v(wish)[:2]:
             yield f"toolkit {wish} from Debian, which has {held}"
+    first = look.facts.oldest(look.stack["os"], "first_toolkit")
+    if wish and look.source == "nvidia" and first is not None and v(wish) < first and not look.doubted("R24"):
+        yield f"toolkit {wish} on {look.stack['os']}, which starts at {first}"
     if wish and look.source == "nvidia" and part is not None:
         name = "cuda-toolkit-" + "-".join(wish.split(".")[:2])
         if name not in look.names:

@@ -6,7 +6,7 @@ from typing import Any
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.values import found, lines_of, number, shorten
 
-_DEVICE = re.compile(r"\s*Device:?\s+(\d{1,4})[:,]\s*(.*?)\s*(?:, pciBusID:.*)?")
+_DEVICE = re.compile(r"\s*Device:?\s+(\d{1,4})[:,](.*?)(?:, pciBusID:.*)?")
 _SECTION = re.compile(r"\s*(Host to Device|Device to Host|Device to Device) Bandwidth\b.*")
 _TABLE_UNIT = re.compile(r".*Bandwidth\s*\((GB/s|MB/s)\)\s*")
 _TABLE_ROW = re.compile(r"\s*(\d{1,20})\s+(\d{1,12}(?:\.\d{1,6})?)\s*")
@@ -82,7 +82,7 @@ class _BandwidthTest:
         elif result:
             self._passed = result[1].startswith("PASS")
         elif self._device is None and (device := _DEVICE.fullmatch(line)):
-            self._device = device[2] or None
+            self._device = device[2].strip() or None
 
     def _add(self, direction: str, size: str, figure: str, unit: str) -> None:
         value = float(figure) / (1000 if unit == "MB/s" else 1)
@@ -129,8 +129,8 @@ def parse_p2p(text: str) -> dict[str, Any]:
             matrices[name] = []
         elif row and reading and len(matrices[reading[0]]) < reading[1]:
             matrices[reading[0]].append(_cells(row, reading, len(matrices[reading[0]])))
-        elif device and device[2] and not matrices:
-            devices.append(device[2])
+        elif device and device[2].strip() and not matrices:
+            devices.append(device[2].strip())
     if heading and heading not in matrices:
         raise ParseError(f"expected a matrix below the heading of {heading}, found the text cut there")
     for name, matrix in matrices.items():

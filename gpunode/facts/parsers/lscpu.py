@@ -8,7 +8,7 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.values import found, integer, lines_of, shorten, text_or_none
 
 _NODE = re.compile(r"NUMA node(\d{1,6}) CPU\(s\)")
-_FIELD = re.compile(r"\s*([^:]{1,80}):\s*(.*?)\s*")
+_FIELD = re.compile(r"\s*+([^:]{1,80}):(.*)")
 _CPU_LIST = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
 _LINE_LIMIT = 60_000
 _LARGEST_LIST = 1_000_000
@@ -48,7 +48,7 @@ def parse(text: str) -> dict[str, Any]:
 def _from_lines(text: str) -> list[tuple[str, str]]:
     lines = lines_of(text)
     ended = lines[-1] == ""
-    fields = [(match[1], match[2]) for line in lines if (match := _FIELD.fullmatch(line[:_LINE_LIMIT]))]
+    fields = [(match[1], match[2].strip()) for line in lines if (match := _FIELD.fullmatch(line[:_LINE_LIMIT]))]
     if not ended and fields and not _NODE.fullmatch(fields[-1][0]):
         fields.pop()
     return fields

@@ -13,7 +13,7 @@ _DISTANCES = re.compile(r"\s*node distances:\s*")
 _DISTANCE_HEAD = re.compile(r"\s*node((?:\s+\d{1,6})+)\s*")
 _DISTANCE_ROW = re.compile(r"\s*(\d{1,6}):((?:\s+\d{1,6})+)\s*")
 _NO_DISTANCES = re.compile(r"\s*No distance information available\.?\s*")
-_NO_NUMA = re.compile(r"\s*(?:.*: )?(No NUMA (?:available|support).*)")
+_NO_NUMA = re.compile(r"\s*+(?:.*: )?(No NUMA (?:available|support).*)")
 _LOCAL = 10
 """The distance of a node to itself, in every firmware's table."""
 

@@ -16,7 +16,7 @@ _COLUMNS = re.compile(r"\s*0(?:\s+\d{1,4})*\s*")
 _ROW = re.compile(r"\s*(\d{1,4})(?:\(\S*\))?(?P<cells>(?:\s+(?:\d{1,12}\.\d{1,6}|N/A))+)\s*")
 _TOTAL = re.compile(r"(SUM|MIN|MAX)\s+(\S{1,100})\s+(\d{1,15}(?:\.\d{1,6})?)\s*")
 _WAIVED = re.compile(r"\s*Waived\b.*", re.I)
-_ERROR = re.compile(r"\s*(?:ERROR\b|\[?CUDA_ERROR|\[?NVML_ERROR|.*\bfailed\b)", re.I)
+_ERROR = re.compile(r"\s*+(?:ERROR\b|\[?CUDA_ERROR|\[?NVML_ERROR|.*\bfailed\b)", re.I)
 _STATUSES = {"passed": "passed", "waived": "waived", "failed": "failed", "error": "error"}
 _LINE_LIMIT = 20_000
 

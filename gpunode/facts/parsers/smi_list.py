@@ -5,7 +5,7 @@ from typing import Any
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers import smi_error
-from gpunode.facts.parsers.values import found, lines_of, shorten, text_or_none
+from gpunode.facts.parsers.values import MOST_GPUS, found, lines_of, shorten, text_or_none
 
 GPU_LINE = re.compile(r"\s*GPU (?P<index>\d{1,4}): (?P<name>.*?)\s*\((?P<key>UUID|S/N): (?P<id>[^()]*)\)\s*")
 _LOST_LINE = re.compile(r"\s*GPU (?P<index>\d{1,4}): (?P<name>Unknown Error|GPU is lost|ERR!)\s*")
@@ -28,6 +28,8 @@ def parse(text: str) -> dict[str, Any]:
         device = _MIG_LINE.fullmatch(line)
         if gpu:
             gpus.append(_gpu(gpu))
+            if len(gpus) > MOST_GPUS:
+                raise ParseError(f"expected the list of nvidia-smi -L, found more than {MOST_GPUS} GPUs")
         elif device and gpus:
             entry = {"name": device["name"], "index": int(device["index"]), "uuid": device["uuid"]}
             gpus[-1]["mig_devices"].append(entry)

@@ -6,7 +6,7 @@ from typing import Any
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers import smi_error, smi_gpu
 from gpunode.facts.parsers.tree import Node, label_of
-from gpunode.facts.parsers.values import bus_id, found, lines_of, version
+from gpunode.facts.parsers.values import MOST_GPUS, bus_id, found, lines_of, version
 
 _BANNER = re.compile(r"\s*=+NVSMI LOG=+\s*")
 _HEADING = re.compile(r"(\s*)GPU ([0-9a-fA-F]{1,8}:[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?)\s*")
@@ -59,6 +59,8 @@ def _tree(lines: list[str]) -> tuple[Node, bool]:
         heading = _HEADING.fullmatch(line)
         if heading:
             node = Node("gpu", heading[2])
+            if sum(child.label == "gpu" for child in root.children) >= MOST_GPUS:
+                raise ParseError(f"expected the text of nvidia-smi -q, found more than {MOST_GPUS} GPUs")
             root.children.append(node)
             open_nodes = [(-1, root), (len(heading[1]), node)]
             continue

@@ -7,11 +7,13 @@ from xml.parsers import expat
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers import smi_error, smi_gpu
 from gpunode.facts.parsers.tree import Node, label_of
-from gpunode.facts.parsers.values import found, lines_of, shorten
+from gpunode.facts.parsers.values import MOST_GPUS, found, lines_of, shorten
 
 _ROOT = "nvidia_smi_log"
 _BEGIN = re.compile(r"<\?xml|<!DOCTYPE|<[A-Za-z_]")
 _DEPTH = 40
+_ELEMENTS = 200_000
+"""Eight GPUs with seven MIG instances each and a hundred processes have some twenty thousand."""
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -52,6 +54,7 @@ class _Builder:
         self.bus_ids: list[str | None] = []
         self._open = [self.root]
         self._text: list[str] = []
+        self._elements = 0
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if len(self._open) > _DEPTH:
@@ -59,6 +62,11 @@ class _Builder:
         node = Node(label_of(tag))
         if len(self._open) == 1 and tag != _ROOT:
             raise ParseError(f"expected the root element <{_ROOT}>, found <{shorten(tag)}>")
+        self._elements += 1
+        if self._elements > _ELEMENTS or len(self.bus_ids) > MOST_GPUS:
+            raise ParseError(
+                f"expected the XML of nvidia-smi -q -x, found more than {MOST_GPUS} GPUs or {_ELEMENTS} elements"
+            )
         if len(self._open) == 2 and node.label == "gpu":
             self.bus_ids.append(attributes.get("id"))
         self._open[-1].children.append(node)

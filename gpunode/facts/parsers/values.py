@@ -28,6 +28,8 @@ NOTHING = frozenset(
 )
 """What the tools print in a value's place, in lower case and without brackets."""
 
+MOST_GPUS = 256
+"""What a listing may have; a node has sixteen. More are somebody's attempt."""
 _YES = frozenset({"yes", "enabled", "active", "true", "on"})
 _NO = frozenset({"no", "disabled", "not active", "false", "off"})
 _NUMBER = r"[+-]?\d{1,30}(?:\.\d{1,30})?"
