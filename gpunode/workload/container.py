@@ -93,6 +93,8 @@ class Confinement:
     user: str | None = None
     """In place of the image's own."""
     read_only: bool = True
+    memory: bool = True
+    """A limit, where the engine says that it has one."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """The next one to try after a start that failed; None where the failure has another reason."""
@@ -103,6 +105,9 @@ class Confinement:
         # Hooks of older toolkits write into the image's files.
         if self.read_only and "read-only file system" in text:
             return replace(self, read_only=False)
+        # An engine in a container may lack the part of cgroups that it says it has.
+        if self.memory and "cgroup" in text and "memory" in text:
+            return replace(self, memory=False)
         # Its Python lies where only root may look.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
@@ -134,18 +139,23 @@ def run(engine: Engine, job: Job, output: Output) -> None:
 
 
 def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> None:
-    buffer = b""
+    head = b""
+    kind, left = 0, 0
 
     def frames(data: bytes) -> None:
-        nonlocal buffer
-        buffer += data
-        while len(buffer) >= _HEADER.size:
-            kind, size = _HEADER.unpack_from(buffer)
-            end = _HEADER.size + size
-            if len(buffer) < end:
-                return
-            (output.stderr if kind == _STDERR else output.stdout)(buffer[_HEADER.size : end])
-            buffer = buffer[end:]
+        # A frame is passed on as it comes: the engine says how long it is, and may say four gigabytes.
+        nonlocal head, kind, left
+        while data:
+            if left:
+                part, data = data[:left], data[left:]
+                left -= len(part)
+                (output.stderr if kind == _STDERR else output.stdout)(part)
+                continue
+            missing = _HEADER.size - len(head)
+            head, data = head + data[:missing], data[missing:]
+            if len(head) == _HEADER.size:
+                kind, left = _HEADER.unpack(head)
+                head = b""
 
     try:
         converse(sock, job.program.stdin, frames, deadline)
@@ -192,7 +202,7 @@ def _memory(engine: Engine) -> int | None:
 
 
 def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
-    api, memory = engine.api, _memory(engine)
+    api, memory = engine.api, _memory(engine) if confinement.memory else None
     ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES)]
     host = api.create_host_config(
         auto_remove=True,
@@ -207,7 +217,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         read_only=confinement.read_only,
         mem_limit=memory,
         # Equal to it: no swap beyond.
-        memswap_limit=memory if engine.info.get("SwapLimit") else None,
+        memswap_limit=memory if memory and engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
     )
     # A user without an entry in the image's /etc/passwd has neither name nor home.

@@ -21,6 +21,8 @@ from gpunode.workload.way import LaunchFailure, Stream, Way
 LOWEST_API = (1, 40)
 """Docker 19.03: the first that can be asked for GPUs."""
 API_TIMEOUT_S = 60
+MAX_BODY = 16 * 1024 * 1024
+"""Of one answer that is no stream: what an engine says of itself, or of all containers of ours, is some KiB."""
 _URL = "http://node.invalid:80"
 """Only a name: the adapter mounted for it leads to the node."""
 _UNREACHABLE = (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError, EOFError)
@@ -74,6 +76,22 @@ class _Adapter(requests.adapters.HTTPAdapter):
 
     def get_connection_with_tls_context(self, *_: Any, **__: Any) -> _Connections:
         return self._connections
+
+    def send(  # type: ignore[override]
+        self, request: requests.PreparedRequest, stream: bool = False, **settings: Any
+    ) -> requests.Response:
+        """As the base, with an answer that is read here no longer than an engine's is, and not unpacked."""
+        request.headers["Accept-Encoding"] = "identity"
+        response = super().send(request, stream=True, **settings)
+        if not stream:
+            body = response.raw.read(MAX_BODY + 1, decode_content=False)
+            if len(body) > MAX_BODY:
+                response.close()
+                raise LaunchFailure(
+                    "broke-off", f"the node's Docker engine answers with more than {MAX_BODY >> 20} MiB"
+                )
+            response._content = body
+        return response
 
     def request_url(self, request: requests.PreparedRequest, _: Any) -> str:
         return str(request.path_url)

@@ -1,6 +1,7 @@
 """The driver from the recorded repositories on each Ubuntu and Debian: bare, repeated, up the branches and down again.
 
-One node for each system; its tests run in their order. GPUs differ, so that each kind is met somewhere.
+One node for each system; its tests run in their order. GPUs differ, so that each kind is met somewhere. The variable
+GPUNODE_TEST_DRIVER_SYSTEMS names the systems, comma between them, or all: each takes as long as all of Ubuntu 24.04's.
 """
 
 import os
@@ -25,7 +26,10 @@ TOO_OLD_DKMS = ("ubuntu-22.04", "ubuntu-24.04", "debian-12")
 PARTS = [f"nvidia_{role}_{part}" for role in ("repository", "driver") for part in ("install", "configure", "service")]
 
 
-@pytest.fixture(scope="module", params=SYSTEMS)
+CHOSEN = os.environ.get("GPUNODE_TEST_DRIVER_SYSTEMS", "ubuntu-24.04")
+
+
+@pytest.fixture(scope="module", params=SYSTEMS if CHOSEN == "all" else CHOSEN.split(","))
 def system(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

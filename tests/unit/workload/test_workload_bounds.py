@@ -1,0 +1,98 @@
+"""An engine that is no engine: bodies without end, packed bodies, and frames of four gigabytes."""
+
+import gzip
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpunode.workload import container, engine
+from gpunode.workload.output import Output
+from gpunode.workload.way import LaunchFailure
+
+
+class Way:
+    """A way to a server that answers every request in one manner."""
+
+    as_root = (False,)
+    user = "u"
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self.answer = answer
+        self.asked = b""
+
+    def engine(self, *, root: bool) -> Any:  # noqa: ARG002
+        ours, theirs = socket.socketpair()
+
+        def serve() -> None:
+            with theirs:
+                self.asked += theirs.recv(65536)
+                try:
+                    self.answer(theirs)
+                except OSError:
+                    return
+
+        threading.Thread(target=serve, daemon=True).start()
+        return SimpleNamespace(sock=ours, complaint=lambda: "", close=ours.close)
+
+
+def head(**headers: object) -> bytes:
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{lines}\r\n".encode()
+
+
+def endless(sock: socket.socket) -> None:
+    sock.sendall(head(Content_Length=1 << 32))
+    while True:
+        sock.sendall(b" " * 65536)
+
+
+def packed(sock: socket.socket) -> None:
+    body = gzip.compress(b" " * (256 << 20), 1)
+    sock.sendall(head(Content_Length=len(body), Content_Encoding="gzip") + body)
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(endless, "more than 16 MiB"), (packed, "Expecting value")])
+def test_a_body_is_bounded_and_never_unpacked(answer: Callable[[socket.socket], None], reason: str) -> None:
+    way: Any = Way(answer)
+    with pytest.raises(LaunchFailure, match=reason), engine.found(way, time.monotonic() + 30):
+        pass
+    assert b"Accept-Encoding: identity" in way.asked
+
+
+def test_a_frame_of_four_gigabytes_is_a_flood() -> None:
+    ours, theirs = socket.socketpair()
+
+    def flood() -> None:
+        with theirs:
+            theirs.sendall(struct.pack(">BxxxL", 1, 2**32 - 1))
+            try:
+                while True:
+                    theirs.sendall(b"x" * 65536)
+            except OSError:
+                return
+
+    threading.Thread(target=flood, daemon=True).start()
+    job: Any = SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
+    with pytest.raises(LaunchFailure, match="more than 4 MiB on stdout"):
+        container._listen(ours, job, time.monotonic() + 30, Output())
+
+
+def test_frames_come_whole_however_they_are_cut() -> None:
+    ours, theirs = socket.socketpair()
+    data = struct.pack(">BxxxL", 1, 17) + b'{"record": "a.b"}' + struct.pack(">BxxxL", 1, 1) + b"\n"
+
+    def drip() -> None:
+        with theirs:
+            for byte in data:
+                theirs.sendall(bytes([byte]))
+
+    threading.Thread(target=drip, daemon=True).start()
+    output, job = Output(), SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
+    container._listen(ours, job, time.monotonic() + 30, output)  # type: ignore[arg-type]
+    assert output.records == [{"record": "a.b"}]
