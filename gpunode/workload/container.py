@@ -93,6 +93,8 @@ class Confinement:
     user: str | None = None
     """In place of the image's own."""
     read_only: bool = True
+    memory: bool = True
+    """A limit, where the engine says that it has one."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """The next one to try after a start that failed; None where the failure has another reason."""
@@ -103,6 +105,9 @@ class Confinement:
         # Hooks of older toolkits write into the image's files.
         if self.read_only and "read-only file system" in text:
             return replace(self, read_only=False)
+        # An engine in a container may lack the part of cgroups that it says it has.
+        if self.memory and "cgroup" in text and "memory" in text:
+            return replace(self, memory=False)
         # Its Python lies where only root may look.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
@@ -197,7 +202,7 @@ def _memory(engine: Engine) -> int | None:
 
 
 def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
-    api, memory = engine.api, _memory(engine)
+    api, memory = engine.api, _memory(engine) if confinement.memory else None
     ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES)]
     host = api.create_host_config(
         auto_remove=True,
@@ -212,7 +217,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         read_only=confinement.read_only,
         mem_limit=memory,
         # Equal to it: no swap beyond.
-        memswap_limit=memory if engine.info.get("SwapLimit") else None,
+        memswap_limit=memory if memory and engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
     )
     # A user without an entry in the image's /etc/passwd has neither name nor home.

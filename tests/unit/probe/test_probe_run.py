@@ -218,3 +218,30 @@ def test_ended_from_outside_it_takes_its_commands_along(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
     assert stdout == b""
     assert gone(tmp_path / "pid")
+
+
+@pytest.mark.parametrize(
+    ("limit", "own", "words"),
+    [(30.0, 30.0, "no answer within 30 s"), (6.04, 30.0, "no answer within 6.0 s, which was left of the time")],
+)
+def test_the_limit_that_ended_a_command_is_named(limit: float, own: float, words: str) -> None:
+    assert script.late(limit, own).startswith(words)
+
+
+def test_a_tool_for_which_no_time_is_left_is_not_run(tmp_path: Path) -> None:
+    probe = Probe(root=str(tmp_path), path=str(tmp_path))
+    probe.files["/proc/modules"] = "nvidia 1 0 - Live 0x0\n"
+    probe.deadline = time.monotonic() + script.NVIDIA_LEAST_S - 1
+    script.nvidia_tools(probe)
+    reasons = {probe.commands[key]["stderr"] for key, _ in script.NVIDIA_TOOLS}
+    assert len(reasons) == 1
+    assert reasons.pop().startswith("not run: the time for the whole probe is used up")
+
+
+def test_the_time_grows_with_the_gpus(tmp_path: Path) -> None:
+    probe = Probe(root=str(tmp_path), path=str(tmp_path))
+    for number in range(8):
+        probe.files[f"{script.PCI_FOLDER}0000:0{number}:00.0/uevent"] = "PCI_CLASS=30200\nPCI_ID=10DE:2330\n"
+    probe.files[f"{script.PCI_FOLDER}0000:0a:00.0/uevent"] = "PCI_CLASS=68000\nPCI_ID=10DE:22A3\n"
+    assert script.gpus_on_bus(probe) == 8
+    assert script.TOTAL_S + 8 * script.TOTAL_PER_GPU_S <= script.TOTAL_MOST_S < 120

@@ -130,4 +130,9 @@ def test_each_restriction_is_given_up_for_its_own_reason_alone() -> None:
     )
     assert whole.without("exec: python3: permission denied") == Confinement()
     assert whole.without("no such image") is None
+    unlimited = whole.without(
+        "error setting cgroup config for procHooks process: memory.max: no such file or directory"
+    )
+    assert unlimited == Confinement(user="65534:65534", memory=False)
+    assert not request(engine(), unlimited)["host_config"].get("Memory")
     assert Confinement(limits=False, user=None, read_only=False).without("rlimit, read-only file system") is None
