@@ -251,6 +251,8 @@ def _page(heading: str, body: Mapping[str, Any], sources: Mapping[str, Any]) -> 
     yield heading
     unsure = body.get("unsure", {})
     shown = {key: value for key, value in body.items() if key not in ("id", "name", "source", "unsure")}
+    if "points" in shown:
+        shown["points"] = {version: when or "(no date)" for version, when in shown["points"].items()}
     width = max(map(len, shown))
     for key, value in shown.items():
         doubt = f"  (unsure: {unsure[key]})" if key in unsure else ""

@@ -57,6 +57,13 @@ def test_show_prints_one_thing_with_its_sources(capsys: pytest.CaptureFixture[st
     assert "H100 PCIe" not in shown
 
 
+def test_show_names_releases_without_a_date_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", "580") == Exit.GOOD
+    shown = capsys.readouterr().out
+    assert "580.173.02 (no date)" in shown
+    assert "580.178.04 2026-08-03" in shown
+
+
 def test_show_prints_a_family_as_far_as_it_agrees(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", "H100", "--format", "json") == Exit.GOOD
     shown = json.loads(capsys.readouterr().out)

@@ -111,7 +111,7 @@ def test_a_default_that_is_not_wished_is_refused(h100: tuple[dict[str, Any], dic
 
 def test_compat_comes_where_the_stack_has_it() -> None:
     facts = bare("20b5")
-    stack = resolved(facts, "2026-01-15", source="nvidia", driver="535", cuda="13.0")  # while branch 535 lived
+    stack = resolved(facts, "2026-01-15", source="nvidia", driver="570", toolkit="13.0")  # while branch 570 lived
     found = cuda.cuda_packages(facts, stack, [])
     assert (found["install"], found["hold"]) == (["cuda-compat-13-0"], ["cuda-compat-13-0"])
 
