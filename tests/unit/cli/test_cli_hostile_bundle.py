@@ -9,8 +9,7 @@ import pytest
 
 from gpunode.cli import run
 
-ROOT = Path(__file__).parents[3]
-sys.path.append(str(ROOT / "tests" / "contract"))
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
 
 from bundles import without_gpu
 
