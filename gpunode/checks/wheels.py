@@ -112,7 +112,7 @@ def _without_torch(node: NodeFacts, answer: Verdict) -> Verdict:
 
 
 def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
-    """Which wheel fits: the newest CUDA that driver and GPUs have. None: the catalog has none that does."""
+    """Which wheel fits: the newest release and CUDA that driver and GPUs have. None: the catalog has none that does."""
     catalog = load()
     driver = node.loaded_driver.version if node.loaded_driver else None
     fitting = []
@@ -124,10 +124,10 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
         for series in row.cuda:
             major = catalog.cuda_majors.get(series.split(".", maxsplit=1)[0])
             if driver is None or (major is not None and Version(driver) >= Version(major.floor)):
-                fitting.append(series)
+                fitting.append((Version(row.until or row.since), Version(series)))
     if not fitting:
         return None
-    index = f"cu{max(fitting, key=Version).replace('.', '')}"
+    index = f"cu{str(max(fitting)[1]).replace('.', '')}"
     return f"pip install torch --index-url https://download.pytorch.org/whl/{index}, or an image with that build."
 
 
