@@ -425,12 +425,14 @@ def eol(look: Look) -> Iterator[str]:
 def compat(look: Look) -> Iterator[str]:
     if not look.forward:
         return
-    wish = look.case.cuda or look.case.toolkit
+    # Of the stack, not of the question: an offer answers with another CUDA.
+    wish = look.stack["cuda"]["wished"] or (look.stack["toolkit"] or {}).get("version") or look.case.toolkit
     assert wish is not None
     name = "cuda-compat-" + "-".join(wish.split(".")[:2])
     host = look.stack["cuda_compat"]
-    wants_host = look.case.toolkit is not None and not at_least(
-        look.version, look.facts.majors[v(look.case.toolkit)[0]]["min_driver_linux"]
+    toolkit = look.stack["toolkit"]
+    wants_host = toolkit is not None and not at_least(
+        look.version, look.facts.majors[v(toolkit["version"])[0]]["min_driver_linux"]
     )
     if wants_host != (host is not None and name in host["packages"] and name in look.names):
         yield f"{name} on the host, which {'needs it' if wants_host else 'takes it from the image'}"
