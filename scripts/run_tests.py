@@ -160,11 +160,11 @@ def lint() -> Tally:
 
 
 def unit() -> Tally:
-    return pytest_tier("tests/unit", "tests/property", "tests/captures", "-q", limit_s=900)
+    return pytest_tier("tests/unit", "tests/property", "tests/captures", "-q", limit_s=1800)
 
 
 def contract() -> Tally:
-    return pytest_tier("tests/contract", "tests/bench", "-q", limit_s=600)
+    return pytest_tier("tests/contract", "tests/bench", "-q", limit_s=900)
 
 
 def integration() -> Tally:
