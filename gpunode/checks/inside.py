@@ -28,7 +28,7 @@ SIMULATED = "simulated GPUs: no library in a container can compute on them"
     "container.runs",
     level="standard",
     means="A container was started on the node with its idle GPUs, and the workload in it came to its end.",
-    remedy="docker run by hand with the arguments of gpunode env; journalctl -u docker has the engine's own words.",
+    remedy="docker run by hand with the arguments of gpunode env; journalctl -u docker shows the engine's messages.",
 )
 def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if node.records is None:

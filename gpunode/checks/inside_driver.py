@@ -90,8 +90,8 @@ def refused(node: NodeFacts) -> str | None:
     needs=("records",),
     needs_gpu=True,
     means="Where the image's cuda-compat library stands in for the driver's, this driver and these GPUs allow it.",
-    remedy="Take an image whose CUDA the driver has itself, or move the driver (gpunode plan --cuda VERSION); a "
-    "needless cuda-compat goes: apt-get remove 'cuda-compat-*', or out of LD_LIBRARY_PATH.",
+    remedy="Take an image whose CUDA the driver has itself, or change the driver (gpunode plan -i INVENTORY --cuda "
+    "VERSION); a needless cuda-compat goes: apt-get remove 'cuda-compat-*', or out of LD_LIBRARY_PATH.",
 )
 def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     answer = one(node, "versions.cuda", CudaValues)
@@ -129,8 +129,8 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     needs=("records", "loaded_driver"),
     needs_gpu=True,
     means="The driver runs the CUDA that the image is made with.",
-    remedy="Take an image or wheel of an older CUDA, or move the driver: gpunode plan --cuda VERSION HOST, then role "
-    "nvidia_driver.",
+    remedy="Take an image or wheel of an older CUDA, or change the driver: gpunode plan -i INVENTORY --cuda "
+    "VERSION, then role nvidia_driver.",
 )
 def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     system, torch = one(node, "versions.system", SystemValues), one(node, "versions.torch", TorchValues)

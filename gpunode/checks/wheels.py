@@ -59,7 +59,7 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     needs=("records", "loaded_driver"),
     needs_gpu=True,
     means="The image's PyTorch is a build for CUDA, and holds code for every GPU of the node.",
-    remedy="Install a build that knows these GPUs; gpunode plan HOST names one.",
+    remedy="Install a build that knows these GPUs; gpunode plan -i INVENTORY names one.",
 )
 def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     answer = one(node, "versions.torch", TorchValues)
@@ -138,7 +138,7 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
     on_gpu=True,
     after=("framework.wheel",),
     means="The cuDNN that PyTorch carries is made for its CUDA and runs on these GPUs.",
-    remedy="Take a PyTorch build whose cuDNN fits; libraries.yml (gpunode catalog show cudnn) says which fit.",
+    remedy="Take a PyTorch build whose cuDNN fits; gpunode catalog list cudnn lists those that fit.",
 )
 def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
     if values.cudnn is None:
@@ -168,7 +168,7 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
     on_gpu=True,
     after=("framework.wheel",),
     means="The NCCL that PyTorch carries is made for its CUDA and runs on these GPUs.",
-    remedy="Take a PyTorch build whose NCCL fits; libraries.yml (gpunode catalog show nccl) says which fit.",
+    remedy="Take a PyTorch build whose NCCL fits; gpunode catalog list nccl lists those that fit.",
 )
 def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
     if values.nccl is None:

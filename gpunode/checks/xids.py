@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gpunode.catalog import GpuMatch, load
-from gpunode.checks.gpus import model_of
+from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
@@ -17,9 +17,12 @@ HARMLESS = ("info", "low")
 LOG_REMEDY = "journalctl -k -b shows the lines around it."
 RECOVERY = 154
 """The Xid that is no fault of its own: it says what a GPU needs after others, or that it needs nothing any more."""
+OF_A_LOST_GPU = frozenset({OFF_THE_BUS, RECOVERY})
+"""Xids that report of a GPU that nvidia-smi cannot reach what gpu.answers reports."""
 RECOVERED = re.compile(r"\bto 0x0+ \(None\)", re.I)
 # Lines after which a GPU cannot be used, whatever else the driver says.
-INIT_FAILED = ("RmInitAdapter failed", "fallen off the bus", "GPU is lost")
+OFF_THE_BUS_WORDS = ("fallen off the bus", "GPU is lost")
+INIT_FAILED = ("RmInitAdapter failed", *OFF_THE_BUS_WORDS)
 
 
 def reach(node: NodeFacts) -> str:
@@ -60,8 +63,15 @@ def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
     together: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
     for event in events:
         together[_gpu_of(node, event), event.xid or 0].append(event)
+    lost = lost_gpus(node)
     for (component, number), same in sorted(together.items()):
-        yield _xid_verdict(component, number, same, _model_of(node, same[-1]))
+        verdict = _xid_verdict(component, number, same, _model_of(node, same[-1]))
+        explained = number in OF_A_LOST_GPU and same[-1].pci_bus_id in lost and verdict.status is not Status.PASS
+        yield _left_to_answers(verdict) if explained else verdict
+
+
+def _left_to_answers(verdict: Verdict) -> Verdict:
+    return Verdict(Status.SKIP, f"{verdict.message} ({ANSWERS})", verdict.component, measured=verdict.measured)
 
 
 def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: GpuMatch | None) -> Verdict:
@@ -140,6 +150,13 @@ def driver_log(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # no
     if not events:
         yield nothing_found(node, "trouble of the driver")
         return
+    lost = lost_gpus(node)
+    left = [event for event in events if event.pci_bus_id not in lost or not _says_off_the_bus(event)]
+    if not left:
+        message = f"{counted(len(events), 'line')} about GPUs that do not answer ({ANSWERS})"
+        yield Verdict(Status.SKIP, message, measured=len(events), unit="lines")
+        return
+    events = tuple(left)
     texts = list(dict.fromkeys(event.message for event in events))
     broken = [text for text in texts if any(sign in text for sign in INIT_FAILED)]
     yield Verdict(
@@ -149,6 +166,10 @@ def driver_log(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # no
         measured=len(events),
         unit="lines",
     )
+
+
+def _says_off_the_bus(event: KernelEvent) -> bool:
+    return any(sign in event.message for sign in OFF_THE_BUS_WORDS)
 
 
 def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:

@@ -712,3 +712,20 @@ def test_upgrades_that_the_system_makes_by_itself(updates: dict[str, Any] | None
 def test_processors_run_for_performance(governors: dict[str, int], preferences: dict[str, int], status: str) -> None:
     frequency = {"driver": None, "governors": governors, "preferences": preferences}
     assert one("host.cpu-governor", node(cpu_frequency=frequency))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "status"),
+    [
+        ("2684", "NVIDIA GeForce RTX 4090", "skip"),
+        ("2b85", "NVIDIA GeForce RTX 5090", "skip"),
+        ("20bf", "NVIDIA Graphics Device", "skip"),
+        ("2330", "NVIDIA H100 80GB HBM3", "error"),
+        (T4, "Tesla T4", "error"),
+    ],
+)
+def test_a_missing_ecc_mode_is_an_error_where_the_model_is_known_to_have_ecc(
+    number: str, name: str, status: str
+) -> None:
+    facts = node(said(number, name=name, ecc={"enabled": None}))
+    assert {one.status.value for one in registry["gpu.ecc-mode"].findings(facts, Expectation())} == {status}
