@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ try:
     from gpunode.checks.words import listed
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts, facts_from_bundle
+    from gpunode.isolation import Exceeded, Workers
     from gpunode.probe import Bundle, script_text
     from gpunode.variables import plain
 except ImportError as err:
@@ -53,11 +55,19 @@ def probe_script(interpreter: str) -> dict[str, Any]:
 def node_facts(output: str, host: str = "the node") -> dict[str, Any]:
     """What the probe printed, as a NodeFacts document. Raises AnsibleFilterError where it is no bundle."""
     _need_gpunode()
+    # Ansible waits for the slowest node of a task, and sets no limit of its own to a filter.
     try:
-        bundle = Bundle.from_json(str(output), f"the probe's answer from {host}")
+        with Workers(_facts, most=1) as apart:
+            facts: dict[str, Any] = json.loads(apart(str(output), f"the probe's answer from {host}"))
     except GpunodeError as err:
         raise AnsibleFilterError(str(err)) from None
-    return facts_from_bundle(bundle).model_dump(mode="json")
+    except Exceeded as err:
+        raise AnsibleFilterError(f"the probe's answer from {host}: {err}") from None
+    return facts
+
+
+def _facts(text: str, where: str) -> bytes:
+    return facts_from_bundle(Bundle.from_json(text, where)).model_dump_json().encode()
 
 
 def with_publishers(facts: Mapping[str, Any], apt: Mapping[str, Any] | None) -> dict[str, Any]:
