@@ -51,6 +51,8 @@ def bare(lab: Lab, request: pytest.FixtureRequest) -> Site:
     node = next(node for node in lab.nodes() if (node.os, node.hardware) == (system, machine))
     site = Site(lab, "--limit", node.name, "--tags", ",".join(TAGS))
     site.node = node
+    if system.startswith("rocky"):
+        site.sh("dnf --quiet --assumeyes install epel-release")  # dkms is EPEL's; without it the node is refused
     return site
 
 
