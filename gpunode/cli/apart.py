@@ -19,7 +19,7 @@ class Apart:
     """The work of one run of a verb; made before any thread of it starts, and closed at its end."""
 
     def __init__(self, **tasks: Callable[..., bytes]) -> None:
-        every = {"bundle": _bundle, "facts": _facts, **tasks}
+        every: dict[str, Callable[..., bytes]] = {"bundle": _bundle, "facts": _facts, **tasks}
 
         def work(task: str, *arguments: Any) -> bytes:
             return every[task](*arguments)

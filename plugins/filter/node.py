@@ -17,6 +17,7 @@ try:
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts, facts_from_bundle
     from gpunode.isolation import Exceeded, Workers
+    from gpunode.printable import printable
     from gpunode.probe import Bundle, script_text
     from gpunode.variables import plain
 except ImportError as err:
@@ -108,7 +109,7 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     """One finding as one line: status, check, component, message, and the next step where there is one."""
     component = "" if finding["component"] == "node" else f" {finding['component']}"
     remedy = f" Next: {finding['remedy']}" if finding["remedy"] else ""
-    return f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}"
+    return printable(f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}")
 
 
 def preflight_problems(
@@ -138,7 +139,7 @@ def preflight_problems(
             lines += _no_headers(node, apt or {})
             if not settings["allow_secure_boot"]:
                 lines += _secure_boot(node, apt or {}, settings["mok_hash"])
-    return lines
+    return list(map(printable, lines))
 
 
 def preflight_notes(facts: Mapping[str, Any], stack: Mapping[str, Any]) -> list[str]:
@@ -151,7 +152,7 @@ def preflight_notes(facts: Mapping[str, Any], stack: Mapping[str, Any]) -> list[
             f"secure boot could not be seen ({reason}): where it is on, a module built by DKMS loads only after its "
             "key was enrolled"
         )
-    return lines
+    return list(map(printable, lines))
 
 
 def _unseen(node: NodeFacts) -> Iterator[str]:
