@@ -8,12 +8,16 @@ from gpunode.checks.driver import LOG
 from gpunode.checks.gpus import (
     ANSWERS,
     CATALOG,
+    LOST_STATUS,
+    OFF_THE_BUS,
     SeenGpu,
     gpu_check,
+    lost_gpus,
     lost_slots,
     match_of,
     match_of_name,
     model_of,
+    reports_loss,
     seen_gpus,
     slot_in,
     smi_document,
@@ -31,12 +35,12 @@ MANUAL = "nvidia-smi(1), RETURN VALUE"
 DCGM = "DCGM health watch of the infoROM (DCGM_FR_CORRUPT_INFOROM: warn)"
 INFOROM = "inforom is corrupted"
 INFOROM_REMEDY = "Drain the node and run dcgmi diag -r 3; if the warning stays after a reset, return the card."
-NONE_FOUND_STATUS, INFOROM_STATUS, LOST_STATUS = 6, 14, 15
+NONE_FOUND_STATUS, INFOROM_STATUS = 6, 14
 SEVERE = frozenset({8, 10, 11, 16})
 NO_ANSWER = frozenset({3, 13})
 """Exit statuses of queries for what a GPU or a driver does not have."""
 XML_COMMAND = "nvidia-smi -q -x"
-NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog gpus lists those of this one."
+NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog list gpus lists those of this one."
 
 
 @registry.check(
@@ -248,6 +252,9 @@ def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     smi = node.smi
     lost = lost_slots(node)
     answering = [] if isinstance(gpus, Verdict) else gpus
+    if reports_loss(node) and not lost and not any(gpu.lost for gpu in answering):
+        yield from _lost_by_status(node, answering)
+        return
     named = {gpu.said.get("pci_bus_id") for gpu in answering}
     for gpu in answering:
         yield _answers(gpu)
@@ -256,14 +263,24 @@ def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
             yield Verdict(Status.FAIL, message, f"gpu at {slot}", measured="lost")
     if smi is not None and smi.error_kind == "gpu-lost" and not lost:
         yield Verdict(Status.FAIL, smi.error_message or "a GPU is lost", measured="lost")
-    elif _off_the_bus(node) and not lost and not any(gpu.lost for gpu in answering):
-        yield Verdict(Status.FAIL, f"nvidia-smi ends with {meaning_of(LOST_STATUS)}", measured="lost")
     elif isinstance(gpus, Verdict) and not lost:
         yield gpus
 
 
-def _off_the_bus(node: NodeFacts) -> bool:
-    return any(run.ended == "exit" and run.exit_status == LOST_STATUS for run in _smi_runs(node))
+def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[Verdict]:
+    """Name the GPU by the Xid in the kernel's log where that has one; the exit status does not."""
+    fallen = lost_gpus(node)
+    for gpu in answering:
+        if gpu.said.get("pci_bus_id") not in fallen:
+            yield _answers(gpu)
+    printed = node.smi.error_message if node.smi and node.smi.error_kind == "gpu-lost" else None
+    message = printed or f"nvidia-smi ends with {meaning_of(LOST_STATUS)}"
+    index = {gpu.said.get("pci_bus_id"): gpu.component for gpu in answering}
+    for slot in sorted(fallen):
+        named = f"{slot}: {message} (Xid {OFF_THE_BUS} in the kernel's log)"
+        yield Verdict(Status.FAIL, named, index.get(slot, f"gpu at {slot}"), measured="lost")
+    if not fallen:
+        yield Verdict(Status.FAIL, message, measured="lost")
 
 
 def _smi_runs(node: NodeFacts) -> list[ToolRun]:

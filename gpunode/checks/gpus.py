@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from gpunode.catalog import GpuMatch, load
+from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.facts.node import NodeFacts, PciDevice
@@ -18,6 +18,10 @@ LOST = frozenset({"GPU is lost", "GPU requires reset"})
 TOOLS = "driver.tools-answer reports the cause"
 ANSWERS = "gpu.answers reports the cause"
 MODEL = "gpu.model"
+LOST_STATUS = 15
+"""Exit status of nvidia-smi: a GPU has fallen off the bus."""
+OFF_THE_BUS = 79
+"""The Xid of the same."""
 _SLOT = re.compile(r"(?<![0-9A-Fa-f])[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 NOTHING: Mapping[str, Any] = {}
 
@@ -85,8 +89,12 @@ class SeenGpu:
 
     @property
     def for_servers(self) -> bool:
-        """A model made for data centres: it has ECC, and tells of it."""
-        return self.known.get("market") == "datacenter"
+        """A model made for data centres: it has ECC, and reports it. A market guessed from a name does not count."""
+        return self.known.get("market") == "datacenter" and all(row.sure("market") for row in self._models)
+
+    @property
+    def _models(self) -> tuple[Gpu, ...]:
+        return self.match.gpus if self.match else ()
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A group of values, empty where nvidia-smi has none: ``ecc``, ``pcie`` …"""
@@ -119,6 +127,30 @@ def lost_slots(node: NodeFacts) -> dict[str, str]:
             if slot is not None and error_kind(message) == "gpu-lost":
                 found.setdefault(slot, message)
     return found
+
+
+def off_the_bus(node: NodeFacts) -> set[str]:
+    """Return the PCI addresses of the GPUs of which the driver logged that they fell off the bus."""
+    events = node.kernel_log.events if node.kernel_log else ()
+    return {
+        event.pci_bus_id for event in events if event.kind == "xid" and event.xid == OFF_THE_BUS and event.pci_bus_id
+    }
+
+
+def reports_loss(node: NodeFacts) -> bool:
+    """Return whether nvidia-smi's exit status reports a GPU that it cannot reach; it does not name the GPU."""
+    return any(
+        run.ended == "exit" and run.exit_status == LOST_STATUS and run.command.startswith("nvidia-smi")
+        for run in node.tool_runs or ()
+    )
+
+
+def lost_gpus(node: NodeFacts) -> set[str]:
+    """Return the PCI addresses of the GPUs that ``gpu.answers`` reports: by message, value, or exit status and Xid."""
+    gpus = seen_gpus(node)
+    silent = () if isinstance(gpus, Verdict) else [gpu.said.get("pci_bus_id") for gpu in gpus if gpu.lost is not None]
+    named = {*lost_slots(node), *(slot for slot in silent if slot)}
+    return off_the_bus(node) if not named and reports_loss(node) else named
 
 
 def smi_document(node: NodeFacts) -> Mapping[str, Any] | Verdict:

@@ -16,6 +16,10 @@ from gpunode.facts.node import NodeFacts
 
 Inside = TorchValues | CudaValues
 LIBRARIES_SOURCE = "catalog (libraries.yml)"
+NEWER = (
+    "Update gpunode: a newer catalog may have the release. gpunode catalog list cudnn and gpunode catalog list nccl "
+    "show those of this one."
+)
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
 
 
@@ -59,7 +63,7 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     needs=("records", "loaded_driver"),
     needs_gpu=True,
     means="The image's PyTorch is a build for CUDA, and holds code for every GPU of the node.",
-    remedy="Install a build that knows these GPUs; gpunode plan HOST names one.",
+    remedy="Install a build that knows these GPUs; gpunode plan -i INVENTORY names one.",
 )
 def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     answer = one(node, "versions.torch", TorchValues)
@@ -138,7 +142,7 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
     on_gpu=True,
     after=("framework.wheel",),
     means="The cuDNN that PyTorch carries is made for its CUDA and runs on these GPUs.",
-    remedy="Take a PyTorch build whose cuDNN fits; libraries.yml (gpunode catalog show cudnn) says which fit.",
+    remedy="Take a PyTorch build whose cuDNN fits; gpunode catalog list cudnn lists those that fit.",
 )
 def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
     if values.cudnn is None:
@@ -148,7 +152,9 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
         return Verdict(Status.ERROR, f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are no versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
     if not rows:
-        return Verdict(Status.SKIP, f"the catalog has no cuDNN {values.cudnn}")
+        return Verdict(
+            Status.ERROR, f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER
+        )
     row = rows[0]
     told = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
@@ -168,7 +174,7 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
     on_gpu=True,
     after=("framework.wheel",),
     means="The NCCL that PyTorch carries is made for its CUDA and runs on these GPUs.",
-    remedy="Take a PyTorch build whose NCCL fits; libraries.yml (gpunode catalog show nccl) says which fit.",
+    remedy="Take a PyTorch build whose NCCL fits; gpunode catalog list nccl lists those that fit.",
 )
 def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
     if values.nccl is None:
@@ -180,7 +186,9 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
         return Verdict(Status.ERROR, f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are no versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
     if not older:
-        return Verdict(Status.SKIP, f"the catalog has no NCCL as old as {values.nccl}")
+        return Verdict(
+            Status.ERROR, f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER
+        )
     row = max(older, key=lambda one_row: Version(one_row.id))
     told = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:

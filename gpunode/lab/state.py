@@ -191,7 +191,8 @@ class State:
     def _variables(self, node: Reachable) -> dict[str, str]:
         """What the roles have to know of a node: where its driver comes from."""
         if node.hardware is None:
-            return {"nvidia_driver_source": "debian"}  # the one that a node gets from its own archive
+            # Without a vendor's repository a node has its own archive alone.
+            return {"nvidia_driver_source": "debian", "nvidia_container_toolkit_version": "none"}
         signs = repositories()[repository_of(node.os)].key
         return {
             "nvidia_repository_url": f"{_VENDOR}/compute/cuda/repos",

@@ -42,9 +42,9 @@ def toolkit_wish(
 ) -> dict[str, Any]:
     """Which toolkit a node gets: version (None: none), packages, replaces, repository, key, fingerprints.
 
-    ``version`` is ``keep`` (the installed one where all packages carry it, else the stack's), ``stack``, or exact.
-    ``installed`` is name to version, ``planned`` the ``container_toolkit`` of the resolved stack. A stack without
-    one (a driver of Debian's) goes without, unless the toolkit is there or an exact version is wished.
+    ``version`` is ``keep`` (the installed one where all packages carry it, else the stack's), ``stack``, ``none`` or
+    exact. ``installed`` is name to version, ``planned`` the ``container_toolkit`` of the resolved stack. A stack
+    without one goes without, unless the toolkit is installed or an exact version is requested.
     """
     _need_gpunode()
     try:
@@ -56,7 +56,7 @@ def toolkit_wish(
     have = {re.sub(r"-[^-]*$", "", str((installed or {}).get(name, ""))) for name in packages}
     one = next(iter(have)) if len(have) == 1 else ""
     resolved = str((planned or {}).get("version") or "")
-    wished = {"keep": one or resolved or _newest(have), "stack": resolved or one}.get(version, version)
+    wished = {"keep": one or resolved or _newest(have), "stack": resolved or one, "none": ""}.get(version, version)
     return {
         "version": wished or None,
         "packages": list((planned or {}).get("packages") or packages),

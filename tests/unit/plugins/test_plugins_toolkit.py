@@ -38,6 +38,8 @@ def installed(*versions: str) -> dict[str, str]:
         ("stack", installed(*["1.17.8"] * 4), STACK, "1.20.0"),
         ("stack", {}, None, None),
         ("1.18.2", {}, None, "1.18.2"),
+        ("none", {}, STACK, None),
+        ("none", installed(*["1.17.8"] * 4), STACK, None),
     ],
 )
 def test_the_installed_toolkit_is_kept_and_a_mixed_one_is_not(
