@@ -9,7 +9,7 @@ from gpunode.catalog import load
 from gpunode.checks.driver import same_version
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import listed
-from gpunode.checks.workload import image_of, one, where
+from gpunode.checks.workload import explained, image_of, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
 
@@ -35,11 +35,13 @@ def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
         yield answer
         return
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
         return
     loaded = node.loaded_driver.version
     if node.driver_library_version is not None and not same_version(node.driver_library_version, loaded):
-        yield Verdict(Status.SKIP, "they do not fit on the host either (driver.library-matches-module says why)")
+        yield Verdict(
+            Status.SKIP, "they do not fit on the host either (driver.library-matches-module reports the cause)"
+        )
         return
     compat = any(values.forward_compat for values in _cuda(node))
     nvml = one(node, "versions.nvml", NvmlValues)
@@ -62,9 +64,16 @@ def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     elif why:
         yield told(Status.FAIL, f"{why}; the loaded module is {loaded}{where(answer[0])}")
     elif not set(inside) & set(answer[1].driver_libraries):
-        yield told(Status.SKIP, "the container has no library of the driver with a version (container.gpus says more)")
+        yield _without_versions(node, answer[1])
     else:
         yield told(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
+
+
+def _without_versions(node: NodeFacts, inside: SystemValues) -> Verdict:
+    """A container without the driver's libraries has a finding of its own; libraries without a version are unknown."""
+    if not inside.driver_libraries and (node.simulated or explained(node, ("container.gpus",))):
+        return Verdict(Status.SKIP, "the container has no library of the driver (container.gpus reports the cause)")
+    return Verdict(Status.ERROR, "the version of the driver's libraries inside the container could not be read")
 
 
 def _cuda(node: NodeFacts) -> Iterator[CudaValues]:
@@ -97,7 +106,7 @@ def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
     answer = one(node, "versions.cuda", CudaValues)
     if isinstance(answer, Verdict):
         broken = answer.status is Status.FAIL
-        yield Verdict(Status.SKIP, f"{answer.message} (container.gpus says more)") if broken else answer
+        yield Verdict(Status.SKIP, f"{answer.message} (container.gpus reports the cause)") if broken else answer
         return
     yield _compat(*answer, node)
 
@@ -110,7 +119,9 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
         said = values.result_name or "error"
         return told(Status.FAIL, f"{values.library} is refused: {said} ({values.result}){where(record)}")
     if values.result != 0:
-        return told(Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus says more)")
+        return told(
+            Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus reports the cause)"
+        )
     series = ".".join((values.cuda_version or "").split(".")[:2])
     row = load().forward_compat.get(series)
     branch = int(node.loaded_driver.version.split(".", maxsplit=1)[0]) if node.loaded_driver else None
@@ -139,10 +150,17 @@ def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  #
         yield system
         return
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+        return
+    if isinstance(torch, Verdict) and torch.status is Status.ERROR and system[1].cuda is None:
+        yield torch
         return
     said = {"the image": system[1].cuda, "PyTorch": None if isinstance(torch, Verdict) else torch[1].cuda}
     wanted = {name: number for name, text in said.items() if text and (number := _series(text))}
+    unread = [f"{name}: CUDA '{text}' is not a version" for name, text in said.items() if text and not _series(text)]
+    if unread:
+        yield Verdict(Status.ERROR, listed(unread))
+        return
     if not wanted:
         yield Verdict(Status.SKIP, f"{image_of(node)} names no CUDA of its own")
         return

@@ -16,6 +16,10 @@ from gpunode.facts.node import NodeFacts
 
 Inside = TorchValues | CudaValues
 LIBRARIES_SOURCE = "catalog (libraries.yml)"
+NEWER = (
+    "Update gpunode: a newer catalog may have the release. gpunode catalog list cudnn and gpunode catalog list nccl "
+    "show those of this one."
+)
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
 
 
@@ -148,7 +152,9 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
         return Verdict(Status.ERROR, f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are no versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
     if not rows:
-        return Verdict(Status.SKIP, f"the catalog has no cuDNN {values.cudnn}")
+        return Verdict(
+            Status.ERROR, f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER
+        )
     row = rows[0]
     told = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
@@ -180,7 +186,9 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
         return Verdict(Status.ERROR, f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are no versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
     if not older:
-        return Verdict(Status.SKIP, f"the catalog has no NCCL as old as {values.nccl}")
+        return Verdict(
+            Status.ERROR, f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER
+        )
     row = max(older, key=lambda one_row: Version(one_row.id))
     told = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:
