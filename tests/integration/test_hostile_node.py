@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import yaml
 from fleet_sshd import Server
 
+from gpunode.catalog import load
 from gpunode.cli import run
+from gpunode.stack import NodePicture, PlanHost, Request, lock_document, plan
 
 Start = Callable[..., Server]
 pytest_plugins = ("fleet_fixtures",)
@@ -93,6 +96,34 @@ def test_a_node_runs_nothing_on_the_controller(
     if where != "release":
         assert (planned, locks) == (2, [])
         assert "nothing is locked" in said.err
+
+
+@pytest.mark.parametrize("verb", ["plan", "provision"])
+def test_a_lock_that_an_older_release_poisoned_is_refused(
+    folder: Path, capfd: pytest.CaptureFixture[str], verb: str
+) -> None:
+    marker = folder / "MARKER"
+    inventory = folder / "inventory" / "hosts.yml"
+    inventory.parent.mkdir()
+    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"node1": host}}}))
+    (stack,) = [group.stack for group in decided().groups]
+    document = lock_document(stack)
+    document["gpunode_stack"]["kernel"] = f"6.1.0{{{{lookup('pipe','touch {marker}')}}}}"
+    lock = inventory.parent / "group_vars" / "all" / "gpunode_stack.yml"
+    lock.parent.mkdir(parents=True)
+    lock.write_text(yaml.safe_dump(document))
+    assert run([verb, "-i", str(inventory), *(["--check"] if verb == "provision" else ["--write"])]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"gpunode: {lock}: gpunode_stack: kernel is ")
+    assert "gpunode plan --write" in line
+    assert not marker.exists()
+
+
+def decided() -> Any:
+    """Return a plan that has a stack."""
+    picture = NodePicture(os="ubuntu-24.04", arch="x86_64", platform="hgx-h100-8")
+    return plan([PlanHost("node1", picture)], Request(), load(), date(2026, 11, 20))
 
 
 def test_what_an_honest_node_reports_is_locked_and_provision_reads_it(
