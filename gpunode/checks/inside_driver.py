@@ -130,7 +130,8 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
             Status.WARN, f"cuda-compat {values.version} is in use, and driver {branch} has CUDA {series} itself"
         )
     if row is not None and branch in row.refused_on:
-        return told(Status.FAIL, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
+        status = Status.FAIL if row.sure("refused_on") else Status.WARN
+        return told(status, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
     return told(Status.PASS, f"in use: CUDA {values.cuda_version} by {values.library}")
 
 
@@ -180,7 +181,8 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
     catalog = load()
     document = (node.smi.document if node.smi else None) or {}
     branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
-    own = _series(document.get("cuda_version") or "") or _series((branch.native_cuda if branch else None) or "")
+    reported = _series(document.get("cuda_version") or "")
+    own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
         return Verdict(Status.ERROR, f"it is not known which CUDA driver {driver} runs")
     told = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
@@ -194,4 +196,7 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
             Status.WARN,
             f"{what}; driver {driver} runs up to {own}: minor-version compatibility, without PTX of the newer CUDA",
         )
-    return told(Status.FAIL, f"{what}; driver {driver} runs up to {own}")
+    sure = reported is not None or branch is None or branch.sure("native_cuda")
+    if number.major == own.major:
+        sure = sure and major is not None and major.sure("floor")
+    return told(Status.FAIL if sure else Status.WARN, f"{what}; driver {driver} runs up to {own}")

@@ -6,7 +6,7 @@ from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
-from gpunode.catalog import load
+from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import listed
@@ -158,12 +158,12 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
     row = rows[0]
     told = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
-        return told(Status.FAIL, f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
+        return told(_fault(row, "builds"), f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
     floor = Version(row.min_compute_capability)
     below = [str(capability) for capability in capabilities(node) if capability < floor]
     if below:
         what = f"cuDNN {values.cudnn} needs compute capability {floor}, here is {listed(below)}{where(record)}"
-        return told(Status.FAIL, what, expected=f"at least {floor}")
+        return told(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
     return told(Status.PASS, f"cuDNN {values.cudnn} is made for CUDA {cuda.major} and these GPUs")
 
 
@@ -192,13 +192,17 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
     row = max(older, key=lambda one_row: Version(one_row.id))
     told = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:
-        return told(Status.FAIL, f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}")
+        return told(_fault(row, "cuda_majors"), f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}")
     floor = row.min_compute_capability.get(cuda.major)
     below = [str(each) for each in capabilities(node) if floor is not None and each < Version(floor)]
     if below:
         what = f"NCCL {values.nccl} for CUDA {cuda.major} needs compute capability {floor}, here is {listed(below)}"
-        return told(Status.FAIL, what, expected=f"at least {floor}")
+        return told(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
     return told(Status.PASS, f"NCCL {values.nccl} is made for CUDA {cuda.major} and these GPUs")
+
+
+def _fault(row: Row, field: str) -> Status:
+    return Status.FAIL if row.sure(field) else Status.WARN
 
 
 def _version(text: str | None) -> Version | None:
