@@ -42,7 +42,9 @@ def pairs() -> list[tuple[str, str, str]]:
         (machine, one, other)
         for machine in MACHINES
         for one, other in combinations([name for name, where in CASES if where == machine], 2)
-        if not any(CONDITIONS[name].get("hides") for name in (one, other)) and not checks(one) & checks(other)
+        if not any(CONDITIONS[name].get("hides") for name in (one, other))
+        and not checks(one) & checks(other)
+        and not exit_statuses(one) & exit_statuses(other)
     ]
     if os.environ.get("GPUNODE_BENCH") == "all":
         return found
@@ -51,6 +53,11 @@ def pairs() -> list[tuple[str, str, str]]:
 
 def checks(name: str) -> set[str]:
     return {finding.split()[0] for finding in CONDITIONS[name]["finds"]}
+
+
+def exit_statuses(name: str) -> set[str]:
+    """The commands whose exit status a condition sets: a command has one."""
+    return {edit["command"] for edit in CONDITIONS[name]["edits"] if "rc" in edit}
 
 
 def judged(bundle: Document) -> list[Finding]:
