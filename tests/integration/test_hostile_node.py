@@ -140,3 +140,48 @@ def test_what_an_honest_node_reports_is_locked_and_provision_reads_it(
     out = capfd.readouterr().out
     assert "Resolve the stack that the node gets" in out
     assert "no stack can be resolved" not in out
+
+
+def appended(value: Any, payload: str) -> Any:
+    """The document with the payload at the end of each line of each text, and of the keys of commands and files."""
+    if isinstance(value, str):
+        return value if value == "gpunode.bundle/1" else "\n".join(line + payload for line in value.split("\n"))
+    if isinstance(value, dict):
+        return {key: appended(item, payload) for key, item in value.items()}
+    return [appended(item, payload) for item in value] if isinstance(value, list) else value
+
+
+def test_no_verb_runs_or_shows_what_a_node_answers(
+    start_sshd: Start, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = folder / "MARKER"
+    payload = f"{{{{lookup('pipe','touch {marker}')}}}}$(touch {marker})\x1b[2J\x9b1m<b>../.."
+    document = appended(json.loads(BUNDLE.read_text()), payload)
+    for part in ("commands", "files"):
+        document[part] |= {key + payload: value for key, value in document[part].items()}
+    inventory = hostile(start_sshd, folder, document)
+    saved = folder / "saved"
+    live = ["-i", str(inventory)]
+    replay = ["--replay", str(saved)]
+    codes = {}
+    for name, words in {
+        "write": ["plan", *live, "--write"],
+        "collect": ["collect", *live, "--save", str(saved)],
+        "validate": ["validate", "--level", "quick", *live],
+        "env": ["env", *live],
+        "validate saved": ["validate", *replay],
+        "plan saved": ["plan", *replay],
+        "env saved": ["env", *replay, "--format", "shell"],
+    }.items():
+        codes[name] = run(words)
+    captured = capfd.readouterr()
+    assert codes == {**dict.fromkeys(codes, 0), "write": 2, "validate": codes["validate"], "plan saved": 3} | {
+        "validate saved": codes["validate"]
+    }
+    assert codes["validate"] in (1, 3)
+    control = [chr(number) for number in (*range(9), 11, 12, *range(14, 32), *range(0x7F, 0xA0))]
+    assert [char for char in control if char in captured.out + captured.err] == []
+    assert "Traceback" not in captured.err
+    assert list(inventory.parent.rglob("gpunode_stack.yml")) == []
+    assert [path.name for path in saved.iterdir()] == ["node1.json"]
+    assert not marker.exists()
