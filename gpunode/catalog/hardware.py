@@ -197,6 +197,19 @@ class Platform(Row):
         return sum(self.gpus.values())
 
 
+XidSeverity = Literal["critical", "high", "medium", "low", "info", "application", "unused"]
+XIDS_FROM = Number("8.0")
+"""The compute capability (Ampere's) from which on NVIDIA's catalogue of Xids holds."""
+
+
+class OlderXid(Part):
+    """What differs in the meaning of an Xid on GPUs before Ampere."""
+
+    meaning: str | None = None
+    severity: XidSeverity | None = None
+    action: str | None = None
+
+
 class Xid(Row):
     """One Xid error; section ``xids``. ``id`` is the number as text."""
 
@@ -204,7 +217,7 @@ class Xid(Row):
     name: str
     """NVIDIA's mnemonic."""
     meaning: str
-    severity: Literal["critical", "high", "medium", "low", "info", "application", "unused"]
+    severity: XidSeverity
     action: str
     """The next step for a person."""
     kind: Literal[
@@ -214,11 +227,24 @@ class Xid(Row):
     """Xids that decide instead where they are seen too."""
     recovery_reported_since: int | None = None
     """Driver branch from which Xid 154 names the recovery action for it."""
+    older: OlderXid | None = None
+    """GPUs before Ampere; None: no source says what it means there."""
 
     @property
     def number(self) -> int:
         """The Xid's number."""
         return int(self.id)
+
+    def on(self, compute_capability: str | None) -> "Xid":
+        """Return the row as it holds for a GPU; one of unknown capability counts as Ampere or newer.
+
+        Every older GPU is in the catalog, so an unknown one is newer.
+        """
+        if compute_capability is None or Number(compute_capability) >= XIDS_FROM:
+            return self
+        if self.older is None:
+            return self.model_copy(update={"unsure": {**self.unsure, "severity": "its sources begin with Ampere"}})
+        return self.model_copy(update=self.older.model_dump(exclude_none=True))
 
 
 class Expectation(Row):

@@ -96,7 +96,7 @@ def _role_of(kernel: Kernel) -> str:
     needs=("modules", "loaded_driver"),
     needs_gpu=True,
     means="The nvidia module is in memory.",
-    remedy="Reboot, or load it with modprobe nvidia; dmesg says why it does not load.",
+    remedy="Reboot, or load it with modprobe nvidia; dmesg shows why it does not load.",
 )
 def module_loaded(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     loaded = node.loaded_driver

@@ -1,12 +1,12 @@
-"""Whether a driver can drive a GPU model: the rules by which a stack is resolved, asked of the loaded driver."""
+"""Whether the loaded driver drives a GPU model, by the bounds of ``gpunode.catalog.driver_rules``."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from packaging.version import Version
 
-from gpunode.catalog import Gpu, Platform, load
+from gpunode.catalog import Gpu, Platform, driver_rules, load
 from gpunode.checks.gpus import CATALOG
 from gpunode.checks.registry import Status, Verdict
 from gpunode.errors import UsageError
@@ -37,65 +37,53 @@ def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]
 
 def _objection(loaded: LoadedDriver, gpu: Gpu, boards: Sequence[Platform]) -> Objection | None:
     version = _number(loaded.version)
-    if gpu.last_branch is not None and version.major > gpu.last_branch:
-        message = f"branch {gpu.last_branch} is the last that drives {gpu.name}"
-        return message, gpu.last_branch, gpu.sure("last_branch")
-    if gpu.modules in ("open", "proprietary") and loaded.flavour not in (None, gpu.modules):
-        message = f"{gpu.name} needs the {gpu.modules} kernel modules, the {loaded.flavour} ones are loaded"
-        return message, gpu.modules, gpu.sure("modules")
-    return _floor(version, gpu, boards) or _too_old_for_cuda(version, gpu)
+    last = driver_rules.last_branch(gpu, version.major)
+    if last is not None:
+        return f"branch {last.value} is the last that drives {gpu.name}", int(last.value), last.sure
+    only = driver_rules.modules(load(), gpu, loaded.flavour)
+    if only is not None:
+        message = f"{gpu.name} needs the {only.value} kernel modules, the {loaded.flavour} ones are loaded"
+        return message, only.value, only.sure
+    return _below_minimum(version, gpu, boards) or _too_old_for_cuda(version, gpu)
 
 
-def _floor(version: Version, gpu: Gpu, boards: Sequence[Platform]) -> Objection | None:
+def _below_minimum(version: Version, gpu: Gpu, boards: Sequence[Platform]) -> Objection | None:
     """The documented minimum of the model, of the platform, of all boards that the model comes on."""
-    if gpu.min_driver is not None and version < _number(gpu.min_driver):
-        return f"{gpu.name} needs driver {gpu.min_driver} or newer", gpu.min_driver, gpu.sure("min_driver")
-    own = [board for board in boards if board.min_driver is not None]
-    if own and len(own) == len(boards):
-        lowest = min(own, key=lambda board: _number(str(board.min_driver)))
-        if version < _number(str(lowest.min_driver)):
-            message = f"{lowest.name} needs driver {lowest.min_driver} or newer"
-            return message, str(lowest.min_driver), lowest.sure("min_driver")
-    with_it = [row for row in load().platforms.values() if gpu.id in row.gpus]
-    floors = _sure_floors(with_it)
-    if not boards and gpu.fabric != "none" and floors and len(floors) == len(with_it):
-        floor = min(floors, key=_number)
-        if version < _number(floor):
-            return f"{gpu.name} comes on boards that need driver {floor} or newer", floor, True
+    own = driver_rules.min_driver(gpu, version)
+    if own is not None:
+        return f"{gpu.name} needs driver {own.value} or newer", own.value, own.sure
+    of_boards = [(board, bound) for board in boards if (bound := driver_rules.min_driver(board, version)) is not None]
+    if of_boards and len(of_boards) == len(boards):
+        board, bound = min(of_boards, key=lambda one: _number(one[1].value))
+        return f"{board.name} needs driver {bound.value} or newer", bound.value, bound.sure
+    of_all = None if boards else driver_rules.min_driver_of_boards(load(), gpu, version)
+    if of_all is not None:
+        return f"{gpu.name} comes on boards that need driver {of_all.value} or newer", of_all.value, of_all.sure
     return None
 
 
-def _sure_floors(rows: Iterable[Platform]) -> list[str]:
-    return [row.min_driver for row in rows if row.min_driver is not None and row.sure("min_driver")]
-
-
 def _too_old_for_cuda(version: Version, gpu: Gpu) -> Objection | None:
-    """A driver that carries a CUDA from before the first that has code for the architecture."""
+    """A driver that carries a CUDA from before the first that has code for the model."""
     try:
         branch = load().branch_of(str(version.major))
     except UsageError:
         return None
-    architecture = load().architectures[gpu.architecture]
-    first = architecture.first_cuda.get(gpu.compute_capability)
-    if branch.native_cuda is None or first is None or _number(branch.native_cuda) >= _number(first):
+    first = None if branch.native_cuda is None else driver_rules.first_cuda(load(), gpu, branch.native_cuda)
+    if first is None:
         return None
-    lowest = min(map(_number, architecture.first_cuda.values()))
-    sure = architecture.sure("first_cuda") or _number(branch.native_cuda) < lowest
-    message = f"branch {branch.id} (CUDA {branch.native_cuda}) does not know {gpu.name}: CUDA {first} is the first"
-    return message, str(first), sure
+    known = f"CUDA {first.value} is the first"
+    message = f"branch {branch.id} (CUDA {branch.native_cuda}) does not know {gpu.name}: {known}"
+    return message, first.value, first.sure
 
 
 def _not_listed(loaded: LoadedDriver, gpu: Gpu) -> str | None:
     """Why the README of the open kernel modules casts doubt on a release; None where it lists the model."""
     version = _number(loaded.version)
-    first = gpu.first_listed_on(version.major)
-    if loaded.flavour != "open" or first in ("from the start", "unknown"):
+    first = driver_rules.first_listed(gpu, version.major, version)
+    if loaded.flavour != "open" or first is None:
         return None
-    if first == "never":
-        return f"no release of branch {version.major} lists {gpu.name} among the GPUs of its open modules"
-    if version >= _number(first):
-        return None
-    return f"no release of branch {version.major} before {first} lists {gpu.name} among the GPUs of its open modules"
+    which = "" if first.value == "never" else f" before {first.value}"
+    return f"no release of branch {version.major}{which} lists {gpu.name} among the GPUs of its open modules"
 
 
 def _number(version: str) -> Version:

@@ -43,6 +43,13 @@ def wanted_services(node: NodeFacts) -> tuple[str, ...]:
     return tuple(name for name in UNITS if name in agreed)
 
 
+def _sure_to_need(node: NodeFacts, service: str) -> bool:
+    """True where NVSwitches on the bus, or platforms of which the catalog is sure, ask for the service."""
+    if service == "fabric-manager" and nvswitches(node):
+        return True
+    return all(platform.sure("services") for platform in platforms(node) or _with_this_model(node))
+
+
 def _with_this_model(node: NodeFacts) -> tuple[Platform, ...]:
     """Platforms that have only the model of this node's GPUs, in another number, on the same architecture."""
     ids = gpu_ids(node) or {}
@@ -125,12 +132,13 @@ def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
     absent = not installed(unit)
     if absent and is_guest(node) and not nvswitches(node):
         return replace(told, status=Status.SKIP, message=f"{name} is not installed: the host may run it", measured=None)
+    fault = Status.FAIL if _sure_to_need(node, service) else Status.WARN
     if absent:
-        return replace(told, status=Status.FAIL, message=f"{name} is not installed", measured="not installed")
+        return replace(told, status=fault, message=f"{name} is not installed", measured="not installed")
     if unit is not None and unit.active != "active":
         since = f" since {unit.since}" if unit.since else ""
         message = f"{name} is {unit.active} ({unit.sub}){since}"
-        return replace(told, status=Status.FAIL, message=message, measured=unit.active)
+        return replace(told, status=fault, message=message, measured=unit.active)
     return told
 
 

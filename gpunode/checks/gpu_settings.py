@@ -268,7 +268,8 @@ def memory_size(gpu: SeenGpu) -> Verdict:
         return Verdict(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
     told = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
     if total < LEAST_OF_MEMORY * wanted:
-        return told(Status.FAIL, f"{total} MiB of memory, its model has {wanted}")
+        status = Status.FAIL if gpu.sure("memory_mib" if sold is not None else "memory_gb") else Status.WARN
+        return told(status, f"{total} MiB of memory, its model has {wanted}")
     if total > MOST_OF_MEMORY * wanted:
         return told(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
     return told(Status.PASS, f"{total} MiB of memory")

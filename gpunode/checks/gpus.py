@@ -66,6 +66,10 @@ class SeenGpu:
         """The catalog's facts on which all models with this PCI id agree; empty for a model that it has not."""
         return self.match.common if self.match else NOTHING
 
+    def sure(self, field: str) -> bool:
+        """True where the catalog is sure of this field of the model, so that a verdict may fail on it."""
+        return self.match is not None and all(row.sure(field) for row in self.match.gpus)
+
     @property
     def name(self) -> str:
         """As the catalog calls the model, else as nvidia-smi does."""

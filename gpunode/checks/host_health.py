@@ -34,11 +34,17 @@ def memory_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  #
         yield Verdict(status, message, controller.name, expected=0, measured=uncorrected or corrected, unit="errors")
 
 
+WITHOUT_HEALTH = {
+    "no-program": "the program nvme is not installed, so its health is not read",
+    "no-permission": "the node refused to read its health without root",
+}
+
+
 @registry.check(
     "host.nvme",
     needs=("nvmes",),
     means="NVMe disks are live, give no warning of their own, and are not worn out.",
-    remedy="nvme smart-log /dev/DISK tells more; move the data and replace the disk.",
+    remedy="nvme smart-log /dev/DISK shows its health; move the data and replace the disk.",
 )
 def nvme(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not node.nvmes:
@@ -51,8 +57,7 @@ def _nvme(disk: Nvme) -> Verdict:
     if disk.state not in (None, "live"):
         return Verdict(Status.FAIL, f"its state is {disk.state}", expected="live", measured=disk.state)
     if disk.critical_warning is None:
-        reason = "its health was not seen: that needs root and the program nvme"
-        return Verdict(Status.SKIP, f"{disk.state or 'of unknown state'}; {reason}", measured=disk.state)
+        return _without_health(disk)
     if disk.critical_warning:
         message = f"it warns: {listed(_warnings(disk.critical_warning))}"
         return Verdict(Status.FAIL, message, expected=0, measured=disk.critical_warning)
@@ -69,6 +74,14 @@ def _nvme(disk: Nvme) -> Verdict:
         )
     used = f", {disk.percentage_used} % of its life used" if disk.percentage_used is not None else ""
     return Verdict(Status.PASS, f"healthy{used}", expected=0, measured=0)
+
+
+def _without_health(disk: Nvme) -> Verdict:
+    """A disk that is live and whose health nobody could ask for is not judged; every other gap is an error."""
+    if disk.state is not None and disk.health in WITHOUT_HEALTH:
+        return Verdict(Status.SKIP, f"{disk.state}; {WITHOUT_HEALTH[disk.health]}", measured=disk.state)
+    unknown = "its health" if disk.state is not None else "its state and health"
+    return Verdict(Status.ERROR, f"{unknown} could not be read", measured=disk.state)
 
 
 def _warnings(bits: int) -> list[str]:

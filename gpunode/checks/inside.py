@@ -38,7 +38,7 @@ def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         return
     found = of(node, "container")
     if not found:
-        if all(record.container is None for record in node.records):
+        if node.records and all(record.container is None for record in node.records):
             yield Verdict(Status.SKIP, f"ran {ON_HOST}")
         else:
             yield Verdict(
@@ -92,9 +92,9 @@ def gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     if isinstance(nvml, Verdict) or isinstance(cuda, Verdict):
         return
     if refused(node):
-        yield Verdict(Status.SKIP, "the libraries inside do not fit the module (container.library says more)")
+        yield Verdict(Status.SKIP, "the libraries inside do not fit the module (container.library reports the cause)")
     elif cuda[1].forward_compat and cuda[1].result in (MISMATCH_CUDA, NO_COMPAT):
-        yield Verdict(Status.SKIP, "cuda-compat is refused (container.forward-compat says more)")
+        yield Verdict(Status.SKIP, "cuda-compat is refused (container.forward-compat reports the cause)")
     else:
         yield _counts(node, nvml[1], cuda[1])
 

@@ -9,7 +9,7 @@ from gpunode.catalog import load
 from gpunode.checks.driver import same_version
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import listed
-from gpunode.checks.workload import image_of, one, where
+from gpunode.checks.workload import explained, image_of, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
 
@@ -35,11 +35,13 @@ def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
         yield answer
         return
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
         return
     loaded = node.loaded_driver.version
     if node.driver_library_version is not None and not same_version(node.driver_library_version, loaded):
-        yield Verdict(Status.SKIP, "they do not fit on the host either (driver.library-matches-module says why)")
+        yield Verdict(
+            Status.SKIP, "they do not fit on the host either (driver.library-matches-module reports the cause)"
+        )
         return
     compat = any(values.forward_compat for values in _cuda(node))
     nvml = one(node, "versions.nvml", NvmlValues)
@@ -62,9 +64,16 @@ def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     elif why:
         yield told(Status.FAIL, f"{why}; the loaded module is {loaded}{where(answer[0])}")
     elif not set(inside) & set(answer[1].driver_libraries):
-        yield told(Status.SKIP, "the container has no library of the driver with a version (container.gpus says more)")
+        yield _without_versions(node, answer[1])
     else:
         yield told(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
+
+
+def _without_versions(node: NodeFacts, inside: SystemValues) -> Verdict:
+    """A container without the driver's libraries has a finding of its own; libraries without a version are unknown."""
+    if not inside.driver_libraries and (node.simulated or explained(node, ("container.gpus",))):
+        return Verdict(Status.SKIP, "the container has no library of the driver (container.gpus reports the cause)")
+    return Verdict(Status.ERROR, "the version of the driver's libraries inside the container could not be read")
 
 
 def _cuda(node: NodeFacts) -> Iterator[CudaValues]:
@@ -97,7 +106,7 @@ def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
     answer = one(node, "versions.cuda", CudaValues)
     if isinstance(answer, Verdict):
         broken = answer.status is Status.FAIL
-        yield Verdict(Status.SKIP, f"{answer.message} (container.gpus says more)") if broken else answer
+        yield Verdict(Status.SKIP, f"{answer.message} (container.gpus reports the cause)") if broken else answer
         return
     yield _compat(*answer, node)
 
@@ -110,7 +119,9 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
         said = values.result_name or "error"
         return told(Status.FAIL, f"{values.library} is refused: {said} ({values.result}){where(record)}")
     if values.result != 0:
-        return told(Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus says more)")
+        return told(
+            Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus reports the cause)"
+        )
     series = ".".join((values.cuda_version or "").split(".")[:2])
     row = load().forward_compat.get(series)
     branch = int(node.loaded_driver.version.split(".", maxsplit=1)[0]) if node.loaded_driver else None
@@ -119,7 +130,8 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
             Status.WARN, f"cuda-compat {values.version} is in use, and driver {branch} has CUDA {series} itself"
         )
     if row is not None and branch in row.refused_on:
-        return told(Status.FAIL, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
+        status = Status.FAIL if row.sure("refused_on") else Status.WARN
+        return told(status, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
     return told(Status.PASS, f"in use: CUDA {values.cuda_version} by {values.library}")
 
 
@@ -138,10 +150,17 @@ def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  #
         yield system
         return
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded says why)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+        return
+    if isinstance(torch, Verdict) and torch.status is Status.ERROR and system[1].cuda is None:
+        yield torch
         return
     said = {"the image": system[1].cuda, "PyTorch": None if isinstance(torch, Verdict) else torch[1].cuda}
     wanted = {name: number for name, text in said.items() if text and (number := _series(text))}
+    unread = [f"{name}: CUDA '{text}' is not a version" for name, text in said.items() if text and not _series(text)]
+    if unread:
+        yield Verdict(Status.ERROR, listed(unread))
+        return
     if not wanted:
         yield Verdict(Status.SKIP, f"{image_of(node)} names no CUDA of its own")
         return
@@ -162,7 +181,8 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
     catalog = load()
     document = (node.smi.document if node.smi else None) or {}
     branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
-    own = _series(document.get("cuda_version") or "") or _series((branch.native_cuda if branch else None) or "")
+    reported = _series(document.get("cuda_version") or "")
+    own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
         return Verdict(Status.ERROR, f"it is not known which CUDA driver {driver} runs")
     told = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
@@ -176,4 +196,7 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
             Status.WARN,
             f"{what}; driver {driver} runs up to {own}: minor-version compatibility, without PTX of the newer CUDA",
         )
-    return told(Status.FAIL, f"{what}; driver {driver} runs up to {own}")
+    sure = reported is not None or branch is None or branch.sure("native_cuda")
+    if number.major == own.major:
+        sure = sure and major is not None and major.sure("floor")
+    return told(Status.FAIL if sure else Status.WARN, f"{what}; driver {driver} runs up to {own}")

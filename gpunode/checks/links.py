@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.checks.gpus import SeenGpu, hidden, model_of, seen_gpus
-from gpunode.checks.machine import is_guest, platforms
+from gpunode.checks.machine import is_guest, nvswitches, platforms
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, Smi
@@ -243,7 +243,11 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> Verdict:
         return Verdict(Status.SKIP, f"the catalog does not know the links of the GPUs of {name}")
     if wrong:
         message = f"{counted(len(wrong), 'pair')} not linked by {wanted}: {listed(wrong)}"
-        return Verdict(Status.FAIL, message, expected=wanted, measured=listed(kinds), source=source)
+        switched_for_sure = bool(nvswitches(node)) or all(platform.sure("nvswitches") for platform in known)
+        sure = switched_for_sure and match is not None and all(gpu.sure("nvlink") for gpu in match.gpus)
+        return Verdict(
+            Status.FAIL if sure else Status.WARN, message, expected=wanted, measured=listed(kinds), source=source
+        )
     return Verdict(Status.PASS, f"all pairs are linked by {wanted}", expected=wanted, measured=wanted, source=source)
 
 
@@ -260,8 +264,15 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
     if not gaps or not (few or mesh):
         return told
     message = f"{counted(len(gaps), 'pair')} of {len(between)} not linked by NVLink: {listed(gaps)}"
-    source = f"catalog (platforms.yml: {mesh})" if mesh else "the node's other pairs"
-    return replace(told, status=Status.FAIL, message=message, expected="NVLink", source=source)
+    if few:
+        return replace(told, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
+    gpus = seen_gpus(node)
+    # With NVSwitches or without, modules that have NVLink are all linked: the number of switches does not matter here.
+    sure_models = not isinstance(gpus, Verdict) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
+    sure = sure_models and all(platform.sure() for platform in platforms(node))
+    source = f"catalog (platforms.yml: {mesh})"
+    status = Status.FAIL if sure else Status.WARN
+    return replace(told, status=status, message=message, expected="NVLink", source=source)
 
 
 def _without_nvlink(node: NodeFacts) -> set[str]:

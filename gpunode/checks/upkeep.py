@@ -68,7 +68,7 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
 def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     strict = node.lockdown not in (None, "none")
     if not node.module_files:
-        yield Verdict(Status.SKIP, "no NVIDIA module is on disk (driver.module-built says more)")
+        yield Verdict(Status.SKIP, "no NVIDIA module is on disk (driver.module-built reports the cause)")
         return
     unseen = node.gap("secure_boot")
     if unseen is not None and is_container(node):

@@ -6,7 +6,7 @@ from functools import partial
 
 from packaging.version import InvalidVersion, Version
 
-from gpunode.catalog import load
+from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import listed
@@ -16,6 +16,10 @@ from gpunode.facts.node import NodeFacts
 
 Inside = TorchValues | CudaValues
 LIBRARIES_SOURCE = "catalog (libraries.yml)"
+NEWER = (
+    "Update gpunode: a newer catalog may have the release. gpunode catalog list cudnn and gpunode catalog list nccl "
+    "show those of this one."
+)
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
 
 
@@ -148,16 +152,18 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
         return Verdict(Status.ERROR, f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are no versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
     if not rows:
-        return Verdict(Status.SKIP, f"the catalog has no cuDNN {values.cudnn}")
+        return Verdict(
+            Status.ERROR, f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER
+        )
     row = rows[0]
     told = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
-        return told(Status.FAIL, f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
+        return told(_fault(row, "builds"), f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
     floor = Version(row.min_compute_capability)
     below = [str(capability) for capability in capabilities(node) if capability < floor]
     if below:
         what = f"cuDNN {values.cudnn} needs compute capability {floor}, here is {listed(below)}{where(record)}"
-        return told(Status.FAIL, what, expected=f"at least {floor}")
+        return told(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
     return told(Status.PASS, f"cuDNN {values.cudnn} is made for CUDA {cuda.major} and these GPUs")
 
 
@@ -180,17 +186,23 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
         return Verdict(Status.ERROR, f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are no versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
     if not older:
-        return Verdict(Status.SKIP, f"the catalog has no NCCL as old as {values.nccl}")
+        return Verdict(
+            Status.ERROR, f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER
+        )
     row = max(older, key=lambda one_row: Version(one_row.id))
     told = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:
-        return told(Status.FAIL, f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}")
+        return told(_fault(row, "cuda_majors"), f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}")
     floor = row.min_compute_capability.get(cuda.major)
     below = [str(each) for each in capabilities(node) if floor is not None and each < Version(floor)]
     if below:
         what = f"NCCL {values.nccl} for CUDA {cuda.major} needs compute capability {floor}, here is {listed(below)}"
-        return told(Status.FAIL, what, expected=f"at least {floor}")
+        return told(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
     return told(Status.PASS, f"NCCL {values.nccl} is made for CUDA {cuda.major} and these GPUs")
+
+
+def _fault(row: Row, field: str) -> Status:
+    return Status.FAIL if row.sure(field) else Status.WARN
 
 
 def _version(text: str | None) -> Version | None:

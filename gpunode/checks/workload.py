@@ -9,7 +9,7 @@ from gpunode.facts.models.workload import InsideGpu, Record, Values, values_of
 from gpunode.facts.node import NodeFacts
 
 AnyValues = TypeVar("AnyValues", bound=Values)
-RUNS = "container.runs says why"
+RUNS = "container.runs reports the cause"
 ON_CPU = "ran on the processor: that says nothing about a GPU"
 
 
@@ -53,7 +53,7 @@ def explained(node: NodeFacts, checks: Sequence[str]) -> str | None:
     """The first of the checks that fails on this node: what it found brings others down, and is told once."""
     for check_id in checks:
         if any(finding.status is Status.FAIL for finding in registry[check_id].findings(node, Expectation())):
-            return f"{check_id} says why"
+            return f"{check_id} reports the cause"
     return None
 
 

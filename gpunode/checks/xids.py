@@ -4,8 +4,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from gpunode.catalog import load
-from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus
+from gpunode.catalog import GpuMatch, load
+from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
@@ -50,8 +50,9 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     "gpu.xid",
     needs=("kernel_log",),
     needs_gpu=True,
-    means="The driver reported no error (Xid) of a GPU since the boot. Each number is judged by its meaning: those of "
-    "applications warn, those of hardware fail. 154 is judged by the recovery action that it last names.",
+    means="The driver reported no error (Xid) of a GPU since the boot. Each number is judged by its meaning on the "
+    "GPU's model: those of applications warn, those of hardware fail; one of which the meaning there is not sure "
+    "warns. 154 is judged by the recovery action that it last names.",
     remedy=LOG_REMEDY,
 )
 def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
@@ -64,7 +65,7 @@ def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
         together[_gpu_of(node, event), event.xid or 0].append(event)
     lost = lost_gpus(node)
     for (component, number), same in sorted(together.items()):
-        verdict = _xid_verdict(component, number, same)
+        verdict = _xid_verdict(component, number, same, _model_of(node, same[-1]))
         explained = number in OF_A_LOST_GPU and same[-1].pci_bus_id in lost and verdict.status is not Status.PASS
         yield _left_to_answers(verdict) if explained else verdict
 
@@ -73,8 +74,9 @@ def _left_to_answers(verdict: Verdict) -> Verdict:
     return Verdict(Status.SKIP, f"{verdict.message} ({ANSWERS})", verdict.component, measured=verdict.measured)
 
 
-def _xid_verdict(component: str, number: int, events: list[KernelEvent]) -> Verdict:
-    known = load().xid(number)
+def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: GpuMatch | None) -> Verdict:
+    row = load().xid(number)
+    known = row.on(model.common.get("compute_capability") if model else None) if row else None
     last = events[-1]
     often = f", {len(events)} times" if len(events) > 1 else ""
     when = f", last at {last.time}" if last.time else ""
@@ -85,6 +87,10 @@ def _xid_verdict(component: str, number: int, events: list[KernelEvent]) -> Verd
         return Verdict(Status.WARN, message, component, expected=0, measured=len(events), unit="events", source=SOURCE)
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
     meaning = known.meaning
+    if not known.sure("severity"):
+        status = Status.WARN
+        reason = known.unsure.get("severity", "its row")
+        meaning += f" (not sure for {model.gpu.name if model and model.gpu else 'this GPU'}: {reason})"
     if number == RECOVERY:
         # Each tells the state from then on: only the last one holds.
         meaning = f"{meaning}: {last.message}" if last.message else meaning
@@ -169,6 +175,15 @@ def _says_off_the_bus(event: KernelEvent) -> bool:
 def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
     log = node.kernel_log
     return tuple(event for event in log.events if event.kind == kind) if log else ()
+
+
+def _model_of(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
+    """Return the catalog's model of the GPU; where its slot is empty, the node's model if it has one alone."""
+    models = {device.slot: model for device in node.pci or () if (model := model_of(device)) is not None}
+    if event.pci_bus_id in models:
+        return models[event.pci_bus_id]
+    others = {tuple(gpu.id for gpu in model.gpus): model for model in models.values()}
+    return next(iter(others.values())) if len(others) == 1 else None
 
 
 def _gpu_of(node: NodeFacts, event: KernelEvent) -> str:

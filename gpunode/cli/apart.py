@@ -19,7 +19,7 @@ class Apart:
     """The work of one run of a verb; made before any thread of it starts, and closed at its end."""
 
     def __init__(self, **tasks: Callable[..., bytes]) -> None:
-        every = {"bundle": _bundle, "facts": _facts, **tasks}
+        every: dict[str, Callable[..., bytes]] = {"bundle": _bundle, "facts": _facts, **tasks}
 
         def work(task: str, *arguments: Any) -> bytes:
             return every[task](*arguments)
@@ -41,7 +41,11 @@ class Apart:
 
     def facts(self, bundle: Bundle) -> NodeFacts:
         """See ``facts_from_bundle``. Raises Exceeded."""
-        return NodeFacts.model_validate_json(self.call("facts", bundle.to_json().encode()))
+        return self.replayed(bundle.to_json().encode(), ANSWER)
+
+    def replayed(self, text: bytes, where: str) -> NodeFacts:
+        """Return the facts of a bundle's text. Raises UsageError where it is none, and Exceeded."""
+        return NodeFacts.model_validate_json(self.call("facts", text, where))
 
     @property
     def most(self) -> int:
@@ -60,5 +64,5 @@ def _bundle(output: bytes) -> bytes:
     return b""
 
 
-def _facts(text: bytes) -> bytes:
-    return facts_from_bundle(Bundle.from_json(text, ANSWER)).model_dump_json().encode()
+def _facts(text: bytes, where: str) -> bytes:
+    return facts_from_bundle(Bundle.from_json(text, where)).model_dump_json().encode()

@@ -1,7 +1,7 @@
 """``gpunode env``: the tuned environment and the arguments of ``docker run`` for a node."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import click
 from rich.text import Text
@@ -14,7 +14,6 @@ from gpunode.errors import Exit, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.isolation import Exceeded
 from gpunode.printable import printable, printable_json
-from gpunode.probe.bundle import Bundle
 from gpunode.report.console import PlainConsole
 from gpunode.tuning import GPU_ARGUMENTS, WORKLOADS, Tuning, Tunings, Workload, docker_args, env_file, shell, tune
 
@@ -59,8 +58,8 @@ def command(  # noqa: PLR0913
         refuse_asking("--replay asks no node")
     missed = list[str]()
     with Apart() as apart:
-        bundles = read_bundles(selection.hosts) if replay else _collected(selection, apart, missed)
-        found = [tune(node, workload, multi_node=multi_node) for node in _facts(bundles, apart, missed)]
+        nodes = _replayed(selection, apart, missed) if replay else _collected(selection, apart, missed)
+        found = [tune(node, workload, multi_node=multi_node) for node in nodes]
     for line in missed:
         click.echo(printable(line), err=True)
     if form in OF_ONE_NODE and len(found) + len(missed) > 1:
@@ -80,22 +79,25 @@ def command(  # noqa: PLR0913
     return Exit.UNDETERMINED if missed or not found else Exit.GOOD
 
 
-def _facts(bundles: Iterable[Bundle], apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
-    """The facts of each bundle; a line for one from which they cannot be had."""
-    for bundle in bundles:
-        try:
-            yield apart.facts(bundle)
-        except Exceeded as err:
-            missed.append(f"{bundle.host}: {err}")
+def _replayed(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
+    """Return the facts of each saved bundle; a line for one from which they cannot be had."""
+    for node in read_bundles(selection.hosts, apart):
+        if node.facts is None:
+            missed.append(f"{node.host}: {node.reason}")
+        else:
+            yield node.facts
 
 
-def _collected(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[Bundle]:
-    """The bundles of the nodes that answered; a line for each that did not."""
+def _collected(selection: Selection, apart: Apart, missed: list[str]) -> Iterator[NodeFacts]:
+    """Return the facts of the nodes that answered; a line for each that did not, or whose facts cannot be had."""
     for answer in selection.collect(apart, save=None):
         if answer.bundle is None:
             missed.append(f"{answer.host}: {answer.reason}")
-        else:
-            yield answer.bundle.model_copy(update={"host": answer.host})
+            continue
+        try:
+            yield apart.facts(answer.bundle.model_copy(update={"host": answer.host}))
+        except Exceeded as err:
+            missed.append(f"{answer.host}: {err}")
 
 
 def _show(tuning: Tuning, *, verbose: bool) -> None:

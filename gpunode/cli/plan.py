@@ -18,14 +18,13 @@ from gpunode.cli.nearest import unknown
 from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
-from gpunode.isolation import Exceeded
 from gpunode.printable import printable_json
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.question import WORDS, framework_named, is_range, number, specifiers
 
 if TYPE_CHECKING:
     from gpunode.cli.apart import Apart
-    from gpunode.probe.bundle import Bundle
+    from gpunode.facts import NodeFacts
 
 MOST_NAMES = 12
 """How many known names an error message lists."""
@@ -356,14 +355,10 @@ def _picture(options: Options, catalog: Catalog) -> NodePicture:
     )
 
 
-def host_of(name: str, bundle: "Bundle", apart: "Apart", catalog: Catalog, lock: Any = None) -> PlanHost:
-    """One node by its bundle."""
+def host_of(name: str, facts: "NodeFacts", catalog: Catalog, lock: Any = None) -> PlanHost:
+    """Return one node by its facts."""
     from gpunode.stack import picture_from_facts, undetermined  # noqa: PLC0415 (a hypothetical node has no facts)
 
-    try:
-        facts = apart.facts(bundle)
-    except Exceeded as err:
-        return PlanHost(name, None, str(err))
     picture = picture_from_facts(facts, catalog)
     reason = undetermined(facts, picture)
     return PlanHost(name, None if reason else picture, reason, lock)
@@ -380,8 +375,10 @@ def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iter
     """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
     from gpunode.cli.replay import read_bundles  # noqa: PLC0415 (as above)
 
-    for bundle in read_bundles(places):
-        yield host_of(bundle.host, bundle, apart, catalog)
+    for node in read_bundles(places, apart):
+        yield (
+            PlanHost(node.host, None, node.reason) if node.facts is None else host_of(node.host, node.facts, catalog)
+        )
 
 
 def _of_inventory(options: Options, request: Request, catalog: Catalog, today: date) -> Plan:

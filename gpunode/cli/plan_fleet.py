@@ -18,8 +18,9 @@ from gpunode.errors import UsageError
 from gpunode.fleet import collect
 from gpunode.fleet.inventory import Inventory, read, read_with_settings
 from gpunode.fleet.targets import SETTINGS, targets
+from gpunode.isolation import Exceeded
 from gpunode.stack import LOCK_NAME, Plan, PlanHost, Stack, lock_document
-from gpunode.stack.inert import FREE_TEXT
+from gpunode.stack.inert import FREE_TEXT, refuse_templates
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
 HEADER = """\
@@ -58,6 +59,7 @@ def of_inventory(options: Options, apart: Apart, catalog: Catalog) -> Answers:
     """Collect from the hosts of an inventory. Raises UsageError where it cannot be read."""
     with explained():
         inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)
+    refuse_poisoned_locks(inventory)
     found = targets(inventory, config)
     password = ask_password() if options.ask_become_pass else None
 
@@ -78,7 +80,10 @@ def of_inventory(options: Options, apart: Apart, catalog: Catalog) -> Answers:
                     yield PlanHost(answer.host, None, answer.reason)
                 else:
                     lock = inventory.hosts[answer.host].get(LOCK_NAME)
-                    yield host_of(answer.host, answer.bundle, apart, catalog, lock)
+                    try:
+                        yield host_of(answer.host, apart.facts(answer.bundle), catalog, lock)
+                    except Exceeded as err:
+                        yield PlanHost(answer.host, None, str(err))
 
     return Answers(inventory, hosts())
 
@@ -117,6 +122,29 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
             _put_back(path, content)
         raise
     return sorted(files)
+
+
+def refuse_poisoned_locks(inventory: Inventory) -> None:
+    """Raise UsageError for a lock that holds a template: earlier releases wrote what a node reported as it was.
+
+    A lock that is one template as a whole is the user's own, and code as the rest of the inventory is.
+    """
+    for host, variables in inventory.hosts.items():
+        lock = variables.get(LOCK_NAME)
+        if not isinstance(lock, dict):
+            continue
+        try:
+            refuse_templates(lock, LOCK_NAME)
+        except UsageError as err:
+            file = _lock_file(inventory.sources, lock) or f"the inventory, host {host}"
+            raise UsageError(f"{file}: {err}, remove this lock, and write it anew with gpunode plan --write") from None
+
+
+def _lock_file(sources: Iterable[str], lock: Any) -> Path | None:
+    """Return the file beside the inventories that holds this lock."""
+    folders = [path if path.is_dir() else path.parent for path in map(Path, sources) if path.exists()]
+    files = (file for folder in folders for file in sorted(folder.glob(f"*_vars/*/{LOCK_FILE}")))
+    return next((file for file in files if _as_read(file.read_text(encoding="utf-8")) == lock), None)
 
 
 def _narrower(folder: Path, inventory: Inventory, hosts: set[str]) -> list[Path]:

@@ -17,9 +17,11 @@ import click
 import yaml
 
 from gpunode.cli.inventories import explained
+from gpunode.cli.plan_fleet import refuse_poisoned_locks
 from gpunode.content import ansible_environment, ansible_program, collection_root
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
+from gpunode.stack import LOCK_NAME
 from gpunode.variables import refuse_unknown, refuse_wrong_values
 
 INTERRUPT_WAIT_S = 20.0
@@ -64,6 +66,8 @@ def command(**options: Any) -> int:
     refuse_unknown(names, root, options["inventories"])
     for host, variables in read.hosts.items():
         refuse_wrong_values(variables, root, options["inventories"], f"the inventory, host {host}")
+    if LOCK_NAME in names:
+        refuse_poisoned_locks(read)
     argv = [ansible_program("ansible-playbook"), str(playbook), *_words(options), *vault]
     password = None
     if options["ask_become_pass"]:

@@ -1,10 +1,25 @@
 """Saved bundles: files, and folders of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from gpunode.cli.apart import Apart
 from gpunode.errors import UsageError
-from gpunode.probe.bundle import MAX_BYTES, Bundle
+from gpunode.facts import NodeFacts
+from gpunode.isolation import Exceeded
+from gpunode.probe.bundle import MAX_BYTES
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one saved bundle holds."""
+
+    host: str
+    """The file, where nothing of it could be read."""
+    facts: NodeFacts | None
+    reason: str | None
+    """Why there are no facts."""
 
 
 def bundle_files(places: Sequence[str]) -> list[Path]:
@@ -17,15 +32,15 @@ def bundle_files(places: Sequence[str]) -> list[Path]:
     return list(_each_once([path for place in places for path in _files(Path(place))]))
 
 
-def read_bundles(places: Sequence[str]) -> Iterator[Bundle]:
-    """Every bundle named, one in memory at a time; a folder stands for all ``*.json`` in it.
+def read_bundles(places: Sequence[str], apart: Apart) -> Iterator[Replayed]:
+    """Return the facts of every bundle named, each read in a worker; a folder stands for all ``*.json`` in it.
 
-    A file that is named twice is read once. Where a second file is of a host that was read already, its bundle's host
+    A file that is named twice is read once. Where a second file is of a host that was read already, its node
     is followed by the file: ``localhost (saved/gpu-2.json)``.
 
     Raises UsageError at once where there is nothing to read, and later at the first file that is no bundle.
     """
-    return _told_apart(bundle_files(places))
+    return _told_apart(bundle_files(places), apart)
 
 
 def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
@@ -36,13 +51,17 @@ def _each_once(paths: Sequence[Path]) -> Iterable[Path]:
     return names.values()
 
 
-def _told_apart(paths: Iterable[Path]) -> Iterator[Bundle]:
+def _told_apart(paths: Iterable[Path], apart: Apart) -> Iterator[Replayed]:
     hosts: set[str] = set()
     for path in paths:
-        bundle = Bundle.from_json(read_file(path), str(path))
-        again = bundle.host in hosts
-        hosts.add(bundle.host)
-        yield bundle.model_copy(update={"host": f"{bundle.host} ({path})"}) if again else bundle
+        try:
+            facts = apart.replayed(read_file(path), str(path))
+        except Exceeded as err:
+            yield Replayed(str(path), None, str(err))
+            continue
+        host = f"{facts.host} ({path})" if facts.host in hosts else facts.host
+        hosts.add(facts.host)
+        yield Replayed(host, facts.model_copy(update={"host": host}), None)
 
 
 def _files(place: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.node import Disk, FileSystem, Nvme
@@ -11,6 +11,9 @@ from gpunode.facts.seen import Seen, Unseen, first_line, whole
 
 _BLOCK = "/sys/block/"
 _NVME = "/sys/class/nvme/"
+HealthState = Literal["read", "no-program", "no-permission", "unknown"]
+NO_PROGRAM = 127
+_REFUSED = re.compile(r"Permission denied|Operation not permitted", re.IGNORECASE)
 _DF_LINE = re.compile(
     r"(\S{1,40})\s{1,40}([0-9-]{1,19})\s{1,40}([0-9-]{1,19})\s{1,40}([0-9-]{1,19})\s{1,40}([0-9-]{1,19}) (/.*)"
 )
@@ -61,6 +64,7 @@ def _nvme(seen: Seen, name: str) -> Nvme:
         state=seen.value(place + "state"),
         slot=slot_of(seen, place + "device/uevent"),
         numa_node=node if node is not None and node >= 0 else None,
+        health=_health_state(seen, f"nvme-{name}", health),
         critical_warning=_integer(health.get("critical_warning")),
         media_errors=_integer(health.get("media_errors")),
         percentage_used=_integer(health.get("percent_used", health.get("percentage_used"))),
@@ -76,6 +80,17 @@ def _health(seen: Seen, key: str) -> dict[str, Any]:
     except (Unseen, ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) else {}
+
+
+def _health_state(seen: Seen, key: str, health: dict[str, Any]) -> HealthState:
+    if _integer(health.get("critical_warning")) is not None:
+        return "read"
+    answer = seen.raw(key)
+    if answer is None or answer.timed_out:
+        return "unknown"
+    if answer.rc == NO_PROGRAM:
+        return "no-program"
+    return "no-permission" if answer.rc != 0 and _REFUSED.search(answer.stderr + answer.stdout) else "unknown"
 
 
 def _integer(value: object) -> int | None:

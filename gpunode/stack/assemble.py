@@ -238,7 +238,7 @@ def _why_source(case: Case) -> Reason:
     words = {
         "wish": "wished",
         "installed": "the installed driver packages come from there",
-        "preference": "nothing wished and nothing installed: it has all components in matching versions",
+        "preference": "nothing requested and nothing installed: it has all components in matching versions",
     }
     return Reason(rule=rule, text=words[rule])
 
@@ -248,7 +248,7 @@ def _why_driver(case: Case) -> Reason:
     branch = candidate.branch
     kind = {"LTSB": "long-term support", "PB": "production", "NFB": "new feature", None: "of unknown type"}[branch.type]
     release = {
-        "wish": "the release is wished",
+        "wish": "the release is requested",
         "catalog": f"{candidate.version} is its newest known release",
         "repository": "the archive decides the release",
         "installed": f"{candidate.version} is installed",
@@ -257,7 +257,8 @@ def _why_driver(case: Case) -> Reason:
         return Reason(rule="installed", text=f"{candidate.version} is installed and satisfies every wish and rule")
     if wish is None:
         return Reason(rule="preference", text=f"the best branch that every rule allows ({kind}); {release}")
-    named = f"wished: {wish}" if case.question.driver_branch else f"{wish} is wished, and {branch.number} is {kind}"
+    of_a_range = f"{wish} is requested, and {branch.number} is {kind}"
+    named = f"requested: {wish}" if case.question.driver_branch else of_a_range
     return Reason(rule="wish", text=f"{named}; {release}")
 
 
@@ -273,7 +274,7 @@ def _why_module(case: Case, kernel: KernelFlavour | None) -> Reason:
         rule = "R06-open-required" if candidate.flavour == "open" else "R07-proprietary-required"
         return Reason(rule=rule, text=f"{needed.name} runs with the {candidate.flavour} modules alone; {build}")
     if case.question.request.kernel_module is not None:
-        return Reason(rule="wish", text=f"{candidate.flavour} is wished; {build}")
+        return Reason(rule="wish", text=f"{candidate.flavour} is requested; {build}")
     if candidate.installed:
         return Reason(rule="installed", text=f"{candidate.flavour} is installed; {build}")
     if len(candidate.branch.modules) == 1:
@@ -287,7 +288,7 @@ def _why_cuda(case: Case) -> Reason:
     candidate, row = case.candidate, case.question.cuda
     if row is None:
         return Reason(
-            rule="R01-minor-floor", text=f"no CUDA is wished; this is what {candidate.version} and the GPUs allow"
+            rule="R01-minor-floor", text=f"no CUDA is requested; this is what {candidate.version} and the GPUs allow"
         )
     words = {
         "native": f"branch {candidate.branch.number} carries CUDA {candidate.branch.native_cuda}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.catalog import Gpu, Offer
+from gpunode.catalog import Gpu, Offer, driver_rules
 from gpunode.catalog.hardware import FIRST_OPEN_BRANCH
 from gpunode.stack.candidates import is_native, past_eol
 from gpunode.stack.libraries import compat_on_host
@@ -49,10 +49,10 @@ def last_branch(case: Case) -> Iterator[Verdict]:
     branch = case.candidate.branch.number
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
-        if gpu.last_branch is None or branch <= gpu.last_branch:
+        last = driver_rules.last_branch(gpu, branch)
+        if last is None:
             return None
-        text = f"{term.named(gpu)} is driven up to branch {gpu.last_branch}, not by {branch}"
-        return refuse(text, sure=gpu.sure("last_branch"))
+        return refuse(f"{term.named(gpu)} is driven up to branch {last.value}, not by {branch}", sure=last.sure)
 
     yield from over_gpus(case.question, against)
 
@@ -86,14 +86,11 @@ def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Verdict]:
     """GPUs that a CUDA is too old to know."""
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
-        architecture = question.catalog.architectures[gpu.architecture]
-        first = architecture.first_cuda.get(gpu.compute_capability)
-        if first is None or number(cuda) >= number(first):
+        first = driver_rules.first_cuda(question.catalog, gpu, cuda)
+        if first is None:
             return None
-        text = f"{what} does not know {term.named(gpu)}: CUDA {first} is the first that does"
-        # Where a capability's own value is unsure, the architecture's lowest one still is not.
-        lowest = min(map(number, architecture.first_cuda.values()))
-        return refuse(text, sure=architecture.sure("first_cuda") or number(cuda) < lowest)
+        text = f"{what} does not know {term.named(gpu)}: CUDA {first.value} is the first that does"
+        return refuse(text, sure=first.sure)
 
     yield from over_gpus(question, against)
 
@@ -126,12 +123,10 @@ def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
         return
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
-        if gpu.modules != needed:
+        only = driver_rules.modules(question.catalog, gpu, case.candidate.flavour)
+        if only is None or only.value != needed:
             return None
-        text = f"{term.named(gpu)} runs with the {needed} kernel modules alone"
-        architecture = question.catalog.architectures[gpu.architecture]
-        of_all = architecture.modules == needed and architecture.sure("modules")
-        return refuse(text, sure=of_all or gpu.sure("modules"))
+        return refuse(f"{term.named(gpu)} runs with the {needed} kernel modules alone", sure=only.sure)
 
     yield from over_gpus(case.question, against)
 
@@ -177,36 +172,34 @@ def mixed_flavour(question: Question) -> Iterator[Verdict]:
 def _unlisted(case: Case, term: GpuTerm, gpu: Gpu) -> Verdict | None:
     """A release whose list of GPUs does not have the id."""
     candidate, branch = case.candidate, case.candidate.branch.number
-    first = gpu.first_listed_on(branch)
-    if first in ("from the start", "unknown") or (first != "never" and candidate.number >= number(first)):
+    first = driver_rules.first_listed(gpu, branch, candidate.number)
+    if first is None:
         return None
-    if first == "never":
-        text = f"no release of branch {branch} lists {term.label} among its GPUs"
-        return refuse(text, sure=gpu.sure("first_listed"))
-    text = f"no release of branch {branch} before {first} lists {term.label} among its GPUs, and this is {{}}"
+    if first.value == "never":
+        return refuse(f"no release of branch {branch} lists {term.label} among its GPUs", sure=first.sure)
+    text = f"no release of branch {branch} before {first.value} lists {term.label} among its GPUs, and this is {{}}"
     if branch == FIRST_OPEN_BRANCH:
         return warn(text.format(candidate.version)) if candidate.flavour == "open" else None
-    return refuse(text.format(candidate.version), sure=gpu.sure("first_listed"))
+    return refuse(text.format(candidate.version), sure=first.sure)
 
 
 @rules.judges("R10-gpu-min-driver")
 def gpu_min_driver(case: Case) -> Iterator[Verdict]:
     """A release below the documented minimum, or whose README does not name the GPU, does not drive it."""
     candidate, platform = case.candidate, case.question.platform
-    if platform is not None and platform.min_driver is not None and candidate.number < number(platform.min_driver):
-        text = f"{platform.name} needs driver {platform.min_driver} or newer, and this is {candidate.version}"
-        yield refuse(text, sure=platform.sure("min_driver"))
+    lowest = None if platform is None else driver_rules.min_driver(platform, candidate.number)
+    if platform is not None and lowest is not None:
+        text = f"{platform.name} needs driver {lowest.value} or newer, and this is {candidate.version}"
+        yield refuse(text, sure=lowest.sure)
 
     def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
-        if gpu.min_driver is not None and candidate.number < number(gpu.min_driver):
-            text = f"{term.named(gpu)} needs driver {gpu.min_driver} or newer, and this is {candidate.version}"
-            return refuse(text, sure=gpu.sure("min_driver"))
-        boards = [row for row in case.question.catalog.platforms.values() if gpu.id in row.gpus and platform is None]
-        floors = [row.min_driver for row in boards if row.min_driver is not None and row.sure("min_driver")]
-        if gpu.fabric != "none" and floors and len(floors) == len(boards):
-            floor = min(floors, key=number)
-            if candidate.number < number(floor):
-                return refuse(f"{term.named(gpu)} comes on boards that need driver {floor} or newer")
+        own = driver_rules.min_driver(gpu, candidate.number)
+        if own is not None:
+            text = f"{term.named(gpu)} needs driver {own.value} or newer, and this is {candidate.version}"
+            return refuse(text, sure=own.sure)
+        boards = driver_rules.min_driver_of_boards(case.question.catalog, gpu, candidate.number)
+        if platform is None and boards is not None:
+            return refuse(f"{term.named(gpu)} comes on boards that need driver {boards.value} or newer")
         return _unlisted(case, term, gpu)
 
     yield from over_gpus(case.question, against)

@@ -72,10 +72,10 @@ def toolkit_in_source(case: Case) -> Iterator[Verdict]:
 
 @rules.decides("R24-toolkit-source", "toolkit")
 def toolkit(case: Case) -> Iterator[Choice]:
-    """A toolkit on the host only where it is wished."""
+    """A toolkit on the host only where it is requested."""
     row = case.question.toolkit
     if row is None:
-        yield Choice("toolkit", None, "not wished: containers bring their own")
+        yield Choice("toolkit", None, "not requested: containers bring their own")
         return
     packages = _host_toolkit(case, row)
     if packages is None:
@@ -91,7 +91,7 @@ def host_libraries(case: Case) -> Iterator[Choice]:
     row = case.question.toolkit
     if row is None:
         for field in ("cudnn", "nccl"):
-            yield Choice(field, None, "no toolkit on the host is wished: containers bring their own")
+            yield Choice(field, None, "no toolkit on the host is requested: containers bring their own")
         return
     yield _cudnn(case, row)
     yield _nccl(case, row)

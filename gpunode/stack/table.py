@@ -66,7 +66,7 @@ DECLARED = (
     ),
     (
         "R13-branch-eol",
-        "A branch past its end of life is a warning, or a refusal where that is wished and NVIDIA published the end",
+        "A branch past its end of life is a warning, or a refusal where that is requested and NVIDIA published the end",
         "branches",
     ),
     (

@@ -35,10 +35,14 @@ def active_ports(node: NodeFacts) -> list[tuple[IbDevice, IbPort]]:
     """Ports of RDMA devices that are up, in the order of the devices' names."""
     return [
         (device, port)
-        for device in sorted(node.infiniband or (), key=lambda device: _natural(device.name))
+        for device in sorted(filter(_is_plain, node.infiniband or ()), key=lambda device: _natural(device.name))
         for port in device.ports
-        if port.state == "ACTIVE" and _PLAIN.fullmatch(device.name)
+        if port.state == "ACTIVE"
     ]
+
+
+def _is_plain(device: IbDevice) -> bool:
+    return _PLAIN.fullmatch(device.name) is not None
 
 
 def _natural(name: str) -> tuple[str, int]:

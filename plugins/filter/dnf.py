@@ -16,6 +16,7 @@ try:
     from gpunode.catalog.origins import closure_line
     from gpunode.checks.words import listed
     from gpunode.facts import NodeFacts
+    from gpunode.printable import printable
     from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from
     from gpunode.variables import plain
 except ImportError as err:
@@ -64,7 +65,7 @@ def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
         lines.append(
             "runfile: a driver from NVIDIA's .run installer is there: take it away with /usr/bin/nvidia-uninstall"
         )
-    return lines
+    return list(map(printable, lines))
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ def dnf_refusals(
         lines.append(dnf_error(str(answer["error"])))
     elif "lacking" in answer:
         lines.append(_lacking(case))
-    return lines
+    return list(map(printable, lines))
 
 
 def _lacking(case: Case) -> str:
@@ -302,8 +303,8 @@ def dnf_error(said: str) -> str:
     """What ``dnf_transaction.py`` said as an error, with its name and with what to do about it."""
     for pattern, name, remedy in OF_DNF:
         if re.search(pattern, said):
-            return f"{name}{remedy}{said}"
-    return f"dnf-refuses: {said}"
+            return printable(f"{name}{remedy}{said}")
+    return printable(f"dnf-refuses: {said}")
 
 
 def dnf_removal(facts: Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ try:
     from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of, upstream_version
     from gpunode.checks.words import listed
     from gpunode.facts import NodeFacts
+    from gpunode.printable import printable
     from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, picture_from_facts, releases_from
     from gpunode.variables import plain
 except ImportError as err:
@@ -424,7 +425,7 @@ def driver_refusals(
             f"would-remove: apt would take away {listed(others, 5)} for it, which is not the driver's: "
             "take it away first"
         )
-    return lines
+    return list(map(printable, lines))
 
 
 def _lacking(case: Case) -> str:

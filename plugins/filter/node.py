@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ try:
     from gpunode.checks.words import listed
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts, facts_from_bundle
+    from gpunode.isolation import Exceeded, Workers
+    from gpunode.printable import printable
     from gpunode.probe import Bundle, script_text
     from gpunode.variables import plain
 except ImportError as err:
@@ -53,11 +56,19 @@ def probe_script(interpreter: str) -> dict[str, Any]:
 def node_facts(output: str, host: str = "the node") -> dict[str, Any]:
     """What the probe printed, as a NodeFacts document. Raises AnsibleFilterError where it is no bundle."""
     _need_gpunode()
+    # Ansible waits for the slowest node of a task, and sets no limit of its own to a filter.
     try:
-        bundle = Bundle.from_json(str(output), f"the probe's answer from {host}")
+        with Workers(_facts, most=1) as apart:
+            facts: dict[str, Any] = json.loads(apart(str(output), f"the probe's answer from {host}"))
     except GpunodeError as err:
         raise AnsibleFilterError(str(err)) from None
-    return facts_from_bundle(bundle).model_dump(mode="json")
+    except Exceeded as err:
+        raise AnsibleFilterError(f"the probe's answer from {host}: {err}") from None
+    return facts
+
+
+def _facts(text: str, where: str) -> bytes:
+    return facts_from_bundle(Bundle.from_json(text, where)).model_dump_json().encode()
 
 
 def with_publishers(facts: Mapping[str, Any], apt: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -98,7 +109,7 @@ def finding_line(finding: Mapping[str, Any]) -> str:
     """One finding as one line: status, check, component, message, and the next step where there is one."""
     component = "" if finding["component"] == "node" else f" {finding['component']}"
     remedy = f" Next: {finding['remedy']}" if finding["remedy"] else ""
-    return f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}"
+    return printable(f"{finding['status']} {finding['check']}{component}: {finding['message']}.{remedy}")
 
 
 def preflight_problems(
@@ -128,7 +139,7 @@ def preflight_problems(
             lines += _no_headers(node, apt or {})
             if not settings["allow_secure_boot"]:
                 lines += _secure_boot(node, apt or {}, settings["mok_hash"])
-    return lines
+    return list(map(printable, lines))
 
 
 def preflight_notes(facts: Mapping[str, Any], stack: Mapping[str, Any]) -> list[str]:
@@ -141,7 +152,7 @@ def preflight_notes(facts: Mapping[str, Any], stack: Mapping[str, Any]) -> list[
             f"secure boot could not be seen ({reason}): where it is on, a module built by DKMS loads only after its "
             "key was enrolled"
         )
-    return lines
+    return list(map(printable, lines))
 
 
 def _unseen(node: NodeFacts) -> Iterator[str]:

@@ -13,6 +13,7 @@ try:
     from gpunode.catalog.origins import upstream_version
     from gpunode.errors import GpunodeError
     from gpunode.facts import NodeFacts
+    from gpunode.printable import printable
     from gpunode.stack import PlanHost, Request, Stack, lock_document, picture_from_facts, plan, undetermined
     from gpunode.variables import plain
 except ImportError as err:
@@ -131,7 +132,7 @@ def node_plan(
         problems.append(f"undetermined: {answer['undetermined']}")
     if answer["conflict"] and not problems:
         problems.append(f"no-stack: {_words(answer['conflict'])}")
-    return {**answer, "problems": problems}
+    return {**answer, "problems": list(map(printable, problems))}
 
 
 def _words(conflict: Mapping[str, Any]) -> str:

@@ -254,6 +254,13 @@ MUTANTS = [
     ),
     Mutant(
         "gpu.xid",
+        "an error of which no source speaks for this model",
+        t4,
+        [stdout("journal-kernel", None, XID.format(xid=95, text="Uncontained: LTC TAG"))],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.xid",
         "a number that nobody knows",
         hgx,
         [stdout("journal-kernel", None, XID.format(xid=9999, text="something"))],

@@ -167,7 +167,9 @@ MISSING: Missing = {
                 Edit(("files", "/sys/class/nvme/"), None, None),
                 Edit(("commands", "probe-read", "stderr"), None, "/sys/class/nvme/: Permission denied"),
             ],
-        )
+        ),
+        (t4, garbled("nvme-nvme0")),
+        (t4, timed_out("nvme-nvme0")),
     ],
     "host.stuck-processes": [(t4, [not_run("stuck-processes")]), (t4, garbled("stuck-processes"))],
     "host.pcie-errors": [(hgx, timed_out("journal-kernel"))],

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import yaml
 from fleet_sshd import Server
 
+from gpunode.catalog import load
 from gpunode.cli import run
+from gpunode.stack import NodePicture, PlanHost, Request, lock_document, plan
 
 Start = Callable[..., Server]
 pytest_plugins = ("fleet_fixtures",)
@@ -95,6 +98,34 @@ def test_a_node_runs_nothing_on_the_controller(
         assert "nothing is locked" in said.err
 
 
+@pytest.mark.parametrize("verb", ["plan", "provision"])
+def test_a_lock_that_an_older_release_poisoned_is_refused(
+    folder: Path, capfd: pytest.CaptureFixture[str], verb: str
+) -> None:
+    marker = folder / "MARKER"
+    inventory = folder / "inventory" / "hosts.yml"
+    inventory.parent.mkdir()
+    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"node1": host}}}))
+    (stack,) = [group.stack for group in decided().groups]
+    document = lock_document(stack)
+    document["gpunode_stack"]["kernel"] = f"6.1.0{{{{lookup('pipe','touch {marker}')}}}}"
+    lock = inventory.parent / "group_vars" / "all" / "gpunode_stack.yml"
+    lock.parent.mkdir(parents=True)
+    lock.write_text(yaml.safe_dump(document))
+    assert run([verb, "-i", str(inventory), *(["--check"] if verb == "provision" else ["--write"])]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"gpunode: {lock}: gpunode_stack: kernel is ")
+    assert "gpunode plan --write" in line
+    assert not marker.exists()
+
+
+def decided() -> Any:
+    """Return a plan that has a stack."""
+    picture = NodePicture(os="ubuntu-24.04", arch="x86_64", platform="hgx-h100-8")
+    return plan([PlanHost("node1", picture)], Request(), load(), date(2026, 11, 20))
+
+
 def test_what_an_honest_node_reports_is_locked_and_provision_reads_it(
     start_sshd: Start, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,3 +140,48 @@ def test_what_an_honest_node_reports_is_locked_and_provision_reads_it(
     out = capfd.readouterr().out
     assert "Resolve the stack that the node gets" in out
     assert "no stack can be resolved" not in out
+
+
+def appended(value: Any, payload: str) -> Any:
+    """The document with the payload at the end of each line of each text, and of the keys of commands and files."""
+    if isinstance(value, str):
+        return value if value == "gpunode.bundle/1" else "\n".join(line + payload for line in value.split("\n"))
+    if isinstance(value, dict):
+        return {key: appended(item, payload) for key, item in value.items()}
+    return [appended(item, payload) for item in value] if isinstance(value, list) else value
+
+
+def test_no_verb_runs_or_shows_what_a_node_answers(
+    start_sshd: Start, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = folder / "MARKER"
+    payload = f"{{{{lookup('pipe','touch {marker}')}}}}$(touch {marker})\x1b[2J\x9b1m<b>../.."
+    document = appended(json.loads(BUNDLE.read_text()), payload)
+    for part in ("commands", "files"):
+        document[part] |= {key + payload: value for key, value in document[part].items()}
+    inventory = hostile(start_sshd, folder, document)
+    saved = folder / "saved"
+    live = ["-i", str(inventory)]
+    replay = ["--replay", str(saved)]
+    codes = {}
+    for name, words in {
+        "write": ["plan", *live, "--write"],
+        "collect": ["collect", *live, "--save", str(saved)],
+        "validate": ["validate", "--level", "quick", *live],
+        "env": ["env", *live],
+        "validate saved": ["validate", *replay],
+        "plan saved": ["plan", *replay],
+        "env saved": ["env", *replay, "--format", "shell"],
+    }.items():
+        codes[name] = run(words)
+    captured = capfd.readouterr()
+    assert codes == {**dict.fromkeys(codes, 0), "write": 2, "validate": codes["validate"], "plan saved": 3} | {
+        "validate saved": codes["validate"]
+    }
+    assert codes["validate"] in (1, 3)
+    control = [chr(number) for number in (*range(9), 11, 12, *range(14, 32), *range(0x7F, 0xA0))]
+    assert [char for char in control if char in captured.out + captured.err] == []
+    assert "Traceback" not in captured.err
+    assert list(inventory.parent.rglob("gpunode_stack.yml")) == []
+    assert [path.name for path in saved.iterdir()] == ["node1.json"]
+    assert not marker.exists()

@@ -1,5 +1,7 @@
 """The host's hardware and how it is set: processors, memory, disks."""
 
+from typing import Literal
+
 from gpunode.facts.models.base import Fact
 
 
@@ -92,7 +94,7 @@ class Disk(Fact):
 
 
 class Nvme(Fact):
-    """One NVMe controller. Health is None without root or without the program ``nvme``."""
+    """One NVMe controller. Its health is None unless ``health`` is ``read``."""
 
     name: str
     """``nvme0``."""
@@ -102,6 +104,8 @@ class Nvme(Fact):
     """``live``."""
     slot: str | None
     numa_node: int | None
+    health: Literal["read", "no-program", "no-permission", "unknown"] = "unknown"
+    """Whether ``nvme smart-log`` printed its health, else what the node reported instead."""
     critical_warning: int | None = None
     """A bit field; 0 is good."""
     media_errors: int | None = None

@@ -17,6 +17,7 @@ from gpunode.facts.node import LoadedDriver
         ("h100-sxm5-80gb", "470.57.02", "proprietary", "fail"),
         ("t4", "535.261.03", "proprietary", "pass"),
         ("v100-sxm2-32gb", "590.48.01", "proprietary", "fail"),
+        ("b100", "580.95.05", "proprietary", "fail"),
     ],
 )
 def test_drivers_and_models(gpu: str, version: str, flavour: str, status: str) -> None:

@@ -530,6 +530,37 @@ def test_an_xid_is_judged_by_its_meaning(number: int, status: str) -> None:
     assert one("gpu.xid", node(kernel_log=log(xid(number))))[0] == status
 
 
+OLDER = [(79, "fail"), (48, "fail"), (64, "fail"), (61, "fail"), (63, "pass"), (92, "warn"), (31, "warn"), (57, "warn")]
+NEWER = [(79, "fail"), (48, "fail"), (64, "fail"), (61, "warn"), (63, "pass"), (92, "pass"), (95, "fail"), (46, "fail")]
+NOT_SURE = [(95, "warn"), (46, "warn"), (109, "warn"), (94, "warn"), (121, "warn")]
+
+
+@pytest.mark.parametrize(
+    ("model", "number", "status"),
+    [(model, *case) for model in (V100, T4) for case in OLDER + NOT_SURE] + [(H100, *case) for case in NEWER],
+)
+def test_an_xid_means_what_it_means_on_the_model(model: str, number: int, status: str) -> None:
+    found = one("gpu.xid", node(said(model), kernel_log=log(xid(number))))
+    assert found[0] == status
+    assert ("not sure for" in found[1]) is ((number, status) in NOT_SURE and model != H100)
+
+
+def test_an_older_gpu_retires_pages_and_a_newer_one_remaps_rows() -> None:
+    def message(model: str) -> str:
+        return one("gpu.xid", node(said(model), kernel_log=log(xid(64))))[1]
+
+    assert "page" in message(V100)
+    assert "page" not in message(H100)
+
+
+def test_an_xid_of_a_gpu_that_left_the_bus_is_judged_by_the_others_of_the_node() -> None:
+    gone = log(xid(95, slot="0000:99:00.0"))
+    assert one("gpu.xid", node(said(V100), kernel_log=gone))[0] == "warn"
+    assert one("gpu.xid", node(said(H100), kernel_log=gone))[0] == "fail"
+    mixed = node(said(V100), said(H100, index=1, pci_bus_id="0000:1b:00.0"), kernel_log=gone)
+    assert one("gpu.xid", mixed)[0] == "fail"
+
+
 NEEDS_RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
 RECOVERED = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 

@@ -78,7 +78,7 @@ def test_all_busy_is_skip_with_the_reason_and_nothing_else_is_judged() -> None:
     assert (finding.status, finding.message) == (Status.SKIP, "every GPU is busy: gpu0: python3 (pid 4242, alice)")
     assert {one.status for check in STANDARD for one in answer[check]} == {Status.SKIP}
     assert {one.message for check in STANDARD for one in answer[check]} == {
-        "nothing ran in a container (container.runs says why)"
+        "nothing ran in a container (container.runs reports the cause)"
     }
 
 
@@ -194,3 +194,18 @@ def test_no_value_breaks_a_check(value: Any) -> None:
             told = [one for findings in answer.values() for one in findings]
             assert not [one for one in told if "itself broke" in one.message], (name, key)
             assert Status.PASS not in {one.status for one in told if one.check != "container.runs"}
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "values"),
+    [
+        ("container.runs", None, {}),
+        ("container.library", "versions.system", {"driver_libraries": {"libcuda.so.1": None}}),
+        ("container.cuda", "versions.system", {"cuda": "thirteen"}),
+        ("framework.cudnn-version", "versions.torch", {"cudnn": "99.0"}),
+        ("framework.nccl-version", "versions.torch", {"nccl": "1.0"}),
+    ],
+)
+def test_what_was_not_observed_is_an_error_and_no_skip(check: str, name: str | None, values: dict[str, Any]) -> None:
+    records = [] if name is None else [record(name, values)]
+    assert {finding.status for finding in found(*records)[check]} == {Status.ERROR}

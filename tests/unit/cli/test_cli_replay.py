@@ -1,13 +1,18 @@
 """Folders of saved bundles: all of them, in order, one in memory at a time."""
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from gpunode.cli import run
+from gpunode.cli.apart import Apart
 from gpunode.cli.replay import read_bundles
 from gpunode.errors import UsageError
+from gpunode.isolation import Limits
+from gpunode.probe.bundle import Bundle
 
 MIB = 1 << 20
 
@@ -31,15 +36,16 @@ def test_files_and_folders_in_the_order_given(tmp_path: Path) -> None:
         write_bundle(folder / f"{name}.json")
     (folder / "notes.txt").write_text("not read")
     write_bundle(tmp_path / "single.json")
-    hosts = [bundle.host for bundle in read_bundles([str(tmp_path / "single.json"), str(folder)])]
+    with Apart() as apart:
+        hosts = [node.host for node in read_bundles([str(tmp_path / "single.json"), str(folder)], apart)]
     assert hosts == ["single", "gpu-1", "gpu-2"]
 
 
 def test_nothing_to_read_is_said_before_the_first_is_read(tmp_path: Path) -> None:
     write_bundle(tmp_path / "good.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="empty: no bundle"):
-        read_bundles([str(tmp_path / "good.json"), str(tmp_path / "empty")])
+    with Apart() as apart, pytest.raises(UsageError, match="empty: no bundle"):
+        read_bundles([str(tmp_path / "good.json"), str(tmp_path / "empty")], apart)
 
 
 def test_memory_does_not_grow_with_the_number_of_bundles(tmp_path: Path) -> None:
@@ -47,9 +53,53 @@ def test_memory_does_not_grow_with_the_number_of_bundles(tmp_path: Path) -> None
         write_bundle(tmp_path / f"gpu-{number:03d}.json", MIB)
     tracemalloc.start()
     try:
-        names = [bundle.host for bundle in read_bundles([str(tmp_path)])]
+        with Apart() as apart:
+            names = [node.host for node in read_bundles([str(tmp_path)], apart)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert len(names) == 100
     assert peak < 10 * MIB
+
+
+@pytest.mark.parametrize("kind", ["time", "memory"])
+def test_a_bundle_that_costs_too_much_to_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The reading itself, and not only the facts, is the worker's."""
+    real = Bundle.from_json
+
+    def costly(text: bytes, where: str) -> Bundle:
+        if where.endswith("b.json"):
+            return re.fullmatch(r"(a+)+b", "a" * 60) if kind == "time" else bytes(1 << 30)  # type: ignore[return-value]
+        return real(text, where)
+
+    monkeypatch.setattr("gpunode.cli.apart.Bundle.from_json", costly)
+    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: Limits(cpu_s=1, memory_mib=200))
+    for name in ("a", "b", "c"):
+        write_bundle(tmp_path / f"{name}.json")
+    with Apart() as apart:
+        nodes = list(read_bundles([str(tmp_path)], apart))
+    assert [node.host for node in nodes] == ["a", str(tmp_path / "b.json"), "c"]
+    assert [node.facts is None for node in nodes] == [False, True, False]
+    assert ("more than 1 s" if kind == "time" else "MiB of memory") in (nodes[1].reason or "")
+
+
+@pytest.mark.parametrize("verb", ["plan", "env"])
+def test_the_verbs_go_on_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], verb: str
+) -> None:
+    real = Bundle.from_json
+
+    def costly(text: bytes, where: str) -> Bundle:
+        return re.fullmatch(r"(a+)+b", "a" * 60) if where.endswith("b.json") else real(text, where)  # type: ignore[return-value]
+
+    monkeypatch.setattr("gpunode.cli.apart.Bundle.from_json", costly)
+    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: Limits(cpu_s=1))
+    for name in ("a", "b", "c"):
+        write_bundle(tmp_path / f"{name}.json")
+    assert run([verb, "--replay", str(tmp_path), "--format", "json"]) == 3
+    captured = capfd.readouterr()
+    assert "more than 1 s" in captured.out + captured.err
+    document = json.loads(captured.out)
+    assert [node["host"] for node in document["nodes"]] == ["a", "c"] if verb == "env" else len(document["groups"]) == 2

@@ -120,15 +120,24 @@ def test_disks() -> None:
         3,
         100,
     )
-    assert nvme.temperature_c == 38
+    assert (nvme.temperature_c, nvme.health) == (38, "read")
 
 
 @pytest.mark.parametrize(
-    "health", [answer("", 127, "nvme: No such file"), answer("", 1, "Permission denied"), answer("[" * 9000), None]
+    ("health", "state"),
+    [
+        (answer("", 127, "nvme: No such file"), "no-program"),
+        (answer("", 1, "Permission denied"), "no-permission"),
+        (answer("", 1, "Operation not permitted"), "no-permission"),
+        (answer("", 1, "Input/output error"), "unknown"),
+        (answer("[" * 9000), "unknown"),
+        (answer("{}"), "unknown"),
+        (None, "unknown"),
+    ],
 )
-def test_health_that_was_not_told_is_none(health: object) -> None:
+def test_health_that_was_not_told_is_none(health: object, state: str) -> None:
     (nvme,) = gpu_facts_with({"nvme-nvme0": health}).nvmes or ()  # type: ignore[dict-item]
-    assert (nvme.critical_warning, nvme.media_errors, nvme.state) == (None, None, "live")
+    assert (nvme.critical_warning, nvme.media_errors, nvme.state, nvme.health) == (None, None, "live", state)
 
 
 def test_file_systems() -> None:

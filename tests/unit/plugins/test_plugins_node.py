@@ -1,12 +1,15 @@
 """The filters on the node's facts: what is read, what is refused, and in which words."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
 from plugin_loader import load
+
+from gpunode.isolation import Limits
 
 node = load("node")
 spelling = load("variables")
@@ -36,6 +39,13 @@ def test_a_good_node_is_not_refused(facts: dict[str, Any]) -> None:
 def test_an_answer_that_is_no_bundle_names_the_node() -> None:
     with pytest.raises(AnsibleFilterError, match="the probe's answer from gpu-01"):
         node.node_facts("bash: python3: command not found", "gpu-01")
+
+
+def test_an_answer_that_costs_too_much_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "facts_from_bundle", lambda _: re.fullmatch(r"(a+)+b", "a" * 60))
+    monkeypatch.setattr(node.Workers.__init__, "__defaults__", (Limits(cpu_s=1),))
+    with pytest.raises(AnsibleFilterError, match="gpu-01: judging its answer took more than 1 s"):
+        node.node_facts(BUNDLE.read_text(encoding="utf-8"), "gpu-01")
 
 
 def test_findings_are_those_of_the_checks(facts: dict[str, Any]) -> None:

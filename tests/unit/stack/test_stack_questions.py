@@ -6,6 +6,7 @@ resolver. Forms: ``refused RULE``, ``decided BRANCH``, ``warned RULE``, ``packag
 ``offers CHANGE``.
 """
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from stack_samples import CATALOG, TODAY, group
 
 from gpunode.stack import NodePicture, Request, Stack, resolve
@@ -99,3 +101,68 @@ def test_the_table_is_whole() -> None:
     assert all(row[2] for row in ROWS)
     known = {word for row in ROWS for word in row[2].split(", ") if " " not in word}
     assert known <= set(CATALOG.sources)
+
+
+INDEXES = Path(__file__).parents[4] / "shared" / "reference" / "real-indexes.yml"
+DIRECTORIES = {
+    ("ubuntu-22.04", "nvidia"): "ubuntu2204",
+    ("ubuntu-24.04", "nvidia"): "ubuntu2404",
+    ("ubuntu-26.04", "nvidia"): "ubuntu2604",
+    ("debian-12", "nvidia"): "debian12",
+    ("debian-13", "nvidia"): "debian13",
+    ("rhel-9", "nvidia"): "rhel9",
+    ("rhel-10", "nvidia"): "rhel10",
+    ("ubuntu-22.04", "ubuntu"): "ubuntu-archive-jammy",
+    ("ubuntu-24.04", "ubuntu"): "ubuntu-archive-noble",
+    ("ubuntu-26.04", "ubuntu"): "ubuntu-archive-resolute",
+}
+
+
+@pytest.fixture(scope="module")
+def indexes() -> dict[str, Any]:
+    if not INDEXES.exists():
+        pytest.skip("the reference is not here")
+    systems: dict[str, Any] = yaml.safe_load(INDEXES.read_text(encoding="utf-8"))["systems"]
+    return systems
+
+
+def recorded(index: dict[str, Any], server: bool) -> tuple[set[int], set[str]]:
+    """Branches and toolkits of which a recorded index has a package with its version."""
+    branches, toolkits = set(), set()
+    for name, package in index["packages"].items():
+        if not package.get("sure", True) or not package.get("versions"):
+            continue
+        toolkit = re.fullmatch(r"cuda-toolkit-(\d+)-(\d+)", name)
+        if toolkit:
+            toolkits.add(f"{toolkit[1]}.{toolkit[2]}")
+        if not re.search(r"nvidia|cuda-drivers", name) or (server and "-server" not in name):
+            continue
+        found = (re.match(r"(?:\d+:)?(\d{3})\.\d+", str(version)) for version in package["versions"])
+        branches |= {int(match[1]) for match in found if match}
+    return branches, toolkits
+
+
+@pytest.mark.parametrize("place", DIRECTORIES, ids="-".join)
+def test_the_table_agrees_with_the_recorded_indexes(place: tuple[str, str], indexes: dict[str, Any]) -> None:
+    """What an index records is never refused for the repository; below a first branch that is sure all is."""
+    system, source = place
+    index = indexes[DIRECTORIES[place]]
+    branches, toolkits = recorded(index, server=source == "ubuntu")
+    answers: dict[tuple[str, str], set[str]] = {}
+    for question, answer, _ in ROWS:
+        words = shlex.split(question)
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        if given.get("--os") != system or given.get("--source", "nvidia") != source or "--kernel" in given:
+            continue
+        for what in ("--driver", "--toolkit"):
+            if what in given:
+                answers.setdefault((what, given[what]), set()).add(" ".join(answer.split()[:2]))
+    refused = {key for key, said in answers.items() if said & {"refused R15", "refused R24"}}
+    assert answers
+    assert not {("--driver", str(branch)) for branch in branches} & refused
+    assert not {("--toolkit", toolkit) for toolkit in toolkits} & refused
+    first = index["repository"].get("first_branch", {})
+    if first.get("sure"):
+        asked = {key for key in answers if key[0] == "--driver" and int(key[1].split(".")[0]) < int(first["value"])}
+        assert asked
+        assert asked <= refused

@@ -1,0 +1,71 @@
+"""Which drivers drive a GPU model: the bounds that the resolver and the checks share.
+
+Each function returns the bound that a driver is beyond, or None where it is within.
+"""
+
+from dataclasses import dataclass
+
+from packaging.version import Version as Number
+
+from gpunode.catalog.catalog import Catalog
+from gpunode.catalog.hardware import Flavour, Gpu, Platform
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the catalog has, and whether it is sure of it."""
+
+    value: str
+    sure: bool
+
+
+def last_branch(gpu: Gpu, branch: int) -> Bound | None:
+    """The last branch that drives the model."""
+    if gpu.last_branch is None or branch <= gpu.last_branch:
+        return None
+    return Bound(str(gpu.last_branch), gpu.sure("last_branch"))
+
+
+def modules(catalog: Catalog, gpu: Gpu, flavour: Flavour | str | None) -> Bound | None:
+    """The only kernel modules that drive the model; a flavour that is unknown is within."""
+    if gpu.modules == "either" or flavour in (None, gpu.modules):
+        return None
+    architecture = catalog.architectures[gpu.architecture]
+    of_all = architecture.modules == gpu.modules and architecture.sure("modules")
+    return Bound(gpu.modules, of_all or gpu.sure("modules"))
+
+
+def first_cuda(catalog: Catalog, gpu: Gpu, cuda: str) -> Bound | None:
+    """The first CUDA that has code for the model."""
+    architecture = catalog.architectures[gpu.architecture]
+    first = architecture.first_cuda.get(gpu.compute_capability)
+    if first is None or Number(cuda) >= Number(first):
+        return None
+    # Where a capability's own value is unsure, the architecture's lowest one still is not.
+    lowest = min(map(Number, architecture.first_cuda.values()))
+    return Bound(first, architecture.sure("first_cuda") or Number(cuda) < lowest)
+
+
+def min_driver(row: Gpu | Platform, driver: Number) -> Bound | None:
+    """The documented minimum of a model or a platform."""
+    if row.min_driver is None or driver >= Number(row.min_driver):
+        return None
+    return Bound(row.min_driver, row.sure("min_driver"))
+
+
+def min_driver_of_boards(catalog: Catalog, gpu: Gpu, driver: Number) -> Bound | None:
+    """The lowest minimum of the boards that a model with a fabric comes on, where all of them have one that is sure."""
+    boards = [row for row in catalog.platforms.values() if gpu.id in row.gpus]
+    floors = [row.min_driver for row in boards if row.min_driver is not None and row.sure("min_driver")]
+    if gpu.fabric == "none" or not floors or len(floors) < len(boards):
+        return None
+    floor = min(floors, key=Number)
+    return Bound(floor, sure=True) if driver < Number(floor) else None
+
+
+def first_listed(gpu: Gpu, branch: int, driver: Number) -> Bound | None:
+    """The first release of a branch whose README lists the model; ``never`` where none does."""
+    first = gpu.first_listed_on(branch)
+    if first in ("from the start", "unknown") or (first != "never" and driver >= Number(first)):
+        return None
+    return Bound(first, gpu.sure("first_listed"))
