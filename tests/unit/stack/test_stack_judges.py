@@ -242,5 +242,4 @@ def test_a_publisher_that_is_no_source_is_refused() -> None:
 
 def test_every_rule_that_judges_is_tested_here() -> None:
     judging = {rule.id for rule in rules if rule.ask or rule.judge}
-    requested = {"R20-framework", "R25-driver-range", "R26-kernel-policy"}  # test_stack_requested.py
-    assert judging - requested == {row[0] for row in REFUSED} | {row[0] for row in WARNED} | {"R14-compat-matrix"}
+    assert judging == {row[0] for row in REFUSED} | {row[0] for row in WARNED} | {"R14-compat-matrix"}
