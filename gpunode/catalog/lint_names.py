@@ -187,7 +187,6 @@ def _templates(rows: Rows) -> Iterator[tuple[str, Any, str, str]]:
             ("packages", row, field, getattr(row, field)) for field in ("version", "stream") if getattr(row, field)
         )
     for row in rows["pinning"].values():
-        yield from (("pinning", row, "packages", text) for text in row.packages)
         if row.pattern:
             yield "pinning", row, "pattern", row.pattern
     for row in rows["kernel_flavours"].values():

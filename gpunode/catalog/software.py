@@ -355,9 +355,7 @@ class Pinning(Row):
     systems: Words = ()
     first_branch: int | None = None
     last_branch: int | None = None
-    kind: Literal["package", "preferences", "module-stream", "versionlock", "addlock"]
-    packages: Words = ()
-    """For ``package``: templates, the one for a branch first, the one for a full version second."""
+    kind: Literal["preferences", "module-stream", "versionlock", "addlock"]
     pattern: str | None = None
     """For locks: what to lock."""
 

@@ -37,7 +37,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "kubernetes": ("version",),
     "systems": ("name", "manager", "supported", "origins"),
     "packages": ("component", "origin", "first_branch", "last_branch", "flavour", "variant", "names"),
-    "pinning": ("origin", "kind", "first_branch", "last_branch", "packages"),
+    "pinning": ("origin", "kind", "first_branch", "last_branch", "pattern"),
     "kernel_flavours": ("image", "headers"),
     "platforms": ("name", "kind", "gpus", "nvswitches", "services"),
     "xids": ("severity", "kind", "meaning"),

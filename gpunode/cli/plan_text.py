@@ -116,7 +116,7 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
     rdma = {True: "yes", False: "no", None: "depends on the kernel"}[stack.gpudirect_rdma]
     yield "GPUDirect RDMA", rdma, "gpudirect_rdma"
     if stack.pin is not None:
-        held = ", ".join(stack.pin.packages) or stack.pin.pattern or ", ".join(one.pin for one in stack.pin.preferences)
+        held = stack.pin.pattern or ", ".join(one.pin for one in stack.pin.preferences)
         yield "held by", f"{stack.pin.mechanism}: {held}", "pin"
     if stack.remove:
         yield "to be removed", ", ".join(stack.remove), "remove"

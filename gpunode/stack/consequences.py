@@ -31,7 +31,7 @@ def eol(case: Case) -> Iterator[Choice]:
 
 @rules.decides("R15-distro-repo", "pin")
 def pin(case: Case) -> Iterator[Choice]:
-    """NVIDIA's pinning packages from 580 on, our own preferences before and elsewhere, streams and locks for rpm."""
+    """Return how the version is held: our own preferences with apt, module streams and locks with rpm."""
     candidate, catalog = case.candidate, case.question.catalog
     row = next(
         (row for row in catalog.pinning.values() if row.origin == candidate.source and applies(case, row)),
@@ -42,19 +42,14 @@ def pin(case: Case) -> Iterator[Choice]:
         return
     held = f"holds {version_word(case)} on {candidate.system.name}"
     pattern = None if row.pattern is None else fill(case, row.pattern)
-    if row.kind == "package":
-        template = row.packages[0] if candidate.decided_by == "repository" else row.packages[-1]
-        value = Pin(mechanism="pinning-package", packages=(fill(case, template),))
-        yield Choice("pin", value, f"NVIDIA's pinning package {held}; it is installed before the driver")
-    elif row.kind == "preferences":
+    if row.kind == "preferences":
         stanza = Preference(packages=_closure_globs(case), pin=f"version {version_word(case)}-*", priority=PIN_PRIORITY)
         yield Choice(
             "pin", Pin(mechanism="preferences", preferences=(stanza,)), f"an apt preferences file of ours {held}"
         )
     elif row.kind == "module-stream":
-        yield Choice(
-            "pin", Pin(mechanism="module-stream", pattern=pattern or _stream(case)), f"the module stream {held}"
-        )
+        stream = Pin(mechanism="module-stream", pattern=pattern or _stream(case))
+        yield Choice("pin", stream, f"the module stream holds the branch on {candidate.system.name}, not a release")
     else:
         yield Choice("pin", Pin(mechanism=row.kind, pattern=pattern), f"a {row.kind} {held}")
 

@@ -11,7 +11,7 @@ FREE_TEXT = "text"
 NODE_WORDS = frozenset({"kernel", "remove", "driver.version"})
 """Fields that hold a node's words, unlike those that the catalogue or the command line decides."""
 _NODE_WORD = re.compile(r"[\w.+~:^-]{0,255}", re.ASCII)
-_CATALOG_WORD = re.compile(r"[\w.+~:^*/, ()-]{0,255}", re.ASCII)
+_CATALOG_WORD = re.compile(r"[\w.+~:^*/, ()\[\]-]{0,255}", re.ASCII)
 _SHOWN = 60
 
 

@@ -218,9 +218,7 @@ class Preference(Model):
 class Pin(Model):
     """How the decision is held."""
 
-    mechanism: Literal["pinning-package", "preferences", "module-stream", "versionlock", "addlock"]
-    packages: tuple[str, ...] = ()
-    """Pinning packages, to be installed before the driver."""
+    mechanism: Literal["preferences", "module-stream", "versionlock", "addlock"]
     preferences: tuple[Preference, ...] = ()
     """Our own apt preferences."""
     pattern: str | None = None

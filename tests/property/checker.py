@@ -492,11 +492,9 @@ def _pin(look: Look) -> Iterator[str]:
     if pin is None:
         yield "nothing holds the version"
     elif look.source == "nvidia" and look.deb:
-        wanted = "pinning-package" if look.branch >= 580 else "preferences"
-        if pin["mechanism"] != wanted:
-            yield f"{pin['mechanism']} for branch {look.branch}"
-        if wanted == "pinning-package" and pin["packages"] != [f"nvidia-driver-pinning-{look.version}"]:
-            yield f"{pin['packages']} for {look.version}"
+        bound = [stanza["pin"] for stanza in pin["preferences"]]
+        if (pin["mechanism"], bound) != ("preferences", [f"version {look.version}-*"]):
+            yield f"{pin['mechanism']} {bound} for {look.version}"
     elif look.stack["os"] in ("rhel-8", "rhel-9"):
         kind = "open" if look.flavour == "open" else "dkms"
         if (pin["mechanism"], pin["pattern"]) != ("module-stream", f"nvidia-driver:{look.branch}-{kind}"):

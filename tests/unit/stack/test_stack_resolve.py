@@ -279,8 +279,8 @@ def test_a_transitional_branch_is_none_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("wanted", "mechanism", "what"),
     [
-        ({"driver": "580"}, "pinning-package", "nvidia-driver-pinning-580.178.04"),
-        ({"driver": "595"}, "pinning-package", "nvidia-driver-pinning-595.91.07"),
+        ({"driver": "580"}, "preferences", "version 580.178.04-*"),
+        ({"driver": "595"}, "preferences", "version 595.91.07-*"),
         ({"driver": "575"}, "preferences", "version 575.64.05-*"),
         ({"driver": "580", "os": "rhel-9"}, "module-stream", "nvidia-driver:580-open"),
         ({"driver": "580", "os": "rhel-10"}, "versionlock", "*nvidia*580*"),
@@ -291,7 +291,7 @@ def test_how_a_version_is_held(wanted: dict[str, Any], mechanism: str, what: str
     pin = stack("A100", **wanted).pin
     assert pin is not None
     assert pin.mechanism == mechanism
-    assert what in (*pin.packages, pin.pattern, *(stanza.pin for stanza in pin.preferences))
+    assert what in (pin.pattern, *(stanza.pin for stanza in pin.preferences))
 
 
 @pytest.mark.parametrize(
