@@ -203,6 +203,8 @@ def _serve(sock: socket.socket, work: Callable[..., bytes], limits: Limits) -> N
     with suppress(BaseException):
         gc.enable()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        # Else pydantic's core, out of memory, waits for ever for its own lock when it writes where it was.
+        os.environ["RUST_BACKTRACE"] = "0"
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit_memory(limits)
         kind = _DONE
@@ -223,8 +225,10 @@ def _answered(sock: socket.socket, size: int, work: Callable[..., bytes]) -> tup
         return _MEMORY, b""
     except GpunodeError as err:
         return _REFUSED, str(err).encode()
-    except Exception as err:
-        return _BROKE, f"unexpected {type(err).__name__}".encode()
+    except BaseException as err:
+        # Out of memory, pydantic's core panics, which is no Exception: "PyObject pointer is null".
+        kind = _MEMORY if "pointer is null" in str(err) else _BROKE
+        return kind, f"unexpected {type(err).__name__}".encode()
 
 
 def _limit_time(limits: Limits) -> None:

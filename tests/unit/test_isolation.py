@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from pydantic_core import from_json
 
 from gpunode.errors import UsageError
 from gpunode.isolation import Exceeded, Limits, Workers
@@ -113,3 +114,16 @@ def test_nothing_is_left(workers: Workers) -> None:
         os.kill(pid, 0)
     thread.join(10)
     assert not thread.is_alive(), "the child ended with the process that forked it"
+
+
+@pytest.mark.parametrize("item", ["[1]", "[" * 100 + "]" * 100])
+def test_a_document_that_is_too_large_in_memory_is_told_as_that(monkeypatch: pytest.MonkeyPatch, item: str) -> None:
+    """Pydantic's core ends by a panic there, and with RUST_BACKTRACE=1 it would not end at all."""
+    monkeypatch.setenv("RUST_BACKTRACE", "1")
+    text = "[" + ",".join([item] * (16_000_000 // (len(item) + 1))) + "]"
+
+    def read(document: str) -> bytes:
+        return str(len(from_json(document))).encode()
+
+    with Workers(read, Limits(wall_s=60)) as workers, pytest.raises(Exceeded, match="256 MiB of memory"):
+        workers(text)
