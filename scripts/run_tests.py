@@ -169,7 +169,7 @@ def contract() -> Tally:
 
 def integration() -> Tally:
     """Real sshd, real Ansible programs, on loopback."""
-    return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1200)
+    return pytest_tier("tests/integration", "tests/fleet", "-q", limit_s=1800)
 
 
 def git(*arguments: str) -> str | None:
