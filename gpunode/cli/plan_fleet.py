@@ -137,7 +137,7 @@ def refuse_poisoned_locks(inventory: Inventory) -> None:
             refuse_templates(lock, LOCK_NAME)
         except UsageError as err:
             file = _lock_file(inventory.sources, lock) or f"the inventory, host {host}"
-            raise UsageError(f"{file}: {err}, remove this lock, and write it anew with gpunode plan --write") from None
+            raise UsageError(f"{file}: {err}, remove this lock, then run gpunode plan --write") from None
 
 
 def _lock_file(sources: Iterable[str], lock: Any) -> Path | None:

@@ -163,5 +163,6 @@ def read_lock(document: Mapping[str, Any] | None, where: str) -> Stack | None:
         first = err.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or LOCK_NAME
         raise UsageError(
-            f"{where}: {LOCK_NAME} is no stack: {place}: {first['msg']}; write it anew with gpunode plan --write"
+            f"{where}: {LOCK_NAME} is not a valid stack: {place}: {first['msg']}; "
+            "remove this lock, then run gpunode plan --write"
         ) from None

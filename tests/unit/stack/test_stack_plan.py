@@ -224,5 +224,5 @@ def test_a_lock_reads_back_and_a_broken_one_is_named() -> None:
     document = lock_document(decided)[LOCK_NAME]
     assert read_lock(document, "n1") == decided
     assert read_lock(None, "n1") is None
-    with pytest.raises(UsageError, match=r"n1: gpunode_stack is no stack: driver\.branch"):
+    with pytest.raises(UsageError, match=r"n1: gpunode_stack is not a valid stack: driver\.branch"):
         read_lock(document | {"driver": document["driver"] | {"branch": "new"}}, "n1")
