@@ -16,6 +16,10 @@ from machine_shapes import JOINED, Model
 from machines import GRACE, GUEST, HGX, HGX_4, HGX_B200, PCIE_2, PCIE_4, T4_1, Document, Machine, bundle
 
 K80 = Model("Tesla K80", "Kepler", "102D", "106C", 11441, 300, 875, 2505, 3, "8.0 GT/s PCIe", pages=True, slowdown_c=93)
+# No recording of an M60 says its subsystem id and slowdown temperature: stand-ins, which no condition tests.
+M60 = Model(
+    "Tesla M60", "Maxwell", "13F2", "115E", 8129, 150, 1177, 2505, 3, "8.0 GT/s PCIe", pages=True, slowdown_c=93
+)
 P100 = Model(
     "Tesla P100-PCIE-16GB",
     "Pascal",
@@ -93,6 +97,7 @@ RTX_PRO_6000 = Model(
 
 MACHINES: dict[str, Machine] = {
     "k80": replace(T4_1, name="k80-1", model=K80),
+    "m60": replace(T4_1, name="m60-1", model=M60),
     "p100": replace(T4_1, name="p100-1", model=P100),
     "v100": replace(PCIE_2, name="v100-2", model=V100),
     "t4": T4_1,
@@ -108,7 +113,7 @@ MACHINES: dict[str, Machine] = {
     "guest": GUEST,
 }
 
-OTHER_DRIVER = {"k80": "470.256.02", "rtx-pro": "580.95.05"}
+OTHER_DRIVER = {"k80": "470.256.02", "m60": "580.95.05", "rtx-pro": "580.95.05"}
 """Machines whose GPUs the recorded packages' driver does not drive: packages, module and tools have this version."""
 
 

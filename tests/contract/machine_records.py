@@ -6,6 +6,7 @@ from machine_shapes import Document, Machine
 
 CAPABILITY = {
     "Kepler": "3.7",
+    "Maxwell": "5.2",
     "Pascal": "6.0",
     "Volta": "7.0",
     "Ampere": "8.0",
