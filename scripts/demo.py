@@ -29,7 +29,7 @@ OF_CARDS = {
 MAY_BE_SKIPPED = {
     "hgx-h100-8-1": OF_A_CONTAINER | {"gpu.retired-pages"},
     "l40s-4-1": OF_A_CONTAINER | OF_CARDS | {"gpu.retired-pages"},
-    "t4-1-1": OF_A_CONTAINER | OF_CARDS | {"gpu.remapped-rows", "link.numa", "link.p2p", "link.topology"},
+    "t4-1-1": OF_A_CONTAINER | OF_CARDS | {"gpu.remapped-rows", "gpu.vbios", "link.numa", "link.p2p", "link.topology"},
 }
 
 
