@@ -21,18 +21,18 @@ def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]
 
     Only what holds for all models fails; what holds for some of them, or rests on a fact that is not sure, warns.
     """
-    told = Verdict(Status.PASS, "", measured=loaded.version, source=CATALOG)
+    verdict = Verdict(Status.PASS, "", measured=loaded.version, source=CATALOG)
     found = [_objection(loaded, model, boards) for model in models]
     against = [objection for objection in found if objection is not None]
     if not against:
         listed_since = _not_listed(loaded, models[0])
         if listed_since is not None:
-            return replace(told, status=Status.WARN, message=listed_since)
+            return replace(verdict, status=Status.WARN, message=listed_since)
         flavour = f" ({loaded.flavour})" if loaded.flavour else ""
-        return replace(told, message=f"driver {loaded.version}{flavour} fits {models[0].name}")
+        return replace(verdict, message=f"driver {loaded.version}{flavour} fits {models[0].name}")
     message, expected, _ = against[0]
     all_refuse = len(against) == len(found) and all(sure for _, _, sure in against)
-    return replace(told, status=Status.FAIL if all_refuse else Status.WARN, message=message, expected=expected)
+    return replace(verdict, status=Status.FAIL if all_refuse else Status.WARN, message=message, expected=expected)
 
 
 def _objection(loaded: LoadedDriver, gpu: Gpu, boards: Sequence[Platform]) -> Objection | None:
