@@ -31,7 +31,7 @@ class Trouble(Exception):  # noqa: N818
 
 
 class Outcome:
-    """What came of a part. At most one of ``error`` and ``skipped`` is set."""
+    """What came of a part. At most one of ``error``, ``skipped`` and ``undetermined`` is set."""
 
     def __init__(
         self,
@@ -40,12 +40,14 @@ class Outcome:
         values: dict[str, Any] | None = None,
         error: str | None = None,
         skipped: str | None = None,
+        undetermined: str | None = None,
     ) -> None:
         self.seconds = round(seconds, 3)
         self.device = device
         self.values = values or {}
         self.error = error
         self.skipped = skipped
+        self.undetermined = undetermined
 
 
 def one_line(text: str) -> str:
