@@ -111,7 +111,7 @@ def record(part: Part, component: str, outcome: Outcome) -> dict[str, Any]:
         "schema": SCHEMA,
         "device": outcome.device or (default_device() if outcome.error is not None else "cpu"),
         "component": component,
-        "seconds": outcome.seconds,
+        "seconds": round(outcome.seconds, 3),
         "values": outcome.values,
         "error": outcome.error,
         "skipped": outcome.skipped,
