@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Declared, Expectation, Status, Verdict, registry
 from gpunode.facts.models.workload import InsideGpu, Record, Values, values_of
 from gpunode.facts.node import NodeFacts
 
@@ -87,11 +87,10 @@ def record_check(  # noqa: PLR0913
     record: str,
     kind: type[AnyValues],
     *,
-    means: str,
-    remedy: str,
     on_gpu: bool = False,
     needs: tuple[str, ...] = (),
     after: tuple[str, ...] = (),
+    **declared: Unpack[Declared],
 ) -> Callable[[JudgeValues[AnyValues]], JudgeValues[AnyValues]]:
     """Register a function of a record's values as a check of level ``standard``.
 
@@ -126,9 +125,8 @@ def record_check(  # noqa: PLR0913
             verdicts = function(answer[1], each, node)
             yield from (verdicts,) if isinstance(verdicts, Verdict) else verdicts
 
-        registry.check(
-            check_id, level="standard", needs=("records", *needs), needs_gpu=True, means=means, remedy=remedy
-        )(judge)
+        about: Declared = {"scope": "gpu" if on_gpu else "node", **declared}
+        registry.check(check_id, level="standard", needs=("records", *needs), needs_gpu=True, **about)(judge)
         return function
 
     return decorate
