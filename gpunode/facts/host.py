@@ -12,6 +12,8 @@ _EDAC = "/sys/devices/system/edac/mc/"
 _DMI = "/sys/class/dmi/id/"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _MEMINFO_LINE = re.compile(r"(?:Node [0-9]{1,6} )?([A-Za-z0-9_()]{1,40}):\s{1,40}([0-9]{1,18})(?: kB)?")
+_ALLOWED = re.compile(r"(?m)^Cpus_allowed_list:[ \t]{1,9}([0-9,-]{1,4000})$")
+_MOST_CPUS = 1 << 16
 _CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 
 
@@ -50,6 +52,21 @@ def cpu_frequency(seen: Seen) -> CpuFrequency:
         governors=counts.get("scaling_governor", {}),
         preferences=counts.get("energy_performance_preference", {}),
     )
+
+
+def cpus_allowed(seen: Seen) -> int:
+    """Return the length of the kernel's list of processors for the probe's own process: ``0-3,8`` is 5."""
+    match = _ALLOWED.search(seen.text("/proc/self/status") or "")
+    if match is None:
+        raise Unseen("/proc/self/status has no list of processors")
+    number = 0
+    for part in match[1].split(","):
+        first, _, last = part.partition("-")
+        low, high = whole(first), whole(last or first)
+        if low is None or high is None or not 0 <= low <= high < _MOST_CPUS:
+            raise ParseError(f"expected a list of processors such as 0-3,8, found '{first_line(match[1])}'")
+        number += high - low + 1
+    return number
 
 
 def numa(seen: Seen) -> tuple[NumaNode, ...]:

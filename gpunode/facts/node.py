@@ -220,6 +220,8 @@ class NodeFacts(Fact):
     machine: Machine | None = None
     cpu: Cpu | None = None
     cpu_frequency: CpuFrequency | None = None
+    cpus_allowed: int | None = None
+    """Logical processors that the probe could run on: fewer than ``cpu.cpus`` where a cpuset confines the session."""
     numa: tuple[NumaNode, ...] | None = None
     memory: Memory | None = None
     memory_controllers: tuple[MemoryController, ...] | None = None
@@ -232,6 +234,8 @@ class NodeFacts(Fact):
 
     # Network
     nics: tuple[Nic, ...] | None = None
+    addressed: tuple[str, ...] | None = None
+    """Interfaces with an IPv4 network of their own, bonds and bridges among them; the ports of these have none."""
     infiniband: tuple[IbDevice, ...] | None = None
 
     # The system as it is set and as it runs
