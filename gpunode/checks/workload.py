@@ -41,6 +41,8 @@ def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Ve
     """A record with its values, or the verdict on what it says instead."""
     if record.skipped is not None:
         return Verdict(Status.SKIP, record.skipped)
+    if record.undetermined is not None:
+        return Verdict(Status.ERROR, f"{record.undetermined}{where(record)}")
     if record.error is not None:
         return Verdict(Status.FAIL, f"{record.error}{where(record)}")
     values = values_of(record, kind)
@@ -111,7 +113,7 @@ def record_check(  # noqa: PLR0913
                     yield from _judged(each, node)
 
         def _judged(each: Record, node: NodeFacts) -> Iterator[Verdict]:
-            if on_gpu and each.device == "cpu" and each.error is None:
+            if on_gpu and each.device == "cpu" and each.error is None and each.undetermined is None:
                 yield Verdict(Status.SKIP, each.skipped or ON_CPU, component=each.component)
                 return
             answer = read(each, kind)
