@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,19 +77,21 @@ class Outcome:
         return f"ok: {releases}, {smi}, second run changed={self.second['changed']}"
 
 
-@pytest.fixture(scope="module", params=list(dict.fromkeys(cell[0] for cell in CELLS)))
+@pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Cell, Outcome]]:
-    """All cells of one system: a fleet, provisioned, restarted and provisioned again."""
+    """The selected cells of one system: a fleet, provisioned, restarted and provisioned again."""
     system = request.param
+    here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    selected = [item.callspec.params["cell"] for item in here]
     lab = Lab(f"grid-{system.replace('.', '-')}-{os.getpid()}")
     try:
-        yield provisioned(lab, system, tmp_path_factory.mktemp("grid"))
+        yield provisioned(lab, [cell for cell in selected if cell[0] == system], tmp_path_factory.mktemp("grid"))
     finally:
         lab.down()
 
 
-def provisioned(lab: Lab, system: str, folder: Path) -> dict[Cell, Outcome]:
-    cells = [cell for cell in CELLS if cell[0] == system]
+def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Outcome]:
+    system = cells[0][0]
     by_machine = {gpus: [cell for cell in cells if cell[2] == gpus] for gpus in GPUS}
     for machine, wanted in by_machine.items():
         if wanted:
@@ -109,11 +111,13 @@ def provisioned(lab: Lab, system: str, folder: Path) -> dict[Cell, Outcome]:
         if system.startswith("rocky"):  # dkms is EPEL's; without it the node is refused
             list(pool.map(lambda site: site.sh("dnf --quiet --assumeyes install epel-release"), sites.values()))
         run = play(*wish, limit_s=3000)
+        (folder / "first.log").write_text(run.output, encoding="utf-8")
         found = {cell: first(run, name) for cell, name in name_of.items()}
         good = {cell: site for cell, site in sites.items() if not (found[cell].refusal or found[cell].failure)}
         before = dict(zip(good, pool.map(settle, good.values()), strict=True))
         if good:
             run = play(*wish, "--limit", ",".join(name_of[cell] for cell in good), limit_s=3000)
+            (folder / "second.log").write_text(run.output, encoding="utf-8")
         after = dict(zip(good, pool.map(Site.snapshot, good.values()), strict=True))
     for cell, site in good.items():
         found[cell].second = recap(run, name_of[cell])
@@ -137,15 +141,14 @@ def settle(site: Site) -> list[str]:
     return site.snapshot()
 
 
-@pytest.mark.parametrize("cell", list(itertools.product(BRANCHES, GPUS)), ids="-".join)
+@pytest.mark.parametrize(
+    ("outcomes", "cell"), [(cell[0], cell) for cell in CELLS], indirect=["outcomes"], ids=map("-".join, CELLS)
+)
 def test_a_bare_node_gets_the_branch(
-    outcomes: dict[Cell, Outcome], cell: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    outcomes: dict[Cell, Outcome], cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    system = next(iter(outcomes))[0]
-    branch, machine = cell
-    outcome = outcomes.get((system, branch, machine))
-    if outcome is None:
-        pytest.skip("this cell runs with GPUNODE_TEST_ALL=1")
+    system, branch, machine = cell
+    outcome = outcomes[cell]
     with capsys.disabled():
         sys.stdout.write(f"\nmatrix: {system} {branch} {machine}: {outcome} ")
         sys.stdout.flush()
