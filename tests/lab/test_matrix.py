@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -82,7 +83,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """The selected cells of one system: a fleet, provisioned, restarted and provisioned again."""
     system = request.param
     here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
-    selected = [item.callspec.params["cell"] for item in here]
+    selected = [cast(Cell, item.callspec.params["cell"]) for item in here]
     lab = Lab(f"grid-{system.replace('.', '-')}-{os.getpid()}")
     try:
         yield provisioned(lab, [cell for cell in selected if cell[0] == system], tmp_path_factory.mktemp("grid"))
