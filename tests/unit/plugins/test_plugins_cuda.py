@@ -7,9 +7,10 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from plugin_loader import load
 
+from gpunode.provisioning.node_stack import stack as resolve_stack
+
 cuda = load("cuda")
 node = load("node")
-resolver = load("stack")
 
 BUNDLE = Path(__file__).parents[3] / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
 DAY = "2026-11-20"
@@ -24,7 +25,7 @@ def bare(device: str) -> dict[str, Any]:
 
 
 def resolved(facts: dict[str, Any], today: str = DAY, **wishes: str) -> dict[str, Any]:
-    stack = resolver.stack(facts, wishes, today=today)["stack"]
+    stack = resolve_stack(facts, wishes, today=today)["stack"]
     assert stack is not None
     return dict(stack)
 
