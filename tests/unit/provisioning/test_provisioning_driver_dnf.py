@@ -238,10 +238,12 @@ def test_whatever_carries_the_release_is_bound_to_it_whoever_requires_it() -> No
     line = dnf.dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0")), SETTINGS)["question"]["line"]
 
     def bound(name: str) -> bool:
-        return any(fnmatch(name, one) for one in line["names"]) and not any(fnmatch(name, one) for one in line["except"])
+        return any(fnmatch(name, one) for one in line["names"]) and not any(
+            fnmatch(name, one) for one in line["except"]
+        )
 
-    for name in ("nvidia-modprobe", "nvidia-persistenced", "nvidia-kmod-common", "libnvidia-ml", "nvidia-driver-common"):
-        assert bound(name), name
+    for name in ("modprobe", "persistenced", "kmod-common", "driver-common", "driver-cuda", "fabricmanager"):
+        assert bound(f"nvidia-{name}"), name
     for name in ("nvidia-driver-selinux", "libnvidia-container1", "nvidia-container-toolkit", "dkms", "kernel-devel"):
         assert not bound(name), name
 
