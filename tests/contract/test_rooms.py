@@ -17,11 +17,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stack": {"catalog", "facts"},
     "tuning": {"catalog", "facts"},
     "checks": {"catalog", "facts", "tuning"},
+    "provisioning": {"catalog", "checks", "facts", "stack", "tuning"},
     "workload": {"facts"},
     "fleet": {"probe"},
     "report": {"checks", "facts"},
     "lab": {"catalog"},
-    "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe"},
+    "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }
 FREE = {"cli"}
 # Goes to nodes and runs there under another name, so it imports its own modules relatively, and the standard library.
