@@ -7,13 +7,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from driver_samples import BUNDLE, DAY, HGX, WISHES, facts_of
 from plugin_loader import load
-from test_plugins_driver import BUNDLE, DAY, HGX, WISHES
 
-dnf = load("dnf")
+from gpunode.provisioning import driver_dnf as dnf
+from gpunode.provisioning import node_stack as resolver
+
 repository = load("rpm_repository")
 node = load("node")
-resolver = load("stack")
 
 ROLES = Path(__file__).parents[3] / "roles"
 PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
@@ -35,7 +36,7 @@ ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nxg==\n-----END PGP PUBLIC KEY 
 
 
 def rocky(version: str = "9.6", **changes: Any) -> dict[str, Any]:
-    facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    facts = facts_of(BUNDLE)
     system = {"id": "rocky", "version_id": version, "codename": None, "pretty_name": f"Rocky Linux {version}"}
     bare = {"pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None, "kernels": []}
     found: dict[str, Any] = {**facts, "os": {**facts["os"], **system, "id_like": ["rhel"]}, **bare, **changes}
@@ -80,7 +81,7 @@ def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **setting
 def test_the_catalog_says_which_program_manages_packages() -> None:
     assert dnf.package_manager(rocky()) == "dnf"
     assert dnf.package_manager(rocky("10.1")) == "dnf"
-    assert dnf.package_manager(node.node_facts(BUNDLE.read_text(encoding="utf-8"))) == "apt"
+    assert dnf.package_manager(facts_of(BUNDLE)) == "apt"
 
 
 def test_preflight_takes_systems_with_dnf() -> None:
