@@ -140,6 +140,10 @@ SOURCES = (
 
 COMMANDS: dict[str, CommandResult] = {
     "lscpu": answer(LSCPU),
+    "journal-xids": answer(JOURNAL),
+    "journal-links": answer(JOURNAL.partition("\n")[0] + "\n"),
+    "ipmi-devices": answer(""),
+    "rdma-nodes": answer(""),
     "ldconfig": answer(LDCONFIG),
     "library-files": answer(LIBRARY_FILES),
     "nvidia-smi-topo": answer(TOPO, 0, "", "nvidia-smi", "topo", "-m"),
@@ -194,6 +198,12 @@ FILES: dict[str, str | None] = {
     "/proc/driver/nvidia/gpus/0000:00:1e.0/information": INFORMATION,
     "/proc/driver/nvidia/params": 'ModifyDeviceFiles: 1\nRegistryDwords: "RmX=1"\n',
     "/proc/meminfo": MEMINFO,
+    "/sys/devices/system/cpu/online": "0-7\n",
+    "/sys/devices/system/cpu/present": "0-7\n",
+    "/sys/devices/system/cpu/possible": "0-7\n",
+    "/sys/devices/system/cpu/smt/control": "on\n",
+    "/sys/class/infiniband_verbs/": None,
+    "/sys/class/infiniband_mad/": None,
     "/proc/uptime": "3600.50 7000.00\n",
     "/proc/loadavg": "4.66 4.09 2.81 17/249 21657\n",
     "/proc/sys/vm/swappiness": "60\n",
