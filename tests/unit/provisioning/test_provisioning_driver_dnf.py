@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -231,6 +232,20 @@ def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
     question = dnf.dnf_plan(facts, state, matched, switched)["question"]
     assert question["remove"] == ["nvidia-settings"]
     assert question["ignore_locks"] == ["nvidia-driver-cuda-3:570.211.01-1.el9.*"]
+
+
+def test_whatever_carries_the_release_is_bound_to_it_whoever_requires_it() -> None:
+    line = dnf.dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0")), SETTINGS)["question"]["line"]
+
+    def bound(name: str) -> bool:
+        return any(fnmatch(name, one) for one in line["names"]) and not any(
+            fnmatch(name, one) for one in line["except"]
+        )
+
+    for name in ("modprobe", "persistenced", "kmod-common", "driver-common", "driver-cuda", "fabricmanager"):
+        assert bound(f"nvidia-{name}"), name
+    for name in ("nvidia-driver-selinux", "libnvidia-container1", "nvidia-container-toolkit", "dkms", "kernel-devel"):
+        assert not bound(name), name
 
 
 def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
