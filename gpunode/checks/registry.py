@@ -33,7 +33,7 @@ OF_PREFIX: dict[str, Category] = {
 }
 """The category of a check by the first part of its id, where the check declares none."""
 Scope = Literal["node", "gpu", "link", "fleet"]
-NEEDS_ROOT = frozenset({"kernel_log", "nvmes", "gpu_processes", "secure_boot"})
+NEEDS_ROOT = frozenset({"kernel_log", "earlier_boots", "bmc_access", "nvmes", "gpu_processes", "secure_boot"})
 """Facts that the probe reads as root alone."""
 
 
@@ -86,6 +86,8 @@ class Expectation(BaseModel):
     """InfiniBand and RoCE ports that are active."""
     nic_rate_gbit_per_s: float | None = Field(None, gt=0)
     """The least rate of each of them."""
+    nic_firmware: list[str] | None = Field(None, min_length=1)
+    """Firmware versions that their adapters may have."""
 
 
 @dataclass(frozen=True)
