@@ -21,7 +21,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": {"probe"},
     "report": {"checks", "facts"},
     "lab": {"catalog"},
-    "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe"},
+    "provisioning": {"catalog", "stack", "facts", "tuning", "checks", "probe"},
+    "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }
 FREE = {"cli"}
 # Goes to nodes and runs there under another name, so it imports its own modules relatively, and the standard library.

@@ -1,0 +1,1 @@
+"""What each role changes on a node: typed state in, typed manifest out. Roles and ``gpunode plan`` share it."""
