@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Declared, Expectation, Status, Verdict, registry
 from gpunode.facts.node import NodeFacts, PciDevice
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
@@ -199,7 +199,9 @@ def _seen(said: Mapping[str, Any], device: PciDevice | None, lost: Mapping[str, 
 OfOneGpu = Callable[[SeenGpu], Verdict]
 
 
-def gpu_check(check_id: str, *, means: str, remedy: str, seen_by_guest: bool = False) -> Callable[[OfOneGpu], OfOneGpu]:
+def gpu_check(
+    check_id: str, *, seen_by_guest: bool = False, **declared: Unpack[Declared]
+) -> Callable[[OfOneGpu], OfOneGpu]:
     """Register a function of one GPU as a check of all.
 
     A lost GPU is left to ``gpu.answers``. ``seen_by_guest``: holds of a vGPU too, of which all else is hidden.
@@ -214,7 +216,8 @@ def gpu_check(check_id: str, *, means: str, remedy: str, seen_by_guest: bool = F
             for gpu in gpus:
                 yield replace(hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu), component=gpu.component)
 
-        registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, means=means, remedy=remedy)(judge)
+        about: Declared = {"scope": "gpu", **declared}
+        registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, **about)(judge)
         return function
 
     return decorate

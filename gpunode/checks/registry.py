@@ -3,16 +3,38 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NotRequired, TypedDict, Unpack, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpunode.checks.actions import Action, State, action
+from gpunode.checks.thresholds import Threshold, overridden
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import MAY_BE_NONE
 
 Value = bool | int | float | str | None
 Level = Literal["quick", "standard", "deep"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "deep")
+Category = Literal["gpu", "memory", "nvlink", "fabric", "pcie", "network", "host", "driver", "container"]
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+OF_PREFIX: dict[str, Category] = {
+    "container": "container",
+    "driver": "driver",
+    "fabric": "fabric",
+    "framework": "container",
+    "gpu": "gpu",
+    "host": "host",
+    "library": "driver",
+    "link": "pcie",
+    "node": "host",
+    "nvlink": "nvlink",
+    "nvswitch": "fabric",
+    "rdma": "network",
+}
+"""The category of a check by the first part of its id, where the check declares none."""
+Scope = Literal["node", "gpu", "link", "fleet"]
+NEEDS_ROOT = frozenset({"kernel_log", "nvmes", "gpu_processes", "secure_boot"})
+"""Facts that the probe reads as root alone."""
 
 
 class Status(StrEnum):
@@ -39,6 +61,12 @@ class Finding(BaseModel):
     unit: str | None = None
     source: str | None = None
     remedy: str | None = None
+    actions: tuple[Action, ...] = ()
+    """What to do, in this order, as data."""
+    recommended_state: State = State.NONE
+    """Of the node, by this finding alone."""
+    observed: str | None = None
+    """Why it counts for nothing: the policy's reason. None: it counts."""
 
 
 class Expectation(BaseModel):
@@ -72,7 +100,9 @@ class Verdict:
     unit: str | None = None
     source: str | None = None
     remedy: str | None = None
-    """Only where it differs from the check's own."""
+    """Only where it differs from the check's own; so are ``actions`` and ``state``."""
+    actions: tuple[str, ...] | None = None
+    state: State | None = None
 
 
 Judge = Callable[[NodeFacts, Expectation], Iterable[Verdict]]
@@ -104,6 +134,27 @@ def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
     return "no NVIDIA GPU on the PCI bus"
 
 
+class Declared(TypedDict):
+    """What a check declares beside its id, its level and the facts that it needs: keywords of the decorators."""
+
+    means: str
+    remedy: str
+    actions: tuple[str, ...]
+    """What the remedy does, in its order: see ``gpunode.checks.actions``."""
+    state: Literal["none", "observe", "drain"]
+    """What the node should get on a failure."""
+    thresholds: NotRequired[tuple[Threshold, ...]]
+    """Every number that the check compares with."""
+    category: NotRequired[Category]
+    """By the id, where it is left out."""
+    scope: NotRequired[Scope]
+    """What one finding is about."""
+    bare_metal: NotRequired[bool]
+    """True where a virtual machine cannot see it, or could not mend it."""
+    architectures: NotRequired[tuple[str, ...]]
+    """GPU architectures and processor architectures that it applies to; empty: all."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One registered check."""
@@ -117,6 +168,23 @@ class Check:
     judge: Judge
     needs_gpu: bool = False
     """``skip`` where the PCI bus has no NVIDIA GPU, before any other need is looked at."""
+    actions: tuple[str, ...] = ()
+    state: State = State.NONE
+    thresholds: tuple[Threshold, ...] = ()
+    category: Category = "host"
+    scope: Scope = "node"
+    bare_metal: bool = False
+    architectures: tuple[str, ...] = ()
+
+    @property
+    def active(self) -> bool:
+        """True where something runs on a GPU for it; False where existing state is read."""
+        return self.level != "quick"
+
+    @property
+    def needs_root(self) -> bool:
+        """True where a fact that it needs is read as root alone."""
+        return not NEEDS_ROOT.isdisjoint(self.needs)
 
     def findings(self, node: NodeFacts, expect: Expectation) -> list[Finding]:
         """Judge one node. Never nothing: a check that says nothing, or breaks, is an ``error``."""
@@ -132,6 +200,8 @@ class Check:
 
     def _finding(self, verdict: Verdict) -> Finding:
         wants_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
+        by_policy = overridden()
+        source = f"{verdict.source}; {by_policy}" if verdict.source and by_policy else by_policy or verdict.source
         return Finding(
             check=self.id,
             status=verdict.status,
@@ -140,9 +210,24 @@ class Check:
             expected=verdict.expected,
             measured=verdict.measured,
             unit=verdict.unit,
-            source=verdict.source,
+            source=source,
             remedy=(verdict.remedy or self.remedy) if wants_remedy else None,
+            actions=self._actions(verdict),
+            recommended_state=self._state(verdict),
         )
+
+    def _actions(self, verdict: Verdict) -> tuple[Action, ...]:
+        """What could not be determined calls for no action, unless the verdict names one."""
+        own = self.actions if verdict.status in (Status.WARN, Status.FAIL) else ()
+        return tuple(action(text, verdict.component) for text in (own if verdict.actions is None else verdict.actions))
+
+    def _state(self, verdict: Verdict) -> State:
+        """A failure gets the declared state, a warning is worth observing at most."""
+        if verdict.status is Status.FAIL:
+            return verdict.state or self.state
+        if verdict.status is Status.WARN:
+            return verdict.state or (State.NONE if self.state is State.NONE else State.OBSERVE)
+        return State.NONE
 
     def _obstacle(self, node: NodeFacts, expect: Expectation) -> Finding | None:
         """The finding that stands in for the function's where it cannot be asked."""
@@ -171,6 +256,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._checks: dict[str, Check] = {}
+        self._thresholds: dict[str, Threshold] = {}
 
     def __iter__(self) -> Iterator[Check]:
         return iter(sorted(self._checks.values(), key=lambda check: check.id))
@@ -181,28 +267,58 @@ class Registry:
     def __contains__(self, check_id: object) -> bool:
         return check_id in self._checks
 
-    def check(  # noqa: PLR0913
+    def check(
         self,
         check_id: str,
         *,
         level: Level = "quick",
         needs: tuple[str, ...] = (),
         needs_gpu: bool = False,
-        means: str,
-        remedy: str,
+        **declared: Unpack[Declared],
     ) -> Callable[[Judge], Judge]:
-        """Register a function as a check; raise ValueError for an id that is taken or a field that is none."""
+        """Register a function as a check.
+
+        Raises ValueError for an id or a threshold's name that is taken, for an unknown fact, action or category.
+        """
         if check_id in self._checks:
             raise ValueError(f"check {check_id} is registered twice")
         unknown = [field for field in needs if field not in NodeFacts.model_fields]
         if unknown:
             raise ValueError(f"check {check_id} needs unknown facts: {', '.join(unknown)}")
+        category = declared.get("category") or OF_PREFIX.get(check_id.partition(".")[0])
+        if category is None or category not in CATEGORIES:
+            raise ValueError(f"check {check_id} needs a category: one of {', '.join(CATEGORIES)}")
+        for text in declared["actions"]:
+            action(text)
+        for threshold in declared.get("thresholds", ()):
+            if self._thresholds.setdefault(threshold.name, threshold) is not threshold:
+                raise ValueError(f"check {check_id}: another threshold is called {threshold.name}")
 
         def register(function: Judge) -> Judge:
-            self._checks[check_id] = Check(check_id, level, needs, means, remedy, function, needs_gpu)
+            self._checks[check_id] = Check(
+                id=check_id,
+                level=level,
+                needs=needs,
+                means=declared["means"],
+                remedy=declared["remedy"],
+                judge=function,
+                needs_gpu=needs_gpu,
+                actions=declared["actions"],
+                state=State(declared["state"]),
+                thresholds=declared.get("thresholds", ()),
+                category=category,
+                scope=declared.get("scope", "node"),
+                bare_metal=declared.get("bare_metal", False),
+                architectures=declared.get("architectures", ()),
+            )
             return function
 
         return register
+
+    @property
+    def thresholds(self) -> dict[str, Threshold]:
+        """Every threshold by its name, in the order of the names."""
+        return dict(sorted(self._thresholds.items()))
 
 
 registry = Registry()

@@ -4,6 +4,7 @@ from functools import partial
 
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import listed
 
 HARDWARE = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
@@ -14,10 +15,29 @@ WORDS = {
     "hw_power_brake_slowdown": "power brake",
     "sw_thermal_slowdown": "slowdown for heat",
 }
-NEAR_C = 5
 OWN_LIMIT = "the card's own limit"
-HBM_MOST_C, HBM_MARGIN_C = 95, 10
 HBM_SOURCE = "sichek's specifications (HBM: 95 °C), as A100 cards print it"
+NEAR = Threshold(
+    "gpu.temperature.near",
+    5,
+    "°C",
+    "Below the temperature at which the card slows down by less than this: a warning.",
+    source="our choice: no source gives a distance",
+)
+MEMORY_MOST = Threshold(
+    "gpu.temperature.memory-most",
+    95,
+    "°C",
+    "Memory of a card that prints no limit of its own is too hot from here on: a warning.",
+    source=HBM_SOURCE,
+)
+MEMORY_MARGIN = Threshold(
+    "gpu.temperature.memory-margin",
+    10,
+    "°C",
+    "Above memory-most by this: a failure.",
+    source="our choice: the limit above is another card's",
+)
 READ_AGAIN = "nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows the reading again; one that stays is a broken sensor."
 
 
@@ -27,6 +47,8 @@ READ_AGAIN = "nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows the reading again; 
     "clocks are no faults. Several reasons may hold at once; each is looked at.",
     remedy="Heat: fans, air flow, dust, ambient temperature. Power brake: power supplies, cabling, and the limit that "
     "the chassis sets. nvidia-smi -q -d PERFORMANCE shows the reasons.",
+    state="drain",
+    actions=("fix_configuration", "replace_hardware"),
 )
 def throttling(gpu: SeenGpu) -> Verdict:
     reasons = gpu.said.get("throttle_reasons")
@@ -51,6 +73,9 @@ def throttling(gpu: SeenGpu) -> Verdict:
     means="The GPU, and its memory where it has a sensor, are well below the temperatures at which the card slows "
     "down by itself.",
     remedy="Look at fans, air flow, dust and the ambient temperature; nvidia-smi -q -d TEMPERATURE shows the limits.",
+    state="drain",
+    actions=("fix_configuration", "replace_hardware"),
+    thresholds=(NEAR, MEMORY_MOST, MEMORY_MARGIN),
 )
 def temperature(gpu: SeenGpu) -> Verdict:
     now = gpu.said.get("temperature_c")
@@ -68,8 +93,9 @@ def temperature(gpu: SeenGpu) -> Verdict:
     told = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
     if now >= slowdown:
         return told(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
-    if now > slowdown - NEAR_C:
-        return told(Status.WARN, f"{now} °C: less than {NEAR_C} °C below {slowdown} °C, where the card slows down")
+    near = NEAR.of(gpu.match)
+    if now > slowdown - near:
+        return told(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the card slows down")
     return told(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
 
 
@@ -78,10 +104,10 @@ def _memory_heat(gpu: SeenGpu) -> Verdict | None:
     memory, most = gpu.said.get("memory_temperature_c"), gpu.said.get("memory_max_temperature_c")
     if memory is None:
         return None
-    limit, source = (most, OWN_LIMIT) if most is not None else (HBM_MOST_C, HBM_SOURCE)
+    limit, source = (most, OWN_LIMIT) if most is not None else (MEMORY_MOST.of(gpu.match), HBM_SOURCE)
     if memory < limit:
         return None
-    status = Status.FAIL if most is not None or memory >= limit + HBM_MARGIN_C else Status.WARN
+    status = Status.FAIL if most is not None or memory >= limit + MEMORY_MARGIN.of(gpu.match) else Status.WARN
     message = f"memory is at {memory} °C, its limit is {limit} °C"
     return Verdict(status, message, expected=limit, measured=memory, unit="°C", source=source)
 

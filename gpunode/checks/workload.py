@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Declared, Expectation, Status, Verdict, registry
 from gpunode.facts.models.workload import InsideGpu, Record, Values, values_of
 from gpunode.facts.node import NodeFacts
 
@@ -41,6 +41,8 @@ def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Ve
     """A record with its values, or the verdict on what it says instead."""
     if record.skipped is not None:
         return Verdict(Status.SKIP, record.skipped)
+    if record.undetermined is not None:
+        return Verdict(Status.ERROR, f"{record.undetermined}{where(record)}")
     if record.error is not None:
         return Verdict(Status.FAIL, f"{record.error}{where(record)}")
     values = values_of(record, kind)
@@ -87,11 +89,10 @@ def record_check(  # noqa: PLR0913
     record: str,
     kind: type[AnyValues],
     *,
-    means: str,
-    remedy: str,
     on_gpu: bool = False,
     needs: tuple[str, ...] = (),
     after: tuple[str, ...] = (),
+    **declared: Unpack[Declared],
 ) -> Callable[[JudgeValues[AnyValues]], JudgeValues[AnyValues]]:
     """Register a function of a record's values as a check of level ``standard``.
 
@@ -112,7 +113,7 @@ def record_check(  # noqa: PLR0913
                     yield from _judged(each, node)
 
         def _judged(each: Record, node: NodeFacts) -> Iterator[Verdict]:
-            if on_gpu and each.device == "cpu" and each.error is None:
+            if on_gpu and each.device == "cpu" and each.error is None and each.undetermined is None:
                 yield Verdict(Status.SKIP, each.skipped or ON_CPU, component=each.component)
                 return
             answer = read(each, kind)
@@ -126,9 +127,8 @@ def record_check(  # noqa: PLR0913
             verdicts = function(answer[1], each, node)
             yield from (verdicts,) if isinstance(verdicts, Verdict) else verdicts
 
-        registry.check(
-            check_id, level="standard", needs=("records", *needs), needs_gpu=True, means=means, remedy=remedy
-        )(judge)
+        about: Declared = {"scope": "gpu" if on_gpu else "node", **declared}
+        registry.check(check_id, level="standard", needs=("records", *needs), needs_gpu=True, **about)(judge)
         return function
 
     return decorate

@@ -42,14 +42,17 @@ class Device:
 
 def without_empty_mig(use: Use, node: NodeFacts) -> Use:
     """The GPUs of a run without those on which nothing can run: MIG is on, and has no instance."""
-    if use.all or not use.indices:
+    if not use.indices:
         return use
-    able = {device.gpu for device in of_gpus(use, node)}
-    empty = [f"gpu{index}" for index in use.indices if index not in able]
+    gpus = ((node.smi.document if node.smi else None) or {}).get("gpus", ())
+    empty = [gpu["index"] for gpu in gpus if gpu.get("mig_mode") and not gpu.get("mig_devices")]
+    able = tuple(index for index in use.indices if index not in empty)
     if able:
-        return replace(use, indices=tuple(index for index in use.indices if index in able))
-    reason = f"GPUs are in use: {', '.join(use.busy)}; MIG is on and has no instance: {', '.join(empty)}"
-    return replace(use, indices=(), skipped=f"{reason}; --force uses them all the same")
+        return replace(use, indices=able)
+    reason = f"MIG is on and has no instance: {', '.join(f'gpu{index}' for index in use.indices)}"
+    if use.busy:
+        reason = f"GPUs are in use: {', '.join(use.busy)}; {reason}; --force uses them all the same"
+    return replace(use, indices=(), skipped=reason)
 
 
 def of_gpus(use: Use, node: NodeFacts) -> Iterator[Device]:

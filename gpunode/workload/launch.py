@@ -102,7 +102,7 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         run.values |= {"image_id": image.id, "brought": image.brought}
         say("running")
         limit_s = _limit(deadline)
-        job = Job(image, given, _program(wish, limit_s), limit_s, devices.open_to_all(run.node))
+        job = Job(image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node))
         container.run(found, job, run.output)
         run.output.judge(limit_s)
 
@@ -124,7 +124,7 @@ def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
 
 def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
     limit_s = _limit(deadline)
-    program = _program(wish, limit_s)
+    program = _program(run, wish, limit_s)
     start = program.code
     if not run.use.all:
         start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
@@ -150,12 +150,29 @@ def _limit(deadline: float) -> float:
     return limit_s
 
 
-def _program(wish: Wish, limit_s: float) -> Program:
+def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
     watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
     payload = payload_zip()
-    words = ("--tests", TESTS, "--settings", json.dumps(dict(wish.settings)), "--limit", f"{limit_s - 2:.0f}")
+    settings = {
+        **wish.settings,
+        # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
+        "gpus": {str(gpu["uuid"]): gpu.get("memory_used_mib") for gpu in _handed(run) if gpu.get("uuid")},
+        "force": wish.force,
+        "user_site": not wish.in_container,
+    }
+    words = ("--tests", TESTS, "--settings", json.dumps(settings), "--limit", f"{limit_s - 2:.0f}")
     lengths = (str(len(watchdog)), str(len(payload)))
     return Program(START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
+
+
+def _handed(run: _Run) -> list[dict[str, Any]]:
+    gpus = ((run.node.smi.document if run.node.smi else None) or {}).get("gpus", ())
+    return [gpu for gpu in gpus if gpu["index"] in run.use.indices]
+
+
+def _uuids(run: _Run) -> list[str]:
+    """Of the GPUs of a run, as nvidia-smi has them on the node: the payload compares them with what it was given."""
+    return [str(gpu["uuid"]) for gpu in _handed(run) if gpu.get("uuid")]
 
 
 def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:
@@ -166,6 +183,7 @@ def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:
         values={
             "complete": run.output.complete,
             "gpus": len(run.use.indices),
+            "uuids": _uuids(run),
             "busy": list(run.use.busy),
             "kind": kind,
             "exit_code": run.output.exit_code,

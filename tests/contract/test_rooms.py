@@ -17,11 +17,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stack": {"catalog", "facts"},
     "tuning": {"catalog", "facts"},
     "checks": {"catalog", "facts", "tuning"},
+    "provisioning": {"catalog", "facts", "stack", "tuning", "checks"},
     "workload": {"facts"},
     "fleet": {"probe"},
     "report": {"checks", "facts"},
     "lab": {"catalog"},
-    "provisioning": {"catalog", "stack", "facts", "tuning", "checks", "probe"},
     "plugins": {"catalog", "stack", "facts", "tuning", "checks", "probe", "provisioning"},
 }
 FREE = {"cli"}

@@ -24,7 +24,8 @@ class RecordContainer(Fact):
 class Record(Fact):
     """One thing that a workload tried on a node.
 
-    Exactly one of three: it ran (``error`` and ``skipped`` are None), it broke, or it was left out.
+    Exactly one of four: it ran, it broke (``error``), it was left out (``skipped``), or its result is not known
+    (``undetermined``).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -41,15 +42,18 @@ class Record(Fact):
     """Units stand in the keys. None: it was not seen."""
     error: str | None = None
     skipped: str | None = None
-    """Why it was left out: nothing was tried and nothing is known."""
+    """Why it was left out: it does not apply here."""
+    undetermined: str | None = None
+    """Why nothing is known of it although it applies: no time was left, another process took the GPU, the image's own
+    framework cannot be loaded."""
     container: RecordContainer | None = None
     """None: it ran on the host itself."""
     simulated: bool = False
 
     @model_validator(mode="after")
-    def _broke_or_was_left_out(self) -> Self:
-        if self.error is not None and self.skipped is not None:
-            raise ValueError("what was left out cannot have broken: error and skipped are both there")
+    def _has_one_outcome(self) -> Self:
+        if sum(reason is not None for reason in (self.error, self.skipped, self.undetermined)) > 1:
+            raise ValueError("only one of error, skipped and undetermined can be there")
         return self
 
 
@@ -271,3 +275,5 @@ class ContainerValues(Values):
     """GPUs that were not handed in, with process and user: ``gpu3: python3 (pid 4242, alice)``."""
     gpus: int | None = None
     """How many GPUs the container was given."""
+    uuids: tuple[Text, ...] | None = None
+    """Of the GPUs that it was given, as the host has them. None: not recorded."""

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 MAX_ANSWER_BYTES = 64 * 1024
@@ -30,22 +31,16 @@ class Trouble(Exception):  # noqa: N818
     """A part found out in plain words what is wrong."""
 
 
+@dataclass
 class Outcome:
-    """What came of a part. At most one of ``error`` and ``skipped`` is set."""
+    """What came of a part. At most one of ``error``, ``skipped`` and ``undetermined`` is set."""
 
-    def __init__(
-        self,
-        seconds: float,
-        device: str | None = None,
-        values: dict[str, Any] | None = None,
-        error: str | None = None,
-        skipped: str | None = None,
-    ) -> None:
-        self.seconds = round(seconds, 3)
-        self.device = device
-        self.values = values or {}
-        self.error = error
-        self.skipped = skipped
+    seconds: float
+    device: str | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    skipped: str | None = None
+    undetermined: str | None = None
 
 
 def one_line(text: str) -> str:

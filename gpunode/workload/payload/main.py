@@ -98,7 +98,9 @@ def attempt(part: Part, component: str, arguments: tuple[Any, ...], clock: Clock
     """The record of one part."""
     limit_s = clock.left(part.limit_s)
     if limit_s <= 0:
-        return record(part, component, Outcome(0.0, error=f"not run: the {clock.limit_s:g} s for all are used up"))
+        return record(
+            part, component, Outcome(0.0, undetermined=f"not run: the {clock.limit_s:g} s for all are used up")
+        )
     return record(part, component, isolated(part.run, arguments, limit_s))
 
 
@@ -109,10 +111,11 @@ def record(part: Part, component: str, outcome: Outcome) -> dict[str, Any]:
         "schema": SCHEMA,
         "device": outcome.device or (default_device() if outcome.error is not None else "cpu"),
         "component": component,
-        "seconds": outcome.seconds,
+        "seconds": round(outcome.seconds, 3),
         "values": outcome.values,
         "error": outcome.error,
         "skipped": outcome.skipped,
+        "undetermined": outcome.undetermined,
         "container": None,
         "simulated": False,
     }

@@ -1,22 +1,38 @@
 """The registry: what is not seen is never good, and what says nothing is an error."""
 
 from collections.abc import Iterator
+from typing import Literal, TypedDict
 
 import pytest
 
+from gpunode.catalog import load
+from gpunode.checks.actions import State, action
 from gpunode.checks.registry import Expectation, Registry, Status, Verdict, judge
+from gpunode.checks.thresholds import Overrides, Threshold, in_force
 from gpunode.facts.node import NodeFacts, PciDevice
 
 GPU = PciDevice(
     slot="0000:1a:00.0", vendor_id="10de", device_id="26b9", subsystem_id=None, class_id="030200", driver=None
 )
+
+
+class Texts(TypedDict):
+    """What every check declares."""
+
+    means: str
+    remedy: str
+    actions: tuple[str, ...]
+    state: Literal["none"]
+
+
+TEXTS: Texts = {"means": "It means.", "remedy": "Mend it.", "actions": ("none",), "state": "none"}
 BARE = NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z")
 
 
 def one_check(*, needs: tuple[str, ...] = (), needs_gpu: bool = False, says: tuple[Verdict, ...] = ()) -> Registry:
     registry = Registry()
 
-    @registry.check("a.check", needs=needs, needs_gpu=needs_gpu, means="It means.", remedy="Mend it.")
+    @registry.check("a.check", needs=needs, needs_gpu=needs_gpu, category="host", **TEXTS)
     def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield from says
 
@@ -38,7 +54,7 @@ def test_a_check_that_says_nothing_is_an_error() -> None:
 def test_a_check_that_breaks_is_an_error_and_stops_no_other() -> None:
     registry = Registry()
 
-    @registry.check("a.check", means="It means.", remedy="Mend it.")
+    @registry.check("a.check", category="host", **TEXTS)
     def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield Verdict(Status.PASS, "so far so good")
         raise KeyError("index")
@@ -84,10 +100,85 @@ def test_only_what_wants_mending_has_a_remedy(status: str, remedy: str | None) -
 def test_an_id_is_registered_once_and_needs_are_facts() -> None:
     registry = one_check()
     with pytest.raises(ValueError, match="twice"):
-        registry.check("a.check", means="", remedy="")
+        registry.check("a.check", **TEXTS)
     with pytest.raises(ValueError, match="nonsense"):
-        registry.check("b.check", needs=("nonsense",), means="", remedy="")
+        registry.check("b.check", needs=("nonsense",), **TEXTS)
+    with pytest.raises(ValueError, match="category"):
+        registry.check("b.check", **TEXTS)
+    with pytest.raises(ValueError, match="unknown action reboot"):
+        registry.check("host.b", means="", remedy="", state="none", actions=("reboot",))
 
 
 def test_only_the_named_checks_are_run() -> None:
     assert {finding.check for finding in judge(BARE, Expectation(), only=["node.reachable"])} == {"node.reachable"}
+
+
+def limit(name: str = "a.check.most", default: float = 5) -> Threshold:
+    return Threshold(
+        name, default, "°C", "Above it: a warning.", source="this test", by={"hopper": 7, "h100-sxm5-80gb": 8}
+    )
+
+
+def test_two_thresholds_do_not_share_a_name() -> None:
+    registry = Registry()
+    shared = limit()
+    registry.check("host.a", **TEXTS, thresholds=(shared,))
+    registry.check("host.b", **TEXTS, thresholds=(shared,))
+    with pytest.raises(ValueError, match=r"a\.check\.most"):
+        registry.check("host.c", **TEXTS, thresholds=(limit(),))
+
+
+def test_the_policy_counts_before_the_check_and_the_model_before_all() -> None:
+    h100, h200, l40s = (load().find_gpu(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200", "L40S"))
+    most = limit()
+    assert [most.value, most.of(l40s), most.of(h200), most.of(h100)] == [5, 5, 7, 8]
+    with in_force(Overrides({"a.check.most": {"hopper": 1}}, "policy site.yml")):
+        assert [most.value, most.of(l40s), most.of(h200), most.of(h100)] == [5, 5, 1, 1]
+    with in_force(Overrides({"a.check.most": {"default": 2, "h100-sxm5-80gb": 3}}, "policy site.yml")):
+        assert [most.value, most.of(l40s), most.of(h200), most.of(h100)] == [2, 2, 2, 3]
+    assert most.value == 5
+
+
+def test_a_finding_names_the_limits_that_the_policy_set() -> None:
+    registry = Registry()
+    most = limit()
+
+    @registry.check("host.a", **TEXTS, thresholds=(most,))
+    def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+        yield Verdict(Status.PASS, "before")
+        yield Verdict(Status.WARN, f"above {most.value}", source="this test")
+
+    with in_force(Overrides({"a.check.most": {"default": 2}}, "policy site.yml")):
+        before, after = registry["host.a"].findings(BARE, Expectation())
+    assert (before.source, after.source) == (None, "this test; policy site.yml (a.check.most 2 °C)")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "actions", "state"),
+    [
+        (Verdict(Status.FAIL, "", "gpu3"), ["reset_gpu gpu3", "restart_service gpu3"], "drain"),
+        (Verdict(Status.WARN, "", "gpu3"), ["reset_gpu gpu3", "restart_service gpu3"], "observe"),
+        (Verdict(Status.FAIL, "", actions=("none",), state=State.OBSERVE), ["none node"], "observe"),
+        (Verdict(Status.ERROR, "", "gpu3"), [], "none"),
+        (Verdict(Status.PASS, "", "gpu3"), [], "none"),
+    ],
+)
+def test_what_could_not_be_determined_calls_for_no_action(verdict: Verdict, actions: list[str], state: str) -> None:
+    registry = Registry()
+
+    @registry.check("gpu.a", means="", remedy="", state="drain", actions=("reset_gpu", "restart_service:a.service"))
+    def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+        yield verdict
+
+    (finding,) = registry["gpu.a"].findings(BARE, Expectation())
+    assert [f"{step.action} {step.component}" for step in finding.actions] == actions
+    assert finding.recommended_state == state
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["reboot", "reset_gpu:0", "restart_service", "restart_service:a b.service", "run_role:Role", "run_role:a:b:c"],
+)
+def test_an_action_outside_the_vocabulary_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=text.partition(":")[0]):
+        action(text)

@@ -102,6 +102,7 @@ LIMITS_RECORD = {
     "values": {"shm_bytes": 67108864, "memlock_bytes": -1, "of_tomorrow": True},
     "error": None,
     "skipped": None,
+    "undetermined": None,
     "container": {"image": "lab", "engine": "docker 20.10.24", "gpus": None},
     "simulated": True,
 }

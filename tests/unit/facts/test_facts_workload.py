@@ -39,7 +39,8 @@ def test_no_records_is_a_gap() -> None:
         ({"record": "Rubbish here"}, "record"),
         ({"schema": "gpunode.record/2"}, "schema"),
         ({"surprise": 1}, "surprise"),
-        ({"error": "a", "skipped": "b"}, "both there"),
+        ({"error": "a", "skipped": "b"}, "only one of"),
+        ({"error": "a", "undetermined": "b"}, "only one of"),
     ],
 )
 def test_a_result_that_is_no_record_takes_no_other_with_it_and_tells_its_place(

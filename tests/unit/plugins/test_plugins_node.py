@@ -182,7 +182,7 @@ def test_without_the_package_the_filters_say_how_to_get_it(
 
 
 def test_every_filter_is_documented() -> None:
-    for name in ("node", "variables", "apt", "stack", "driver", "repository"):
+    for name in ("node", "variables", "stack", "driver", "dnf", "nvidia_fabric", "repository"):
         for filter_name in load(name).FilterModule().filters():
             assert (ROOT / "plugins" / "filter" / f"{filter_name}.yml").exists()
 

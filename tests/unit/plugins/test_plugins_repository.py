@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driver_samples import APT, BUNDLE
 from plugin_loader import load
-from test_plugins_driver import APT, BUNDLE
 
 repository = load("repository")
 node = load("node")

@@ -6,16 +6,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 from apt_scripts import load
+from driver_samples import APT, BUNDLE, DAY, WISHES, facts_of, settings_of
 from recorded_world import DISTRIBUTIONS_DKMS, RELEASES, World
 
 from gpunode.catalog.origins import closure_line, upstream_version
+from gpunode.provisioning.driver_apt import driver_plan, driver_question
+from gpunode.provisioning.driver_refusals import driver_refusals
+from gpunode.provisioning.node_stack import node_plan
 
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
 
-PLUGINS = Path(__file__).parents[1] / "plugins"
-ROLE = yaml.safe_load((Path(__file__).parents[3] / "roles/nvidia_driver/vars/main.yml").read_text(encoding="utf-8"))
 SYSTEMS = {
     "ubuntu2204": ("ubuntu", "22.04"),
     "ubuntu2404": ("ubuntu", "24.04"),
@@ -38,13 +39,8 @@ class Node:
     """A node in a world of recorded indexes: what the role plans for it, and what apt makes of that."""
 
     def __init__(self, world: World, gpus: str, preview: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-        from plugin_loader import load as load_filter  # noqa: PLC0415
-        from test_plugins_driver import APT, BUNDLE, DAY, WISHES  # noqa: PLC0415
-
         self.world, self.preview = world, preview
-        self.driver, self.resolver = load_filter("driver"), load_filter("stack")
-        self.wishes, self.day, self.apt = WISHES, DAY, APT
-        facts = load_filter("node").node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+        facts = facts_of(BUNDLE)
         distribution, version = SYSTEMS[world.system]
         device, count, switches = GPUS[gpus]
         bus = [(f"0000:{slot:02x}:00.0", device, "030200") for slot in range(16, 16 + count)]
@@ -90,10 +86,10 @@ class Node:
         """(facts, stack, what apt said)."""
         self.world.write_status()
         facts = self.seen()
-        answer = self.resolver.node_plan(facts, {**self.wishes, **wishes}, today=self.day)
+        answer = node_plan(facts, {**WISHES, **wishes}, today=DAY)
         assert answer["problems"] == []
         stack = answer["stack"]
-        question = self.driver.driver_question(facts, self.apt_state(), stack, self.settings(stack))
+        question = driver_question(facts, self.apt_state(), stack, self.settings(stack))
         etc, folder = self.world.apt, self.world.folder
         cuda = self.world.line("cuda") if stack["source"] == "nvidia" else ""
         low = "Package: *\nPin: release o=NVIDIA, l=NVIDIA CUDA\nPin-Priority: 100\n"
@@ -107,13 +103,10 @@ class Node:
         return facts, stack, self.preview.answer({**question, "files": files, "preferences": own})
 
     def apt_state(self) -> dict[str, Any]:
-        return {**self.apt, "installed": dict(self.world.installed), "lists": True}
+        return {**APT, "installed": dict(self.world.installed), "lists": True}
 
     def settings(self, stack: dict[str, Any]) -> dict[str, Any]:
-        from test_plugins_driver import settings_of  # noqa: PLC0415
-
-        found: dict[str, Any] = settings_of(stack)
-        return found
+        return settings_of(stack)
 
     def closure(self) -> dict[str, str]:
         """Installed packages of the driver with their releases."""
@@ -126,8 +119,6 @@ class Node:
 
 @pytest.fixture
 def node_of(tmp_path: Path, preview: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(PLUGINS))
-
     def made(system: str, gpus: str = "H100", dkms: str | None = "") -> Node:
         world = World(tmp_path, system)
         if dkms == "":
@@ -150,10 +141,7 @@ MATRIX = [
 def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system: str, branch: str, gpus: str) -> None:
     node = node_of(system, gpus)
     facts, stack, said = node.ask(version=branch)
-    assert (
-        node.driver.driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, said)
-        == []
-    )
+    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, said) == []
     node.world.carry_out(said)
     releases = [release for release in RELEASES[system] if release.startswith(branch)]
     assert set(node.closure().values()) == {releases[-1]}
@@ -168,7 +156,7 @@ def test_a_bare_node_gets_the_whole_closure_at_one_release(node_of: Any, system:
     assert ("nvidia-fabricmanager" in node.closure()) == (gpus == "H100")
     old = system in ("ubuntu2204", "ubuntu2404", "debian12")
     assert node.world.installed["dkms"].startswith("1:") == old
-    again = node.driver.driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
     assert (again["missing"], again["going"], again["wrong_versions"]) == ([], [], [])
 
 
@@ -184,7 +172,7 @@ def test_every_branch_follows_every_other_in_one_transaction(node_of: Any, way: 
     for branch in way:
         facts, stack, said = node.ask(version={"570": "570.172.08"}.get(branch, branch))
         settings = {**node.settings(stack), "switch": False}
-        assert node.driver.driver_refusals(facts, node.apt_state(), stack, settings, said) == []
+        assert driver_refusals(facts, node.apt_state(), stack, settings, said) == []
         node.world.carry_out(said)
         assert {release.split(".")[0] for release in node.closure().values()} == {branch}
         suffixed = [name for name in node.closure() if f"-{branch}" in name]
@@ -216,7 +204,7 @@ def test_a_metapackage_that_is_not_there_is_replaced_by_what_it_stands_for(node_
     _, stack, said = node.ask(version="595", flavour="open")
     node.world.carry_out(said)
     assert {"nvidia-dkms-open", "libnvidia-compute"} <= node.closure().keys()
-    again = node.driver.driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
     assert again["missing"] == []
 
 

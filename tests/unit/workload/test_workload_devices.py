@@ -1,6 +1,7 @@
 """How GPUs are asked for: by CDI where the engine and the node have it, else by the runtime."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,7 +176,7 @@ def test_a_gpu_in_mig_mode_without_an_instance_is_left_out() -> None:
     assert (left.indices, left.busy, left.skipped) == ((0,), use.busy, None)
     assert devices_for(CDI, left, facts).names == ("0",)
     every = choose(facts.model_copy(update={"gpu_processes": ()}), force=False, without=False)
-    assert without_empty_mig(every, facts) == every
+    assert without_empty_mig(every, facts) == replace(every, indices=(0, 3))
 
 
 def test_a_node_whose_idle_gpus_have_no_instance_is_a_skip() -> None:
@@ -186,6 +187,12 @@ def test_a_node_whose_idle_gpus_have_no_instance_is_a_skip() -> None:
         "GPUs are in use: gpu3: python3 (pid 4242, alice); MIG is on and has no instance: gpu0; --force uses them all "
         "the same"
     )
+
+
+def test_a_node_on_which_every_gpu_is_in_mig_mode_without_an_instance_starts_nothing() -> None:
+    divided = {"gpu_processes": (), "smi": Smi(document={"gpus": [mig(0), mig(1)]})}
+    record = run(busy()[1].model_copy(update=divided), {})
+    assert (record.error, record.skipped) == (None, "MIG is on and has no instance: gpu0, gpu1")
 
 
 def run(facts: NodeFacts, info: dict[str, Any]) -> Record:

@@ -1,25 +1,20 @@
 """The filters of the resolver: the same answers as gpunode plan, from documents as Ansible hands them over."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from plugin_loader import load
+from driver_samples import BUNDLE, DAY, facts_of
 
-resolver = load("stack")
-node = load("node")
+from gpunode.errors import UsageError
+from gpunode.provisioning import node_stack as resolver
 
-ROOT = Path(__file__).parents[3]
-BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
 GPU = {"slot": "0000:01:00.0", "vendor_id": "10de", "device_id": "20b5", "class_id": "030200"}
-DAY = "2026-11-20"
 
 
 @pytest.fixture
 def facts() -> dict[str, Any]:
     """A Debian 12 node with Debian's driver, and one A100 put on its bus."""
-    document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    document: dict[str, Any] = facts_of(BUNDLE)
     return {**document, "pci": [{**GPU, "subsystem_id": "10de:1533", "driver": None}]}
 
 
@@ -60,10 +55,10 @@ def test_a_bus_that_was_not_seen_is_undetermined(facts: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_wrong_is_named(facts: dict[str, Any], wishes: Any, lock: Any, words: str) -> None:
-    with pytest.raises(AnsibleFilterError, match=words):
+    with pytest.raises(UsageError, match=words):
         resolver.stack(facts, wishes, lock, today=DAY)
 
 
 def test_what_is_no_stack_has_no_lock() -> None:
-    with pytest.raises(AnsibleFilterError, match="not a stack"):
+    with pytest.raises(UsageError, match="not a stack"):
         resolver.lock({"source": "debian"})

@@ -1,8 +1,6 @@
 """What a node's apt sources still lack, as deb822 stanzas."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Suites of one release by the names that they have in sources, after the codename.
@@ -56,11 +54,3 @@ def _is_debians(entry: Mapping[str, Any], suite: str, release: set[str]) -> bool
         return bool(seen["origin"] == "Debian" and seen["codename"] in release)
     keyring = next((value for key, value in entry["options"].items() if key.lower() == "signed-by"), "")
     return suite in release and (not keyring or "debian-archive" in keyring or "BEGIN PGP" in keyring)
-
-
-class FilterModule:
-    """The filters of this file."""
-
-    def filters(self) -> dict[str, Callable[..., Any]]:
-        """Name to function."""
-        return {"missing_components": missing_components}

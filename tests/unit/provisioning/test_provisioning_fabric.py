@@ -1,16 +1,12 @@
 """The filters of the role nvidia_fabric: driver release, PCI ids for conditions, addresses of an NVLink domain."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from plugin_loader import load
+from driver_samples import BUNDLE, facts_of
 
-fabric = load("nvidia_fabric")
-node = load("node")
-
-BUNDLE = Path(__file__).parents[3] / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
+from gpunode.errors import UsageError
+from gpunode.provisioning import fabric
 
 
 def function(device: str, kind: str) -> dict[str, Any]:
@@ -23,8 +19,7 @@ def function(device: str, kind: str) -> dict[str, Any]:
 @pytest.fixture
 def facts() -> dict[str, Any]:
     """A Debian 12 node with Debian's driver 535."""
-    document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
-    return document
+    return facts_of(BUNDLE)
 
 
 def test_the_installed_driver_is_its_release(facts: dict[str, Any]) -> None:
@@ -71,10 +66,10 @@ def test_addresses_of_a_domain_keep_the_hosts_order() -> None:
 
 
 def test_a_name_in_place_of_an_address_is_refused_with_its_host() -> None:
-    with pytest.raises(AnsibleFilterError, match=r"gpu7: gpu7\.example is no IP address.*nvidia_fabric_imex_address"):
+    with pytest.raises(UsageError, match=r"gpu7: gpu7\.example is no IP address.*nvidia_fabric_imex_address"):
         fabric.imex_addresses(["gpu7"], {"gpu7": {"ansible_host": "gpu7.example"}})
 
 
 def test_what_is_no_node_is_refused() -> None:
-    with pytest.raises(AnsibleFilterError, match="not a NodeFacts document"):
+    with pytest.raises(UsageError, match="not a NodeFacts document"):
         fabric.pci_ids({"pci": "none"})

@@ -1,49 +1,24 @@
 """What the driver role is told to do: packages, pins, switches, refusals; from facts and a stack alone."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from ansible.errors import AnsibleFilterError
+from driver_samples import APT, BUNDLE, DAY, HGX, UBUNTU, WISHES, facts_of, settings_of
 from plugin_loader import load
 
-driver = load("driver")
-resolver = load("stack")
-node = load("node")
+from gpunode.errors import UsageError
+from gpunode.provisioning import driver_apt as driver
+from gpunode.provisioning import node_stack as resolver
+from gpunode.provisioning.driver_refusals import driver_refusals
+from gpunode.provisioning.driver_sources import SOURCES
 
-ROOT = Path(__file__).parents[3]
-BUNDLE = ROOT / "tests" / "fixtures" / "bundles" / "debian-12-driver.json"
-DAY = "2026-11-20"
-WISHES = {"source": "auto", "version": "keep", "flavour": "auto", "switch": False, "cuda": "", "toolkit": ""}
-ROLE = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "vars" / "main.yml").read_text(encoding="utf-8"))
-H100 = {"vendor_id": "10de", "device_id": "2330", "class_id": "030200", "subsystem_id": "10de:16c1", "driver": None}
-SWITCH = {"vendor_id": "10de", "device_id": "22a3", "class_id": "068000", "subsystem_id": None, "driver": None}
-UBUNTU = {
-    "source": "nvidia-graphics-drivers-580-server",
-    "maintainer": "Ubuntu Developers <ubuntu-devel-discuss@lists.ubuntu.com>",
-}
-HGX = [
-    *({"slot": f"0000:{number:02x}:00.0", **H100} for number in range(16, 24)),
-    *({"slot": f"0000:{number:02x}:00.0", **SWITCH} for number in range(4)),
-]
-APT: dict[str, Any] = {
-    "installed": {},
-    "unfinished": [],
-    "held": [],
-    "own_holds": [],
-    "headers": [],
-    "lists": False,
-    "architecture": "amd64",
-    "interrupted": False,
-}
+node = load("node")
 
 
 @pytest.fixture
 def debian() -> dict[str, Any]:
     """A Debian 12 node without a GPU, with Debian's driver 535.261.03, proprietary."""
-    document: dict[str, Any] = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
-    return document
+    return facts_of(BUNDLE)
 
 
 @pytest.fixture
@@ -57,18 +32,6 @@ def stack_of(facts: dict[str, Any], **wishes: Any) -> dict[str, Any]:
     assert answer["problems"] == []
     stack: dict[str, Any] = answer["stack"]
     return stack
-
-
-def settings_of(stack: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "profile": "headless",
-        "extra_packages": [],
-        "header_packages": [],
-        "persistence": True,
-        "switch": False,
-        "by_source": ROLE["__nvidia_driver_by_source"][stack["source"]],
-        **changes,
-    }
 
 
 def apt_of(facts: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -113,7 +76,7 @@ def refused(
     apt: dict[str, Any] | None = None,
     **changes: Any,
 ) -> list[str]:
-    lines: list[str] = driver.driver_refusals(
+    lines: list[str] = driver_refusals(
         facts, {**apt_of(facts), **(apt or {})}, stack, settings_of(stack, **changes), answer
     )
     return lines
@@ -162,7 +125,7 @@ def test_a_node_that_is_as_it_should_be_has_nothing_to_do(debian: dict[str, Any]
     apt = {
         "installed": {
             **apt_of(debian)["installed"],
-            **dict.fromkeys(ROLE["__nvidia_driver_by_source"]["debian"]["headless"], "1"),
+            **dict.fromkeys(SOURCES["debian"].profiles["headless"], "1"),
         }
     }
     apt["installed"]["linux-headers-6.1.0-56-cloud-amd64"] = apt["installed"]["nvidia-persistenced"] = "1"
@@ -229,7 +192,7 @@ def test_of_alternatives_that_one_counts_that_is_there(
     noble = {**bare, "os": {**bare["os"], "id": "ubuntu", "version_id": "24.04", "codename": "noble"}}
     stack = stack_of(noble, version="595")
     answer = {"install": [{"name": name, "version": "595.91.07-1ubuntu1", "source": name} for name in installs]}
-    case = driver._case(noble, {**APT, "installed": there}, stack, settings_of(stack), answer)
+    case = driver.driver_input(noble, {**APT, "installed": there}, stack, settings_of(stack), answer)
     assert {name for name in case.bound if "open" in name} == {taken}
     question = driver.driver_question(noble, {**APT, "installed": there}, stack, settings_of(stack))
     if not there:
@@ -491,5 +454,5 @@ def test_the_policy_is_for_modules_that_the_distribution_signs(bare: dict[str, A
 
 
 def test_text_for_a_switch_is_refused(bare: dict[str, Any]) -> None:
-    with pytest.raises(AnsibleFilterError, match="not text"):
+    with pytest.raises(UsageError, match="not text"):
         asked(bare, stack_of(bare), persistence="false")

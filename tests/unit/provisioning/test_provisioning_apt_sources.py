@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-from plugin_loader import load
 
-missing_components = load("apt").missing_components
+from gpunode.provisioning.apt_sources import missing_components
 
 COMPONENTS = ["contrib", "non-free", "non-free-firmware"]
 OWN = "/etc/apt/sources.list.d/own.sources"

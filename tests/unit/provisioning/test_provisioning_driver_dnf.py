@@ -2,18 +2,20 @@
 
 import importlib.util
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from driver_samples import BUNDLE, DAY, HGX, WISHES, facts_of
 from plugin_loader import load
-from test_plugins_driver import BUNDLE, DAY, HGX, WISHES
 
-dnf = load("dnf")
+from gpunode.provisioning import driver_dnf as dnf
+from gpunode.provisioning import node_stack as resolver
+
 repository = load("rpm_repository")
 node = load("node")
-resolver = load("stack")
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
 PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
@@ -35,7 +37,7 @@ ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nxg==\n-----END PGP PUBLIC KEY 
 
 
 def rocky(version: str = "9.6", **changes: Any) -> dict[str, Any]:
-    facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    facts = facts_of(BUNDLE)
     system = {"id": "rocky", "version_id": version, "codename": None, "pretty_name": f"Rocky Linux {version}"}
     bare = {"pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None, "kernels": []}
     found: dict[str, Any] = {**facts, "os": {**facts["os"], **system, "id_like": ["rhel"]}, **bare, **changes}
@@ -80,7 +82,7 @@ def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **setting
 def test_the_catalog_says_which_program_manages_packages() -> None:
     assert dnf.package_manager(rocky()) == "dnf"
     assert dnf.package_manager(rocky("10.1")) == "dnf"
-    assert dnf.package_manager(node.node_facts(BUNDLE.read_text(encoding="utf-8"))) == "apt"
+    assert dnf.package_manager(facts_of(BUNDLE)) == "apt"
 
 
 def test_preflight_takes_systems_with_dnf() -> None:
@@ -230,6 +232,20 @@ def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
     question = dnf.dnf_plan(facts, state, matched, switched)["question"]
     assert question["remove"] == ["nvidia-settings"]
     assert question["ignore_locks"] == ["nvidia-driver-cuda-3:570.211.01-1.el9.*"]
+
+
+def test_whatever_carries_the_release_is_bound_to_it_whoever_requires_it() -> None:
+    line = dnf.dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0")), SETTINGS)["question"]["line"]
+
+    def bound(name: str) -> bool:
+        return any(fnmatch(name, one) for one in line["names"]) and not any(
+            fnmatch(name, one) for one in line["except"]
+        )
+
+    for name in ("modprobe", "persistenced", "kmod-common", "driver-common", "driver-cuda", "fabricmanager"):
+        assert bound(f"nvidia-{name}"), name
+    for name in ("nvidia-driver-selinux", "libnvidia-container1", "nvidia-container-toolkit", "dkms", "kernel-devel"):
+        assert not bound(name), name
 
 
 def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:

@@ -1,0 +1,69 @@
+"""What is to be done about a finding, as data: a closed vocabulary on which a scheduler or a script can act."""
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Literal, get_args
+
+from pydantic import BaseModel, ConfigDict
+
+Verb = Literal[
+    "restart_service",
+    "run_role",
+    "reset_gpu",
+    "reload_driver",
+    "restart_os",
+    "power_cycle",
+    "replace_hardware",
+    "open_support_case",
+    "fix_configuration",
+    "none",
+]
+VERBS: tuple[Verb, ...] = get_args(Verb)
+TARGETS: dict[str, tuple[str, re.Pattern[str]]] = {
+    "restart_service": ("UNIT", re.compile(r"[\w@.-]+\.(?:service|socket|timer|target)")),
+    "run_role": ("ROLE[:TAG]", re.compile(r"[a-z_]+(?::[a-z_]+)?")),
+}
+"""The verbs that name what they act on."""
+
+
+class State(StrEnum):
+    """What a scheduler should do with the node; ``observe`` keeps it in service."""
+
+    NONE = "none"
+    OBSERVE = "observe"
+    DRAIN = "drain"
+
+
+STATES: tuple[State, ...] = (State.NONE, State.OBSERVE, State.DRAIN)
+"""From the mildest to the most severe."""
+
+
+class Action(BaseModel):
+    """One step of a remedy."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    action: Verb
+    target: str | None = None
+    """The unit of ``restart_service``; the role of ``run_role``, with a tag as ROLE:TAG."""
+    component: str = "node"
+    """What it is done to: ``gpu3``, ``node``."""
+
+
+def action(text: str, component: str = "node") -> Action:
+    """Return the action of ``VERB`` or ``VERB:TARGET``. Raises ValueError for one outside the vocabulary."""
+    name, colon, target = text.partition(":")
+    if name not in VERBS:
+        raise ValueError(f"unknown action {name}: known are {', '.join(VERBS)}")
+    form = TARGETS.get(name)
+    if form is None and colon:
+        raise ValueError(f"action {name} takes no target, found {text}")
+    if form is not None and not form[1].fullmatch(target):
+        raise ValueError(f"action {text}: expected {name}:{form[0]}")
+    return Action(action=name, target=target or None, component=component)
+
+
+def most_severe(states: Iterable[State]) -> State:
+    """Return the most severe of some states, ``none`` where there is none."""
+    return max(states, key=STATES.index, default=State.NONE)

@@ -1,0 +1,378 @@
+"""What the role nvidia_driver does on a node with apt: packages, versions, what is kept and what goes."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gpunode.catalog import load
+from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of
+from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts
+from gpunode.provisioning.apt_sources import missing_components
+from gpunode.provisioning.documents import node_of, stack_of
+from gpunode.provisioning.driver_sources import LIFTED, SOURCES, DriverSource
+from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, picture_from_facts, releases_from
+from gpunode.variables import plain
+
+# Stands for the release in texts that are made before it is settled on.
+RELEASE = "@RELEASE@"
+PIN_PRIORITY = 1001
+DAEMON = "nvidia-persistenced"
+HELPERS = (DAEMON, "nvidia-modprobe")
+"""Packages that come with the driver and are of no use without it, with versions of their own in Debian."""
+PINNING = re.compile(r"nvidia-driver-pinning-")
+# They go with the driver and are no part of its closure: Ubuntu's modules carry the kernel's version.
+FOR_KERNELS = re.compile(r"linux-(modules|objects|signatures)-nvidia-")
+BESIDE = re.compile(rf"{PINNING.pattern}|{FOR_KERNELS.pattern}")
+META_HEADERS = re.compile(r"linux-headers-(?:[a-z]|686)[a-z0-9.-]*")
+DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda\d|libcudadebugger|libnv|cuda-drivers)")
+
+
+@dataclass(frozen=True)
+class AptDriverInput:
+    """A node, its stack and the role's settings; ``answer`` is apt's preview of the transaction, where it was asked."""
+
+    node: NodeFacts
+    apt: Mapping[str, Any]
+    stack: Stack
+    settings: Mapping[str, Any]
+    answer: Mapping[str, Any]
+
+    @cached_property
+    def installed(self) -> dict[str, Any]:
+        """Every installed package of a driver closure, whoever published it, by name."""
+        return installed_closure(self.node, load())
+
+    @cached_property
+    def own(self) -> dict[str, str]:
+        """Installed packages of the closure from the stack's source: name to release."""
+        return releases_from(self.stack.source, self.installed)
+
+    @property
+    def strangers(self) -> list[str]:
+        """Installed packages of a closure from another source."""
+        return sorted(self.installed.keys() - self.own.keys())
+
+    @property
+    def source(self) -> DriverSource:
+        """What the stack does not say of its source."""
+        return SOURCES[self.stack.source]
+
+    @property
+    def precompiled(self) -> bool:
+        return self.stack.module.build == "precompiled"
+
+    def _taken(self, name: str, others: Iterable[str]) -> str:
+        """Of a package and those that may stand for it the one that is there, else the one that apt would install."""
+        coming = {str(row["name"]) for row in self.answer.get("install", ())}
+        names = (name, *others)
+        return next((one for here in (self.apt["installed"], coming) for one in names if one in here), name)
+
+    @cached_property
+    def _wanted(self) -> list[tuple[tuple[str, ...], str]]:
+        """((name, those that may stand for it), pattern of versions with RELEASE in it) of the stack's packages."""
+        rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
+        full = driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
+        word = self.stack.driver.constraint
+        return [(names, f"{RELEASE}-*") for names in full] + [
+            ((row.name, *row.alternatives), (row.version or f"{word}-*").replace(word, RELEASE))
+            for row in rows
+            if not (full and row.component == "driver")
+        ]
+
+    @property
+    def follows(self) -> bool:
+        """Kernel, modules and driver move on together within the branch, as the distribution's archive does."""
+        return self.precompiled and self.settings.get("kernel_policy", "hold") == "follow"
+
+    @cached_property
+    def bound(self) -> dict[str, str]:
+        """Packages to have at the driver's release: name to the pattern of versions, with RELEASE in it."""
+        found = {self._taken(name, others): pattern for (name, *others), pattern in self._wanted}
+        more = [
+            *self.source.profiles.get(self.settings["profile"], ()),
+            *self.source.flavours.get(self.stack.module.flavour, ()),
+        ]
+        return found | dict.fromkeys([*more, *self.settings["extra_packages"]], f"{RELEASE}-*")
+
+    @cached_property
+    def free(self) -> list[str]:
+        """Packages to have in whichever version goes with them."""
+        rows = [row.name for row in self.stack.packages if row.component in TOGETHER and not row.with_driver]
+        kernel = [name for name in self.stack.module.kernel_packages if name not in rows]
+        keys = ["mokutil", "openssl"] if self.node.secure_boot and not self.precompiled else []
+        wanted = [*rows, *kernel, *keys, *(() if self.precompiled else self.headers)]
+        return sorted({name for name in wanted if self.settings["persistence"] or name != DAEMON})
+
+    @property
+    def alternatives(self) -> dict[str, list[str]]:
+        """Bound packages to those that apt may take in their place where no list has them."""
+        return {name: others for (name, *others), _ in self._wanted if others and name in self.bound}
+
+    @property
+    def optional(self) -> list[str]:
+        """Packages to have where the source has them at the driver's release."""
+        return [name for name in self.source.optional if self.settings["persistence"] or name != DAEMON]
+
+    @cached_property
+    def kernels(self) -> list[Any]:
+        return [kernel for kernel in self.node.kernels or () if kernel.package]
+
+    @cached_property
+    def headers(self) -> list[str]:
+        """Headers of every installed kernel, and those that the kernels to come bring."""
+        metas = [
+            name.replace("linux-image-", "linux-headers-")
+            for name in self.apt["installed"]
+            if re.fullmatch(r"linux-image-(?!unsigned-)(?:[a-z]|686)[a-z0-9.-]*", name) and not name.endswith("-dbg")
+        ]
+        asked = list(self.settings["header_packages"])
+        if not metas and not self.kernels and not asked:
+            metas = [f"linux-headers-{self.apt['architecture']}"]
+        return sorted({f"linux-headers-{kernel.release}" for kernel in self.kernels} | {*metas, *asked})
+
+    @property
+    def target(self) -> str | None:
+        """The release; None where only the archive can say and was not asked yet."""
+        if self.answer.get("target"):
+            return str(self.answer["target"])
+        if self.stack.driver.decided_by != "repository":
+            return self.stack.driver.version
+        return None
+
+    @property
+    def switches(self) -> bool:
+        """Source, branch or flavour are to be others than what is there."""
+        flavour = picture_flavour(self.node)
+        branches = {release.split(".")[0] for release in self.own.values()}
+        other_branch = bool(branches - {str(self.stack.driver.branch)})
+        other_flavour = flavour is not None and flavour != self.stack.module.flavour
+        return bool(self.strangers) or other_branch or (other_flavour and bool(self.own))
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that are not there, half there, or at another release; empty on a node that is as it should be."""
+        have = self.apt["installed"]
+        obtainable = self.apt["headers"] if self.apt["lists"] else self.headers
+        wanted = [*self.bound, *(name for name in self.free if not _is_header(name) or name in obtainable)]
+        lacking = [name for name in wanted if name not in have]
+        moved = [name for name, release in self.own.items() if release != self.target]
+        half = [name for name in self.apt["unfinished"] if DRIVERS_OWN.search(name)]
+        return sorted({*lacking, *moved, *half})
+
+    @property
+    def going(self) -> list[str]:
+        """Installed packages that must go, known without asking apt: other sources, the other flavour, other pins."""
+        kept = {f"nvidia-driver-pinning-{what}" for what in (self.stack.driver.branch, self.target)}
+        pinning = [name for name in self.apt["installed"] if PINNING.match(name) and name not in kept]
+        wanted = {*self.bound, *self.free, *self.optional}
+        modules = [name for name in self.own if brings_kernel_module(name)]
+        modules += [name for name in self.apt["installed"] if FOR_KERNELS.match(name)]
+        others = [name for name in modules if name not in wanted]
+        return sorted({*self.strangers, *pinning, *(others if self.switches else ())})
+
+    @property
+    def coming(self) -> list[str]:
+        """Packages of the closure that apt would install."""
+        rows = self.answer.get("install", ())
+        return [row["name"] for row in rows if closure_line(row["name"], row["source"], self.stack.source)]
+
+    @property
+    def closure(self) -> list[str]:
+        """Names to hold: what is there, what is to come, and kernel and modules where they belong together."""
+        if self.follows:
+            return []
+        gone = {*self.going, *self.answer.get("remove", ())}
+        kernel = self.stack.module.kernel_packages if self.precompiled else ()
+        return sorted({*self.own, *self.bound, *self.coming, *kernel} - gone)
+
+    @property
+    def freed(self) -> list[str]:
+        """Names that the role holds from before and that stay without the driver's hold, such as a kernel."""
+        leaving = {*self.going, *self.answer.get("remove", ())}
+        return sorted(_own_holds(self.apt) - {*self.closure, *leaving})
+
+
+def _own_holds(apt: Mapping[str, Any]) -> set[str]:
+    """Installed packages that are held because the role did it."""
+    return set(apt.get("own_holds", ())) & set(apt.get("held", ())) & set(apt["installed"])
+
+
+def _is_header(name: str) -> bool:
+    return name.startswith("linux-headers-")
+
+
+def picture_flavour(node: NodeFacts) -> str | None:
+    """Flavour of the installed module; None where there is none or it could not be told."""
+    installed = picture_from_facts(node, load()).installed
+    return installed.flavour if installed else None
+
+
+def driver_input(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any] | None,
+) -> AptDriverInput:
+    if not isinstance(settings["persistence"], bool):
+        raise UsageError("persistence must be true or false, not text: use | bool")
+    return AptDriverInput(node_of(facts), plain(apt), stack_of(stack), plain(settings), plain(answer or {}))
+
+
+def driver_plan(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What there is to do for the driver on a node.
+
+    ``facts`` is a NodeFacts document, ``apt`` what ``apt_state.py`` printed, ``stack`` the stack of ``gpunode_plan``,
+    ``answer`` what ``apt_preview.py`` said. ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
+    ``persistence``, ``kernel_policy`` (``hold``, ``follow``: with modules that the distribution signed), and
+    ``sources_file``, the role's own file of apt sources.
+    """
+    case = driver_input(facts, apt, stack, settings, answer)
+    closure = case.closure
+    held = {package.name for package in case.node.packages or () if package.held} | set(apt.get("held", ()))
+    have = {*case.own, *(name for name in case.stack.module.kernel_packages if name in case.apt["installed"])}
+    return {
+        "target": case.target,
+        "missing": case.missing,
+        "going": case.going,
+        "closure": closure,
+        "held": sorted(held),
+        "freed": case.freed,
+        "daemon": any(name == DAEMON or name.startswith("nvidia-compute-utils") for name in case.apt["installed"]),
+        "loose": sorted(name for name in closure if name in have and name not in held),
+        "versions": dict(sorted(case.own.items())),
+        "wrong_versions": [f"{name} {release}" for name, release in sorted(case.own.items()) if release != case.target],
+        "stanzas": _stanzas(case),
+        "pins": _pins(
+            case, f"{case.stack.driver.branch}.*" if case.follows else case.target or case.stack.driver.constraint
+        ),
+        **_modules(case),
+    }
+
+
+def _stanzas(case: AptDriverInput) -> list[dict[str, Any]]:
+    """Sources that add the components which hold the driver, as far as the node's own sources lack them."""
+    if not case.source.components or case.node.os is None:
+        return []
+    return missing_components(
+        case.apt["sources"], str(case.node.os.codename), case.source.components, str(case.settings["sources_file"])
+    )
+
+
+def _pins(case: AptDriverInput, release: str) -> list[dict[str, Any]]:
+    """Stanzas of an apt preferences file that bind the closure to a release, the more exact one for Debian's source."""
+    names = [f"src:{name}" for name in case.source.pin_sources] or list(case.source.pin_packages)
+    return [{"packages": names, "pin": f"version {release}-*", "priority": PIN_PRIORITY}]
+
+
+def _modules(case: AptDriverInput) -> dict[str, Any]:
+    """Kernels, their modules, and the module in memory."""
+    target = case.target
+    built = {file.kernel for file in case.node.module_files or () if file.version == target}
+    built_by = sorted({row.name for row in case.node.dkms or () if row.version == target and "nvidia" in row.name})
+    important = [kernel.release for kernel in case.kernels if kernel.newest or kernel.running]
+    bare = [kernel.release for kernel in case.kernels if kernel.release in important and not kernel.headers]
+    with_headers = [kernel.release for kernel in case.kernels if kernel.headers]
+    # Ubuntu's modules come with the newest kernel: an older one that still runs goes with the next reboot.
+    wanting = with_headers if not case.precompiled else [kernel.release for kernel in case.kernels if kernel.newest]
+    by_flavour = case.source.dkms.get(case.stack.module.flavour)
+    running = next((kernel.release for kernel in case.node.kernels or () if kernel.running), None)
+    loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
+    gpus = bool(case.node.gpus_on_bus)
+    nouveau = "nouveau" in (case.node.modules or ())
+    return {
+        "precompiled": case.precompiled,
+        "dkms": built_by[0] if built_by else by_flavour or "nvidia",
+        "kernels_without_module": [release for release in wanting if release not in built],
+        "kernels_without_headers": [] if case.precompiled else sorted(set(bare)),
+        "images": [f"/boot/initrd.img-{kernel.release}" for kernel in case.kernels if kernel.image],
+        "loaded": loaded,
+        "gpus": gpus,
+        "running": gpus and bool(loaded),
+        "loadable": gpus and not loaded and not nouveau and running in built,
+        "exchangeable": gpus and bool(loaded) and loaded != target and running in built and not _used(case.node),
+        "reboot_reasons": [
+            *_reboot_reasons(case, gpus and nouveau, loaded),
+            *(
+                [f"kernel {running} runs and has no module, {', '.join(sorted(built))} has"]
+                if gpus and not loaded and built and running not in built
+                else []
+            ),
+        ],
+    }
+
+
+def _reboot_reasons(case: AptDriverInput, nouveau: bool, loaded: str) -> Iterator[str]:
+    if nouveau:
+        yield "nouveau is loaded and keeps NVIDIA's module off the GPU"
+    if loaded and case.target and loaded != case.target:
+        idle = "" if _used(case.node) else " (no process uses a GPU, so nvidia_driver_reload: true would exchange it)"
+        yield f"module {loaded} is loaded, {case.target} is installed{idle}"
+
+
+def _used(node: NodeFacts) -> bool:
+    """Something computes on a GPU; so it is taken where nobody could see it."""
+    return node.gpu_processes is None or any(process.computes for process in node.gpu_processes)
+
+
+def driver_question(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What ``apt_preview.py`` is asked for a node; the role adds ``files``, ``keys`` and ``preferences``."""
+    case = driver_input(facts, apt, stack, settings, None)
+    keep = {} if case.switches else dict.fromkeys(sorted(case.own.keys() - set(case.going)), f"{RELEASE}-*")
+    return {
+        "bound": {**keep, **case.bound},
+        "required": sorted(case.bound),
+        "free": [name for name in case.free if not _is_header(name)],
+        "alternatives": case.alternatives,
+        "lift": [] if case.precompiled else list(case.source.lift),
+        "restore": list(case.source.restore),
+        "optional": [*case.optional, *(name for name in case.free if _is_header(name))],
+        "constraint": case.target or case.stack.driver.constraint,
+        "drop": sorted(case.installed),
+        "remove": case.going,
+        "repair": bool(case.apt["unfinished"]),
+        "pins": _pins(case, RELEASE),
+    }
+
+
+def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()) -> dict[str, Any]:
+    """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``;
+    ``restore``: what goes back to the distribution's version.
+
+    ``freed`` stays, and was held for the driver's sake.
+    """
+    node = node_of(facts)
+    closure = {
+        package.name
+        for package in node.packages or ()
+        if not package.state.endswith("config-files") and _is_drivers(package)
+    }
+    have = [*apt["installed"], *apt["unfinished"]]
+    mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
+    packages = {*closure, *(name for name in have if BESIDE.match(name) or name in HELPERS)}
+    return {
+        "packages": sorted(packages),
+        "freed": sorted(_own_holds(apt) - packages),
+        "headers": sorted(name for name in have if name in mine or META_HEADERS.fullmatch(name)),
+        "restore": list(LIFTED),
+        "loaded": node.loaded_driver.version if node.loaded_driver else "",
+    }
+
+
+def _is_drivers(package: Any) -> bool:
+    origin = package.published or origin_of(package.name, package.version, package.maintainer)
+    return closure_line(package.name, package.source, origin) is not None

@@ -1,0 +1,299 @@
+"""What preflight and the role nvidia_driver do on a system whose packages dnf manages."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from typing import Any
+
+from gpunode.catalog import load
+from gpunode.catalog.origins import closure_line, closure_patterns
+from gpunode.checks.words import listed
+from gpunode.facts import NodeFacts
+from gpunode.printable import printable
+from gpunode.provisioning.documents import node_of, stack_of
+from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from
+from gpunode.variables import plain
+
+MODULE = "nvidia-driver"
+PLUGIN = "python3-dnf-plugin-versionlock"
+DAEMON = "nvidia-persistenced"
+# What may go where another stream needs it: parts of a driver that no stack names.
+EXPENDABLE = ["*nvidia*", "cuda-drivers*", "libnvsdm*", "libcuda*"]
+
+
+def package_manager(facts: Mapping[str, Any]) -> str | None:
+    """The program that manages the node's packages, by the catalog; None for a system that it does not know."""
+    node = node_of(facts)
+    row = load().os_of(node.os.id, node.os.version_id) if node.os else None
+    return row.manager if row else None
+
+
+def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
+    """Why dnf cannot be used on the node as it is, one line each; ``dnf`` is what ``dnf_state.py`` printed."""
+    if dnf is None:
+        return []
+    lines = [f"no-dnf: dnf 4 cannot be used through python3: {dnf['error']}"] if dnf["error"] else []
+    if dnf["twice"]:
+        lines.append(
+            f"half-done: a transaction was cut short, rpm has two versions of {listed(dnf['twice'], 5)}: "
+            "run dnf remove --duplicates"
+        )
+    if dnf["runfile"]:
+        lines.append(
+            "runfile: a driver from NVIDIA's .run installer is there: take it away with /usr/bin/nvidia-uninstall"
+        )
+    return list(map(printable, lines))
+
+
+@dataclass(frozen=True)
+class DnfDriverInput:
+    """A node, its stack and the role's settings; ``answer`` is what ``dnf_transaction.py`` said."""
+
+    node: NodeFacts
+    dnf: Mapping[str, Any]
+    stack: Stack
+    settings: Mapping[str, Any]
+    answer: Mapping[str, Any]
+
+    @cached_property
+    def installed(self) -> dict[str, Any]:
+        """Every installed package of a driver closure, whoever published it, by name."""
+        return installed_closure(self.node, load())
+
+    @cached_property
+    def own(self) -> dict[str, str]:
+        """Installed packages of the closure from the stack's source: name to release."""
+        return releases_from(self.stack.source, self.installed)
+
+    @property
+    def strangers(self) -> list[str]:
+        return sorted(self.installed.keys() - self.own.keys())
+
+    @property
+    def _full(self) -> tuple[tuple[str, ...], ...]:
+        return driver_names(self.stack, load(), "full") if self.settings["profile"] == "full" else ()
+
+    @property
+    def bound(self) -> list[str]:
+        """Packages to have at the driver's release."""
+        rows = [row for row in self.stack.packages if row.component in TOGETHER and row.with_driver]
+        full = [names[0] for names in self._full]
+        names = [row.name for row in rows if not (full and row.component == "driver")]
+        return sorted({*names, *full, *self.settings["extra_packages"]})
+
+    @property
+    def free(self) -> list[str]:
+        """Packages to have in whichever version goes with them."""
+        headers = [f"kernel-devel-{one.release}" for one in self.node.kernels or () if one.package and not one.headers]
+        plugin = [] if self.dnf["versionlock"] else [PLUGIN]
+        return sorted({*headers, *plugin, *self.settings["header_packages"]})
+
+    @property
+    def stream(self) -> str | None:
+        pin = self.stack.pin
+        return pin.pattern if pin and pin.mechanism == "module-stream" else None
+
+    @property
+    def target(self) -> str | None:
+        if self.answer.get("target"):
+            return str(self.answer["target"])
+        return self.stack.driver.version if self.stack.driver.decided_by != "repository" else None
+
+    @property
+    def coming(self) -> list[str]:
+        """Packages of the closure that are there after the transaction."""
+        rows = [row["name"] for row in self.answer.get("install", ())]
+        more = {name for name in rows if closure_line(name, name, self.stack.source)}
+        return sorted({*self.own, *more} - set(self.answer.get("remove", ())))
+
+    @property
+    def settled(self) -> bool:
+        """All is there as it should be, and dnf need not be asked."""
+        enabled = self.stream is None or self.stream == f"{MODULE}:{self.dnf['streams'].get(MODULE)}"
+        here = all(name in self.dnf["installed"] for name in self.bound)
+        return enabled and here and not self.free and not self.strangers and set(self.own.values()) == {self.target}
+
+    @property
+    def foreign_locks(self) -> dict[str, str]:
+        """Lines of others that keep a package of the closure at another release: line to package."""
+        found = {}
+        for line in self.dnf["locks"]:
+            for name in {*self.bound, *self.own}:
+                speaks = fnmatch(name, line) or re.match(rf"(\d+:)?{re.escape(name)}-(\d+:)?\d", line)
+                if speaks and not (self.target and self.target in line) and name != line:
+                    found[line] = name
+        return found
+
+
+def _case(
+    facts: Mapping[str, Any],
+    dnf: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any] | None,
+) -> DnfDriverInput:
+    return DnfDriverInput(node_of(facts), plain(dnf), stack_of(stack), plain(settings), plain(answer or {}))
+
+
+def dnf_plan(
+    facts: Mapping[str, Any],
+    dnf: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What there is to do for the driver on a node with dnf.
+
+    ``stack`` is the stack of ``gpunode_plan``; ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
+    ``switch``. Returned: ``question`` (what ``dnf_transaction.py`` is asked; the role adds ``repository`` and when),
+    ``settled`` (nothing is to be asked), ``changes`` (the answer says that something changes), ``target``, ``coming``
+    (names to be locked then), ``locks`` (lines for the plugin versionlock), ``wrong_versions``,
+    ``missing``, ``daemon``, ``reboot_reasons``.
+    """
+    case = _case(facts, dnf, stack, settings, answer)
+    said, switch = case.answer, bool(case.settings["switch"])
+    versions = {package.name: package.version for package in case.node.packages or ()}
+    loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
+    locked = sorted(name for name, release in case.own.items() if release == case.target)
+    return {
+        "question": {
+            "stream": case.stream,
+            "reset": None,
+            "bound": case.bound,
+            "constraint": case.target or case.stack.driver.constraint,
+            "free": case.free,
+            "closure": sorted(case.own),
+            "line": closure_patterns(case.stack.source),
+            "remove": case.strangers,
+            "expendable": EXPENDABLE,
+            "ignore_locks": sorted(case.foreign_locks) if switch else [],
+        },
+        "settled": case.settled,
+        "changes": bool(said.get("install") or said.get("remove") or said.get("stream") is not None),
+        "target": case.target,
+        "coming": case.coming,
+        "locks": [_lock(name, versions[name]) for name in locked],
+        "foreign_locks": sorted(case.foreign_locks),
+        "wrong_versions": [f"{name} {release}" for name, release in sorted(case.own.items()) if release != case.target],
+        "missing": [name for name in case.bound if name not in case.dnf["installed"]],
+        "daemon": DAEMON in case.dnf["installed"],
+        "loaded": loaded,
+        "reboot_reasons": _reboot_reasons(case, loaded),
+    }
+
+
+def _lock(name: str, version: str) -> str:
+    """As ``dnf versionlock add`` writes it, of any architecture."""
+    return f"{name}-{version if ':' in version else '0:' + version}.*"
+
+
+def _reboot_reasons(case: DnfDriverInput, loaded: str) -> list[str]:
+    gpus, modules = bool(case.node.gpus_on_bus), case.node.modules or ()
+    built = any(file.version == case.target for file in case.node.module_files or ())
+    reasons = []
+    if gpus and "nouveau" in modules:
+        reasons.append("nouveau is loaded and keeps NVIDIA's module off the GPU")
+    elif gpus and not loaded and built:
+        reasons.append(f"module {case.target} is built and not loaded")
+    if loaded and case.target and loaded != case.target:
+        reasons.append(f"module {loaded} is loaded, {case.target} is installed")
+    return reasons
+
+
+def dnf_refusals(
+    facts: Mapping[str, Any],
+    dnf: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any],
+) -> list[str]:
+    """Why the driver must not be changed, one line each: its name, the reason, and what to do."""
+    case = _case(facts, dnf, stack, settings, answer)
+    switch, lines = bool(case.settings["switch"]), []
+    if case.strangers and not switch:
+        lines.append(
+            f"other-source: {listed(case.strangers, 5)} came from elsewhere and {case.stack.source} is wished: set "
+            "nvidia_driver_switch: true to have it replaced in one transaction"
+        )
+    if case.foreign_locks and not case.settled and not switch:
+        lines.append(
+            f"held-packages: {listed(sorted(case.foreign_locks), 5)} in dnf's versionlock keeps another release than "
+            f"{case.target or case.stack.driver.constraint}, and is not gpunode's: dnf versionlock delete, or set "
+            "nvidia_driver_switch: true"
+        )
+    if answer.get("error"):
+        lines.append(dnf_error(str(answer["error"])))
+    elif "lacking" in answer:
+        lines.append(_lacking(case))
+    return list(map(printable, lines))
+
+
+def _lacking(case: DnfDriverInput) -> str:
+    """A part of the closure is not to be had at the release of the rest."""
+    answer = case.answer
+    gone = sorted(name for name, there in answer["lacking"].items() if not there)
+    if gone:
+        return f"package-gone: {listed(gone, 5)} is in no repository of the node: see to the mirror"
+    parts = [f"{name} is there in {', '.join(there[:3])}" for name, there in sorted(answer["lacking"].items())[:3]]
+    common = answer["common"]
+    near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
+    return f"closure-lags: {answer['constraint']} is not to be had of the whole closure: {'; '.join(parts)}{near}"
+
+
+# What dnf says, and what is to be done. The first that fits is told.
+OF_DNF = (
+    (
+        r"^(would-remove|module-stream|package-lock):",
+        "",
+        "",
+    ),
+    (
+        r"SHA1 is not considered secure|[Pp]olicy rejects|not bound",
+        "repository-key-sha1: ",
+        "the node's crypto policy takes no key or signature that rests on SHA1: give a newer key with "
+        "nvidia_repository_key; dnf said: ",
+    ),
+    (
+        r"nothing provides dkms",
+        "dkms-missing: ",
+        "the modules are built by dkms, which comes from EPEL: enable that repository on the node; dnf said: ",
+    ),
+    (
+        r"not signed as it has to be|GPG|PGP|[Ss]ignature",
+        "repository-unsigned: ",
+        "signatures are verified, always: sign the packages, or give their key with nvidia_repository_key; dnf said: ",
+    ),
+    (
+        r"Failed to download metadata|Cannot download|Curl error|[Cc]onnect|No more mirrors|did not end within",
+        "repository-unreachable: ",
+        "see to the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url); dnf said: ",
+    ),
+    (r"[Nn]o space left|[Dd]isk space|needs .* on the .* filesystem", "disk-full: ", "make room; dnf said: "),
+)
+
+
+def dnf_error(said: str) -> str:
+    """What ``dnf_transaction.py`` said as an error, with its name and with what to do about it."""
+    for pattern, name, remedy in OF_DNF:
+        if re.search(pattern, said):
+            return printable(f"{name}{remedy}{said}")
+    return printable(f"dnf-refuses: {said}")
+
+
+def dnf_removal(facts: Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, Any]:
+    """What goes with the driver: a question for ``dnf_transaction.py``, as ``dnf_plan`` gives it."""
+    node = node_of(facts)
+    return {
+        "stream": None,
+        "reset": MODULE if MODULE in dnf["streams"] else None,
+        "bound": [],
+        "constraint": "*",
+        "free": [],
+        "closure": [],
+        "line": {"names": [], "except": []},
+        "remove": sorted(installed_closure(node, load())),
+        "expendable": EXPENDABLE,
+        "ignore_locks": [],
+    }

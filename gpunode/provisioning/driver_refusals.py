@@ -1,0 +1,140 @@
+"""Why the driver must not be changed on a node with apt, one line each: its name, the reason, what to do."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.catalog.origins import upstream_version
+from gpunode.checks.words import listed
+from gpunode.printable import printable
+from gpunode.provisioning.driver_apt import DRIVERS_OWN, FOR_KERNELS, AptDriverInput, driver_input
+
+
+def driver_refusals(
+    facts: Mapping[str, Any],
+    apt: Mapping[str, Any],
+    stack: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    answer: Mapping[str, Any],
+) -> list[str]:
+    """Why the driver must not be changed, one line each: its name, the reason, and what to do.
+
+    ``answer`` is what ``apt_preview.py`` said; empty where nothing was asked. ``settings`` has ``switch`` besides:
+    what stands in the way may go.
+    """
+    case = driver_input(facts, apt, stack, settings, answer)
+    switch = bool(case.settings["switch"])
+    lines = []
+    if answer.get("error"):
+        lines.append(_of_apt(str(answer["error"])))
+    if "lacking" in answer:
+        lines.append(_lacking(case))
+    if case.strangers and not case.own and not switch:
+        origins = sorted({str(row.origin or "an unknown publisher") for row in case.installed.values()})
+        lines.append(
+            f"other-source: a driver from {' and '.join(origins)} is installed and {case.stack.source} is wished: set "
+            "nvidia_driver_switch: true to have it replaced in one transaction, or leave nvidia_driver_source: auto"
+        )
+    foreign = sorted(
+        package.name
+        for package in case.node.packages or ()
+        if package.held
+        and package.name not in apt.get("own_holds", ())
+        and package.name in case.own
+        and upstream_version(package.version) != (case.target or "?")
+    )
+    if foreign and case.missing and not switch:
+        lines.append(
+            f"held-packages: {listed(foreign, 5)} {'is' if len(foreign) == 1 else 'are'} held at another version than "
+            f"{case.target or case.stack.driver.constraint}, and not by gpunode: apt-mark unhold, or set "
+            "nvidia_driver_switch: true"
+        )
+    known = {*case.installed, *case.going, *(name for name in answer.get("remove", ()) if DRIVERS_OWN.search(name))}
+    others = sorted(set(answer.get("remove", ())) - known)
+    if others:
+        lines.append(
+            f"would-remove: apt would take away {listed(others, 5)} for it, which is not the driver's: "
+            "take it away first"
+        )
+    return list(map(printable, lines))
+
+
+def _lacking(case: AptDriverInput) -> str:
+    """A part of the closure is not to be had at the release of the rest."""
+    answer, word = case.answer, case.answer["constraint"]
+    gone = [name for name, there in answer["lacking"].items() if not there]
+    lagging = {name: there for name, there in answer["lacking"].items() if there}
+    whose = f"the repositories of source {case.stack.source}"
+    unsigned = [name for name in gone if FOR_KERNELS.match(name)]
+    if unsigned:
+        flavour = case.stack.module.kernel_flavour
+        return (
+            f"package-gone: {whose} have no {unsigned[0]}, the signed modules for the installed kernel {flavour}: "
+            "enable its components, choose another branch, or set nvidia_driver_source: nvidia, where DKMS builds them"
+        )
+    if gone:
+        names = listed(sorted(gone), 5)
+        return f"package-gone: {names} is in none of {whose}: see to the mirror, or enable its components"
+    common = answer.get("common") or []
+    branch, leads_to = str(case.stack.driver.branch), sorted({release.split(".")[0] for release in common})
+    if case.stack.source == "ubuntu" and len(leads_to) == 1 and leads_to != [branch]:
+        return (
+            f"closure-lags: branch {branch} is transitional in {whose}: its packages are there in {common[0]} and "
+            f"install branch {leads_to[0]}: nvidia_driver_version: {leads_to[0]}"
+        )
+    near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
+    if not lagging:
+        return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"
+    parts = [f"{name} is there in {', '.join(there[:3])}" for name, there in sorted(lagging.items())[:3]]
+    return f"closure-lags: {word} is not to be had of the whole closure from {whose}: {'; '.join(parts)}{near}"
+
+
+# What apt says of a repository, and what is to be done. The first that fits is told.
+OF_APT = (
+    (
+        r"SHA1 is not considered secure|[Pp]olicy rejected|signing key.*not bound",
+        "repository-key-sha1",
+        "Debian 13's verifier (sqv) takes no signature that rests on SHA1: give a newer key with nvidia_repository_key",
+    ),
+    (
+        r"EXPKEYSIG|KEYEXPIRED|[Ee]xpired",
+        "repository-key-expired",
+        "the key that signs the repository has expired: give the current one with nvidia_repository_key",
+    ),
+    (
+        r"NOSPLIT|does the network require authentication|<(!DOCTYPE|html)",
+        "repository-answers-html",
+        "something between the node and the repository answers in its place, a proxy or a login page: see to "
+        "nvidia_repository_proxy and nvidia_repository_url",
+    ),
+    (
+        r"unexpected size|Mirror sync in progress|Hash Sum mismatch",
+        "repository-mid-sync",
+        "the repository is being written, its index and its signature do not fit: run this again later, or name "
+        "another mirror with nvidia_repository_url",
+    ),
+    (
+        r"NO_PUBKEY|is not signed|BADSIG|no valid OpenPGP|Missing key|couldn't be verified|[Cc]learsigned",
+        "repository-unsigned",
+        "signatures are verified, always: sign the repository, or give its key with nvidia_repository_key",
+    ),
+    (
+        r"Could not (resolve|connect)|[Cc]onnection (refused|failed)|Unable to connect|Failed to fetch|timed? out",
+        "repository-unreachable",
+        "see to the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url)",
+    ),
+    (
+        r"Unable to parse package file|Malformed entry|Malformed stanza|Invalid record in the preferences file",
+        "apt-refuses",
+        "apt cannot read a file on the node: mend it, or delete it where it is gpunode's: its role writes it anew",
+    ),
+    (r"did not end within", "repository-slow", "run this again, or name a nearer mirror with nvidia_repository_url"),
+    (r"[Nn]o space left|enough free space", "disk-full", "make room, then run this again"),
+)
+
+
+def _of_apt(said: str) -> str:
+    for pattern, name, remedy in OF_APT:
+        if re.search(pattern, said):
+            return f"{name}: {remedy}; apt said: {said}"
+    return f"apt-refuses: {said}"
