@@ -330,7 +330,8 @@ def names_in(path):
 def finish_interrupted(question):
     """Finish what a run that was cut short left half-done; return the names of what there was.
 
-    What others left is not ours to finish, unless apt does nothing at all before it. What cannot be finished, the transaction itself completes, or it fails with it.
+    What others left is not ours to finish, unless apt does nothing at all before it. What cannot
+    be finished, the transaction itself completes, or it fails with it.
     """
     cut = DPKG_UPDATES.is_dir() and any(path.name.isdigit() for path in DPKG_UPDATES.iterdir())
     ours = {*names_in(JOURNAL), *(entry.partition("=")[0] for entry in question["install"])}
