@@ -232,6 +232,8 @@ class NodeFacts(Fact):
     cpu: Cpu | None = None
     cpu_sets: CpuSets | None = None
     cpu_frequency: CpuFrequency | None = None
+    cpus_allowed: int | None = None
+    """Logical processors that the probe could run on: fewer than ``cpu.cpus`` where a cpuset confines the session."""
     numa: tuple[NumaNode, ...] | None = None
     memory: Memory | None = None
     memory_controllers: tuple[MemoryController, ...] | None = None
@@ -244,6 +246,8 @@ class NodeFacts(Fact):
 
     # Network
     nics: tuple[Nic, ...] | None = None
+    addressed: tuple[str, ...] | None = None
+    """Interfaces with an IPv4 network of their own, bonds and bridges among them; the ports of these have none."""
     infiniband: tuple[IbDevice, ...] | None = None
     rdma_nodes: tuple[RdmaNode, ...] | None = None
     link_log: LinkLog | None = None

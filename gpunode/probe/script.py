@@ -74,6 +74,7 @@ FILES = (
     "/proc/meminfo",
     "/proc/uptime",
     "/proc/loadavg",
+    "/proc/net/route",
     "/proc/sys/kernel/tainted",
     "/proc/sys/kernel/modules_disabled",
     "/proc/driver/nvidia/version",
@@ -107,6 +108,7 @@ FILTERED_FILES = (
     ("/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
+    ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
 # Commands of which only the lines that matter are kept.
 FILTERED_COMMANDS = (
