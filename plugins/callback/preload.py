@@ -22,7 +22,7 @@ requirements:
 POLICIES = ("driver_apt", "driver_dnf", "driver_refusals", "fabric", "node_stack")
 
 
-class CallbackModule(CallbackBase):
+class CallbackModule(CallbackBase):  # type: ignore[misc]
     """Has no events of its own; loading it is all."""
 
     CALLBACK_VERSION = 2.0
