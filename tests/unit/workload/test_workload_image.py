@@ -37,7 +37,8 @@ def test_the_layers_are_those_of_the_images_configuration(tmp_path: Path) -> Non
     )
     assert read_image_file(path).layers == tuple(layers)
     assert read_image_file(archive(tmp_path / "y.tar", [{"Config": name, "RepoTags": None}], {name: {}})).layers == ()
-    for bad in ("text", [], {"rootfs": "text"}):
+    malformed: tuple[object, ...] = ("text", [], {"rootfs": "text"})
+    for bad in malformed:
         with pytest.raises(UsageError, match="not an archive of one image"):
             read_image_file(archive(tmp_path / "z.tar", [{"Config": name, "RepoTags": None}], {name: bad}))
 
