@@ -14,7 +14,15 @@ import sys
 import time
 from pathlib import Path
 
-from apt_private import APT, SIGNALS, SOURCES, AptError, leave_orderly, output_of, passing_over_damaged
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    APT,
+    SIGNALS,
+    SOURCES,
+    AptError,
+    leave_orderly,
+    output_of,
+    passing_over_damaged,
+)
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
 # apt writes a cache that is out of date anew whenever it is asked; a look is to change nothing. Without one it is slow.
@@ -29,6 +37,7 @@ OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # The boot in which the role nvidia_driver staged the key: the next one leads to the console where a person enrols it.
+JOURNAL = Path("/var/lib/gpunode/transaction")
 STAGED_IN = Path("/var/lib/gpunode/nvidia_driver/key-staged")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -139,7 +148,8 @@ def publishers(installed):
     form = "$(REPO_URI)|$(ORIGIN)|$(LABEL)"
     targets = said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
     repositories = [line.split("|") for line in targets if line.count("|") == 2]
-    found, name, exact = {}, "", False
+    found: dict[str, list[list[str]]] = {}
+    name, exact = "", False
     for line in said_by(["apt-cache", *settings_for_a_look(), "policy", *names]).splitlines():
         if re.match(r"\S+:$", line):
             name, exact = line[:-1], False
@@ -165,6 +175,14 @@ def policy_left():
         return "# Of gpunode," in POLICY.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
+
+
+def names_left():
+    """Packages of a transaction of ours that did not end well; [] where there is none."""
+    try:
+        return JOURNAL.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return []
 
 
 def header_packages():
@@ -263,35 +281,38 @@ def awaited(limit_s):
     return at_work()
 
 
-def main():
-    """Print one JSON document."""
-    for number in SIGNALS:
-        signal.signal(number, leave_orderly)
+def taken(holder=None):
+    """Return what apt and dpkg hold; None without dpkg, ``{"error": one line}`` where apt cannot be asked."""
     if not Path("/var/lib/dpkg/status").exists():
-        json.dump(None, sys.stdout)
-        return
-    holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+        return None
     try:
         with passing_over_damaged({}):
             held = packages()
             asked = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
     except (AptError, OSError) as error:
         # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
-        json.dump({"error": " ".join(str(error).split())}, sys.stdout)
-        return
-    state = {
+        return {"error": " ".join(str(error).split())}
+    return {
         **asked,
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
         **held,
         "own_holds": own_holds(),
         "policy_left": policy_left(),
+        "left": names_left(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "key": key(),
         "architecture": said_by(["dpkg", "--print-architecture"]).strip(),
         "lock_holder": holder,
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),
     }
-    json.dump(state, sys.stdout)
+
+
+def main():
+    """Print one JSON document."""
+    for number in SIGNALS:
+        signal.signal(number, leave_orderly)
+    there = Path("/var/lib/dpkg/status").exists()
+    json.dump(taken(awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)) if there else None, sys.stdout)
 
 
 if __name__ == "__main__":
