@@ -42,7 +42,7 @@ def unit(name: str) -> dict[str, Any]:
 
 def driven(bare: dict[str, Any], loaded: str | None = "580.95.05", **changes: Any) -> dict[str, Any]:
     """The same with driver 580.95.05 from NVIDIA, built for its kernel."""
-    module = {"kernel": KERNEL, "path": "/lib/modules/x/nvidia.ko", "version": "580.95.05", "flavour": "open"}
+    module: dict[str, Any] = {"kernel": KERNEL, "path": "/lib/modules/x/nvidia.ko", "version": "580.95.05", "flavour": "open"}
     module |= {"vermagic": KERNEL, "signed": False}
     there = {"running": True, "newest": True, "headers": True, "image": True}
     kernels = [{**kernel, **there} for kernel in bare["kernels"]]
@@ -205,7 +205,7 @@ def test_a_board_with_nvswitches_is_refused_without_its_fabric_manager(bare: dic
     settings = {"nvidia_driver": GOES, "nvidia_fabric": {"state": "absent"}}
     (line,) = planned("nvidia_driver", state_of(bare), settings).refusals
     assert line.startswith("fabric-manager:")
-    one = {**bare, "pci": [row for row in HGX if row["slot"].startswith("0000:10")]}
+    one = {**bare, "pci": [row for row in HGX if row["slot"] == "0000:10:00.0"]}
     assert planned("nvidia_driver", state_of(one), settings).refusals == ()
 
 
