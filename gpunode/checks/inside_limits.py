@@ -33,7 +33,7 @@ def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noq
         return Verdict(Status.SKIP, f"ran {ON_HOST}")
     if values.shm_bytes is None:
         return Verdict(Status.ERROR, "the size of /dev/shm was not seen")
-    least = SHM_LEAST.value
+    least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
     told = partial(
         Verdict,
         expected=least,
@@ -41,7 +41,7 @@ def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noq
         unit="MiB",
         source=NCCL_GUIDE,
     )
-    if values.shm_bytes < least * 2**20:
+    if mebibytes < least:
         return told(Status.FAIL, f"shared memory has {values.shm_bytes // 2**20} MiB, {least} are required")
     return told(Status.PASS, f"shared memory has {values.shm_bytes / GIB:.1f} GiB")
 
@@ -92,6 +92,7 @@ def stack(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # n
     if size == -1:
         return told(Status.WARN, "the stack is unlimited, which NCCL's threads cannot have", measured="unlimited")
     told = partial(told, measured=f"{size // 1024} KiB")
-    if size < least * 1024:
+    kibibytes = size / 1024
+    if kibibytes < least:
         return told(Status.WARN, f"the stack has {size // 1024} KiB, {least} are required")
     return told(Status.PASS, f"the stack has {size // 1024} KiB")
