@@ -213,10 +213,12 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, doc
     leaving: list[str] = []
     if goes:
         patterns = (*OWN_PACKAGES, *map(str, settings["extra_packages"]))
-        packages, leaving = departures(
-            state, patterns, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"])
-        )
-    data = [folder for folder in DATA if settings["remove_data"] and (ours or now.package is None) and _filled(state, folder)]
+        packages, leaving = departures(state, patterns, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]))
+    data = [
+        folder
+        for folder in DATA
+        if settings["remove_data"] and (ours or now.package is None) and _filled(state, folder)
+    ]
     users = [name for name in _remembered_users(state) if name in (docker.group or ())]
     own = (SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, DAEMON_BEFORE, USERS, BEFORE, RESTART, RELOAD)
     stays = now.package is not None and not ours

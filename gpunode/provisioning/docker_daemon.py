@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,10 +96,12 @@ def daemon_change(  # noqa: PLR0913
     path = KEPT if state.contents.get(KEPT) is not None else DAEMON
     text = state.contents.get(path)
     memory_file = MEMORY.format(owner)
-    try:
-        memories = {each: read_document(state.contents.get(MEMORY.format(each))) for each in OWNERS}
-    except ValueError as err:
-        return DaemonChange(MergedDaemon(), refusals=(f"{memory_file.rpartition('/')[0]}: {err}: remove the file",))
+    memories = {}
+    for each in OWNERS:
+        try:
+            memories[each] = read_document(state.contents.get(MEMORY.format(each)))
+        except ValueError as err:
+            return DaemonChange(MergedDaemon(), refusals=(f"{MEMORY.format(each)}: {err}: remove the file",))
     other = next(each for each in OWNERS if each != owner)
     merged = merge_daemon(text, values, memories[owner], memories[other])
     if merged.problem is not None:
@@ -123,8 +124,8 @@ def daemon_change(  # noqa: PLR0913
     return DaemonChange(
         merged,
         # In check mode the engine may only be planned: then there is no dockerd to ask.
-        files=(*_files(state, merged, path, memory_file, validates and bool(docker.options)), *_kept(state, path)),
-        pending=_pending(state, merged, to_reload, reasons, runs),
+        files=(*_files(state, merged, path, memory_file, validates and bool(docker.options)), *_kept(path)),
+        pending=_pending(merged, to_reload, reasons, runs),
         reload=reload,
         restart_reasons=tuple(dict.fromkeys(reasons)) if runs else (),
         obstacles=obstacles,
@@ -159,9 +160,7 @@ def _obstacles(
     return (*silent, *restart_obstacles(running, live, state.facts, merged.text)), switched_on and running > 0
 
 
-def _pending(
-    state: NodeState, merged: MergedDaemon, to_reload: list[str], reasons: list[str], runs: bool
-) -> tuple[ManagedFile, ...]:
+def _pending(merged: MergedDaemon, to_reload: list[str], reasons: list[str], runs: bool) -> tuple[ManagedFile, ...]:
     files = []
     if to_reload:
         files.append(ManagedFile(path=RELOAD, content="".join(f"{key}\n" for key in to_reload)))
@@ -208,7 +207,7 @@ def _files(
     return (*copies, memory, daemon) if merged.memory is not None else (*copies, daemon, memory)
 
 
-def _kept(state: NodeState, path: str) -> tuple[ManagedFile, ...]:
+def _kept(path: str) -> tuple[ManagedFile, ...]:
     """The copy from before the purge of nvidia-docker2 goes when daemon.json is there again."""
     return (ManagedFile(path=KEPT, content=None, phase="after", private=True),) if path == KEPT else ()
 
