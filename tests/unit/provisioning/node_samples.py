@@ -107,8 +107,8 @@ def after(manifest: Manifest, state: NodeState, **changes: Any) -> NodeState:
         document["files"][each.path] = here
         if each.path in document["contents"]:
             document["contents"][each.path] = each.content
-    for each in manifest.folders:
-        document["files"][each.path] = {"kind": "folder", "mode": each.mode, "entries": 1}
+    for folder in manifest.folders:
+        document["files"][folder.path] = {"kind": "folder", "mode": folder.mode, "entries": 1}
     return NodeState.model_validate({**document, **changes})
 
 

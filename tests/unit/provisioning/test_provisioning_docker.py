@@ -8,8 +8,8 @@ from node_samples import Planned, after, by_path, contents, context, file, node,
 from test_provisioning_keys import keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
-from gpunode.provisioning.docker import BEFORE, DAEMON, KEY, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
-from gpunode.provisioning.docker_daemon import KEPT, MEMORY, RELOAD, RESTART
+from gpunode.provisioning.docker import BEFORE, KEY, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
+from gpunode.provisioning.docker_daemon import DAEMON, KEPT, MEMORY, RELOAD, RESTART
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
 
