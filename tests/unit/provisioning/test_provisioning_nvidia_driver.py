@@ -42,7 +42,12 @@ def unit(name: str) -> dict[str, Any]:
 
 def driven(bare: dict[str, Any], loaded: str | None = "580.95.05", **changes: Any) -> dict[str, Any]:
     """The same with driver 580.95.05 from NVIDIA, built for its kernel."""
-    module: dict[str, Any] = {"kernel": KERNEL, "path": "/lib/modules/x/nvidia.ko", "version": "580.95.05", "flavour": "open"}
+    module: dict[str, Any] = {
+        "kernel": KERNEL,
+        "path": "/lib/modules/x/nvidia.ko",
+        "version": "580.95.05",
+        "flavour": "open",
+    }
     module |= {"vermagic": KERNEL, "signed": False}
     there = {"running": True, "newest": True, "headers": True, "image": True}
     kernels = [{**kernel, **there} for kernel in bare["kernels"]]
