@@ -166,6 +166,15 @@ def in_closure(name: str, source: str, origin: str | None) -> bool:
     return closure_line(name, source, origin) is not None
 
 
+def closure_patterns(origin: str) -> dict[str, list[str]]:
+    """Return the shell patterns of names (``names``, without those of ``except``) that carry the driver's version."""
+    rows = [row for row in table().closures if row.origin == origin]
+    return {
+        "names": [pattern for row in rows for pattern in row.packages],
+        "except": [pattern for row in rows for pattern in row.except_],
+    }
+
+
 def brings_kernel_module(name: str) -> bool:
     """True for a package after whose installation a kernel module is to be expected on disk."""
     return _any_matches(name, table().kernel_module_packages.packages)

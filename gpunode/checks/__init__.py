@@ -24,9 +24,11 @@ from gpunode.checks import (  # noqa: F401
     wheels,
     xids,
 )
+from gpunode.checks.actions import Action, State
 from gpunode.checks.identity import Gpu, Identity, Stack, identify
 from gpunode.checks.registry import (
     LEVELS,
+    Category,
     Check,
     Expectation,
     Finding,
@@ -39,6 +41,8 @@ from gpunode.checks.registry import (
 
 __all__ = [
     "LEVELS",
+    "Action",
+    "Category",
     "Check",
     "Expectation",
     "Finding",
@@ -46,6 +50,7 @@ __all__ = [
     "Identity",
     "Level",
     "Stack",
+    "State",
     "Status",
     "Value",
     "identify",

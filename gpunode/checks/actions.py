@@ -1,6 +1,7 @@
 """What is to be done about a finding, as data: a closed vocabulary on which a scheduler or a script can act."""
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal, get_args
 
@@ -63,6 +64,6 @@ def action(text: str, component: str = "node") -> Action:
     return Action(action=name, target=target or None, component=component)
 
 
-def most_severe(states: "list[State]") -> State:
+def most_severe(states: Iterable[State]) -> State:
     """Return the most severe of some states, ``none`` where there is none."""
     return max(states, key=STATES.index, default=State.NONE)

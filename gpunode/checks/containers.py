@@ -30,6 +30,8 @@ REGENERATE = (
     means="The four packages of NVIDIA's container toolkit are installed in one version.",
     remedy="Install all four in one version: nvidia-container-toolkit, nvidia-container-toolkit-base, "
     "libnvidia-container-tools, libnvidia-container1.",
+    state="observe",
+    actions=("run_role:nvidia_container_toolkit",),
 )
 def toolkit(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     found = {package.name: package for package in node.packages or () if package.name in TOOLKIT and present(package)}
@@ -67,6 +69,8 @@ def has_toolkit(node: NodeFacts) -> bool:
     means="Where Docker runs and the container toolkit is installed, the daemon knows the runtime nvidia: it was told, "
     "and restarted since.",
     remedy="nvidia-ctk runtime configure --runtime=docker, then systemctl restart docker on an idle node.",
+    state="drain",
+    actions=("run_role:nvidia_container_toolkit", "restart_service:docker.service"),
 )
 def runtime(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     docker, settings = node.docker, node.containers
@@ -92,6 +96,8 @@ def runtime(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     means="The CDI specification that containers are made from names this driver's libraries, and only files that are "
     "there. One that an upgrade left behind breaks every new container.",
     remedy=REGENERATE,
+    state="drain",
+    actions=("run_role:nvidia_container_toolkit",),
 )
 def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
@@ -109,6 +115,8 @@ def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
     "take the devices from every container.",
     remedy="Keep the one that nvidia-cdi-refresh.service writes, /var/run/cdi/nvidia.yaml, and remove the others; role "
     "nvidia_container_toolkit does so.",
+    state="drain",
+    actions=("run_role:nvidia_container_toolkit",),
 )
 def cdi_single(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]

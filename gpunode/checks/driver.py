@@ -40,6 +40,8 @@ UNREACHABLE = {
     means="The nvidia module is on disk for the running kernel, for the newest one (the next boot takes it), and for "
     "every other installed kernel that has headers.",
     remedy=f"Build it: {ROLE}, or dkms autoinstall -k KERNEL; /var/lib/dkms/nvidia*/*/build/make.log says what failed.",
+    state="observe",
+    actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
 def module_built(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not driver_installed(node):
@@ -97,6 +99,8 @@ def _role_of(kernel: Kernel) -> str:
     needs_gpu=True,
     means="The nvidia module is in memory.",
     remedy="Reboot, or load it with modprobe nvidia; dmesg shows why it does not load.",
+    state="drain",
+    actions=("reload_driver", "run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
 def module_loaded(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     loaded = node.loaded_driver
@@ -154,6 +158,8 @@ def _not_loaded(node: NodeFacts) -> Verdict:
     'reboot they have not, and every NVIDIA tool answers "Driver/library version mismatch".',
     remedy="Reboot, or with idle GPUs unload the old module (modprobe -r nvidia_uvm nvidia_drm nvidia_modeset nvidia) "
     "and load the new one.",
+    state="drain",
+    actions=("reload_driver", "restart_os"),
 )
 def library_matches_module(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if node.loaded_driver is None:
@@ -196,6 +202,8 @@ def same_version(one: str, other: str) -> bool:
     needs=("modules", "nouveau_blacklisted", "packages"),
     means="nouveau, the kernel's own driver for NVIDIA GPUs, is not loaded, and cannot take a GPU on the next boot.",
     remedy=f"Blacklist nouveau: {ROLE}.",
+    state="drain",
+    actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
 def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if "nouveau" in (node.modules or ()):
@@ -218,6 +226,8 @@ def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     means="NVIDIA's tools reach the loaded driver: none hangs, crashes, or reports that there is no driver or library. "
     "After one that hangs no other is started. Checks that need their output are skipped and point here.",
     remedy=f"{LOG} Drain the node and restart it.",
+    state="drain",
+    actions=("restart_os",),
 )
 def tools_answer(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     runs = node.tool_runs or ()

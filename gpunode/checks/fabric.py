@@ -82,6 +82,8 @@ def _unknown_platform(node: NodeFacts) -> Verdict | None:
     "behind NVSwitches cannot start CUDA (error 802).",
     remedy="systemctl enable --now UNIT; journalctl -u UNIT and /var/log/fabricmanager.log say why it does not start. "
     "Its version must be the driver's.",
+    state="drain",
+    actions=("restart_service:nvidia-fabricmanager.service", "run_role:nvidia_fabric"),
 )
 def manager(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     services = wanted_services(node)
@@ -149,6 +151,8 @@ def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
     means="The fabric manager has exactly the version of the driver in memory: with any other it refuses to run.",
     remedy="Install the fabric manager of the driver's version (nvidia-fabricmanager, before branch 580 "
     "nvidia-fabricmanager-BRANCH) and restart it on an idle node.",
+    state="drain",
+    actions=("run_role:nvidia_fabric",),
 )
 def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     version = (node.nvidia_tool_versions or {}).get("nv-fabricmanager")
@@ -178,6 +182,10 @@ def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     "in one.",
     remedy="Look at fabric.manager; journalctl -u nvidia-fabricmanager names the GPU or switch that it could not use. "
     "Restart it on an idle node, then reset the GPUs or reboot.",
+    state="drain",
+    actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "restart_os"),
+    scope="gpu",
+    architectures=("hopper", "blackwell", "rubin"),
 )
 def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = seen_gpus(node)

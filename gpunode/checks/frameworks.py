@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted
 from gpunode.checks.workload import component, explained, record_check, where
 from gpunode.facts.models.workload import (
@@ -19,10 +20,22 @@ from gpunode.facts.models.workload import (
 )
 from gpunode.facts.node import NodeFacts
 
-MAX_ERROR = 1e-3
-"""Of sums of some hundred products of numbers around 1 in single precision, beside double precision."""
-MEMORY_MISSING = 0.10
-"""The driver and the context of CUDA take a part of what nvidia-smi calls the total; more than this is a fault."""
+MAX_ERROR = Threshold(
+    "framework.max-error",
+    1e-3,
+    "absolute",
+    "Sums of some hundred products of numbers around 1 in single precision are off from double precision by more: a "
+    "failure.",
+    source="our choice: far above rounding, far below a wrong product",
+)
+MEMORY_MISSING = Threshold(
+    "framework.memory.missing-most",
+    0.10,
+    "of the total",
+    "Driver and CUDA context take a part of what nvidia-smi calls the total; more is a failure.",
+    source="our choice",
+    most=1,
+)
 OF_THE_IMAGE = ("container.library", "container.gpus", "container.cuda", "framework.wheel")
 """What brings down everything that computes on a GPU."""
 SEE_ERROR = "The message is the framework's own: search for it; the same image on another node tells node from image."
@@ -37,6 +50,8 @@ SEE_ERROR = "The message is the framework's own: search for it; the same image o
     means="A product of matrices is computed on every GPU, lies there, and is exactly right.",
     remedy="A wrong result on one GPU alone is a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
     + SEE_ERROR,
+    state="drain",
+    actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:
     told = partial(Verdict, component=component(node, record, values), expected=0.0, measured=values.max_error)
@@ -55,6 +70,8 @@ def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:
     after=OF_THE_IMAGE,
     means="Training steps in mixed precision lower the loss, and no number is lost on the way.",
     remedy=SEE_ERROR,
+    state="observe",
+    actions=("fix_configuration",),
 )
 def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
     losses = [loss for loss in values.losses if loss is not None]
@@ -77,10 +94,13 @@ def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa
     after=OF_THE_IMAGE,
     means="torch.compile makes code for the GPU that gives what the plain function gives.",
     remedy="The image needs a C compiler (apt-get install gcc) and the Triton of its PyTorch. " + SEE_ERROR,
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(MAX_ERROR,),
 )
 def compiled(values: CompileValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=f"at most {MAX_ERROR}", measured=values.max_error)
-    if values.max_error > MAX_ERROR:
+    told = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
+    if values.max_error > MAX_ERROR.value:
         return told(Status.FAIL, f"the compiled function is off by {values.max_error:g}{where(record)}")
     return told(Status.PASS, f"compiled for {values.compute_capability} in {values.compile_seconds:.1f} s")
 
@@ -93,12 +113,15 @@ def compiled(values: CompileValues, record: Record, node: NodeFacts) -> Verdict:
     after=OF_THE_IMAGE,
     means="A convolution and its gradient by cuDNN are what the processor computes.",
     remedy=SEE_ERROR,
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(MAX_ERROR,),
 )
 def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=f"at most {MAX_ERROR}", measured=values.max_error)
+    told = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
     if not values.enabled:
         return told(Status.FAIL, f"PyTorch does not use cuDNN{where(record)}")
-    if values.max_error > MAX_ERROR:
+    if values.max_error > MAX_ERROR.value:
         return told(Status.FAIL, f"the convolution is off by {values.max_error:g}")
     return told(Status.PASS, f"cuDNN {values.cudnn} computes a convolution and its gradient")
 
@@ -112,6 +135,8 @@ def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> V
     means="Worker processes hand batches to the GPU over shared memory, pinned.",
     remedy="'No space left on device' and 'Bus error' are shared memory that is full: docker run --shm-size=8g. "
     + SEE_ERROR,
+    state="observe",
+    actions=("fix_configuration",),
 )
 def dataloader(values: DataloaderValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
     told = partial(Verdict, measured=values.samples_per_second, unit="samples/s")
@@ -131,6 +156,9 @@ def dataloader(values: DataloaderValues, record: Record, node: NodeFacts) -> Ver
     after=OF_THE_IMAGE,
     means="PyTorch has the memory that the GPU has, and its allocator counts what it hands out.",
     remedy="Something else holds the GPU's memory, or the container has a slice of it (MIG, vGPU): nvidia-smi tells.",
+    state="observe",
+    actions=("reset_gpu",),
+    thresholds=(MEMORY_MISSING,),
 )
 def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
     document = (node.smi.document if node.smi else None) or {}
@@ -146,7 +174,7 @@ def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
     if len(whole) == 1:
         total = float(whole.pop())
         told = partial(told, expected=total)
-        if values.total_mib < total * (1 - MEMORY_MISSING):
+        if values.total_mib < total * (1 - MEMORY_MISSING.value):
             return told(Status.FAIL, f"PyTorch has {values.total_mib} MiB, the GPU has {total:.0f}")
     return told(Status.PASS, numbers)
 
@@ -159,6 +187,8 @@ def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
     means="TensorFlow sees the GPUs, takes memory as it needs it, computes in mixed_float16, and computes right.",
     remedy="pip install 'tensorflow[and-cuda]' brings the CUDA and cuDNN of that TensorFlow; 0 GPUs is most often a "
     "missing one of those.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> Iterator[Verdict]:
     told = partial(Verdict, measured=values.count, unit="GPUs")
@@ -189,6 +219,8 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
     after=OF_THE_IMAGE,
     means="DALI puts data on the GPU, where it is in the image.",
     remedy="Install the DALI of the image's CUDA: nvidia-dali-cuda120, nvidia-dali-cuda130. " + SEE_ERROR,
+    state="observe",
+    actions=("fix_configuration",),
 )
 def dali(values: DaliValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
     if values.samples <= 0:

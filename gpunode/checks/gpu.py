@@ -50,6 +50,8 @@ NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog lis
     "cannot be judged as a GPU node unless the site says that it is meant to have none.",
     remedy="Look at lspci -d 10de:, the firmware's PCIe settings, power and seating; in a virtual machine, at the "
     "passthrough. A node that is meant to have none: `gpus: 0` in the file of --expect.",
+    state="drain",
+    actions=("power_cycle", "replace_hardware"),
 )
 def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     slots = [device.slot for device in node.gpus_on_bus or ()]
@@ -76,6 +78,8 @@ def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     "should have (links, clocks, ECC) is judged by its model.",
     remedy="Compare lspci -nn -d 10de: with what was ordered; correct `model` in the file of --expect where that is "
     "wrong.",
+    state="drain",
+    actions=("fix_configuration",),
 )
 def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     names: dict[str, list[str]] = {}
@@ -170,6 +174,8 @@ def _as_expected(node: NodeFacts, wanted: str, measured: str) -> Verdict:
     needs_gpu=True,
     means="The driver has every NVIDIA GPU that is on the PCI bus, and nvidia-smi lists every GPU that it counts.",
     remedy="dmesg has the driver's reason for leaving out a GPU (NVRM, Xid); reseat it or power-cycle the node.",
+    state="drain",
+    actions=("restart_os", "power_cycle", "replace_hardware"),
 )
 def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     document = smi_document(node)
@@ -204,6 +210,8 @@ def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
     "and /dev/nvidia-uvm, which CUDA needs.",
     remedy="nvidia-modprobe -u -c 0 makes them; role nvidia_driver, tag nvidia_driver_service loads the modules that "
     "they belong to. A plain file in a device's place has to be removed first.",
+    state="drain",
+    actions=("run_role:nvidia_driver:nvidia_driver_service",),
 )
 def gpu_device_nodes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if node.loaded_driver is None:
@@ -246,6 +254,9 @@ def _what_is_there(path: str, found: DeviceNode | None) -> str:
     "that need values of a GPU that is lost are skipped and point here.",
     remedy=f"{LOG} Drain the node and restart it; power it off if that does not help, then check seating, power and "
     "temperature.",
+    state="drain",
+    actions=("restart_os", "power_cycle", "replace_hardware"),
+    scope="gpu",
 )
 def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = seen_gpus(node)
@@ -305,6 +316,9 @@ def _answers(gpu: SeenGpu) -> Verdict:
     "power cables, interrupts and a corrupted infoROM, whatever the values are.",
     remedy="nvidia-smi -q; echo $? shows message and exit status. Power cables and interrupts: power the node off and "
     "reseat the card.",
+    state="drain",
+    actions=("power_cycle", "replace_hardware"),
+    scope="gpu",
 )
 def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     document = smi_document(node)
@@ -349,12 +363,16 @@ def _messages(node: NodeFacts) -> list[str]:
     "gpu.recovery",
     means="The driver asks for no reset, drain or reboot of the GPU.",
     remedy="Drain the node, then do what the driver asks for: nvidia-smi --gpu-reset -i GPU, or a reboot.",
+    state="drain",
+    actions=("reset_gpu", "restart_os"),
 )
 def gpu_recovery(gpu: SeenGpu) -> Verdict:
     action, reset = gpu.said.get("recovery_action"), gpu.said.get("reset_required")
     drain = gpu.said.get("drain_and_reset_recommended")
     if action not in (None, "None"):
-        return Verdict(Status.FAIL, f"the driver asks for: {action}", expected="None", measured=action)
+        message = f"the driver asks for: {action}"
+        steps = ("restart_os",) if "reboot" in action.lower() else None
+        return Verdict(Status.FAIL, message, expected="None", measured=action, actions=steps)
     if reset:
         return Verdict(Status.FAIL, "the driver asks for a reset", expected=False, measured=True)
     if drain:

@@ -7,6 +7,7 @@ from functools import partial
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, hidden, seen_gpus
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
@@ -14,13 +15,57 @@ PERSISTENCE_UNIT = "nvidia-persistenced.service"
 OWN = "the card's own maximum"
 PERSISTENCED = "nvidia-persiste"  # as /proc/PID/comm has it
 PERSISTENCE_REMEDY = "Switch persistence on: role nvidia_driver, tag nvidia_driver_service."
-IDLE_MEMORY_MIB = 512
-BUSY_PERCENT = 90
-LEAST_OF_MODEL = 0.9
-LEAST_OF_MEMORY, MOST_OF_MEMORY = 0.9, 1.1
-"""Of the model's memory: drivers keep parts of it for themselves, and ECC takes a sixteenth of GDDR memory."""
-LEAST_WHEN_BUSY = 0.75
-"""Of the highest clock, which cards that boost by temperature and voltage seldom reach."""
+LIMIT_ROUNDING = Threshold(
+    "gpu.power-limit.rounding",
+    1,
+    "W",
+    "A limit that is lower than the default by more than this warns: limits are set in whole watts and printed with "
+    "decimals.",
+    source="our choice: the rounding of the tool",
+)
+BUSY = Threshold(
+    "gpu.clocks.busy", 90, "%", "A GPU that is used from here on counts as busy.", source="our choice", most=100
+)
+LEAST_OF_MODEL = Threshold(
+    "gpu.clocks.least-of-model",
+    0.9,
+    "of the model's clock",
+    "A card that offers less warns.",
+    source="our choice: vendors' cards differ by a few percent",
+    most=1,
+)
+LEAST_WHEN_BUSY = Threshold(
+    "gpu.clocks.least-when-busy",
+    0.75,
+    "of the highest clock",
+    "A busy GPU that nothing holds back and that runs below it warns; cards that boost by temperature and voltage "
+    "seldom reach the highest clock.",
+    source="our choice",
+    most=1,
+)
+IDLE_MEMORY = Threshold(
+    "gpu.memory-used.idle-most",
+    512,
+    "MiB",
+    "More memory in use that no process has warns.",
+    source="our choice: above what a driver keeps",
+)
+LEAST_OF_MEMORY = Threshold(
+    "gpu.memory-size.least",
+    0.9,
+    "of the model's memory",
+    "Less is a failure: drivers keep parts of it for themselves, and ECC takes a sixteenth of GDDR memory.",
+    source="our choice: below both",
+    most=1,
+)
+MOST_OF_MEMORY = Threshold(
+    "gpu.memory-size.most",
+    1.1,
+    "of the model's memory",
+    "More warns: it may be another model.",
+    source="our choice",
+    least=1,
+)
 
 
 @registry.check(
@@ -30,6 +75,9 @@ LEAST_WHEN_BUSY = 0.75
     means="Every GPU is kept initialised, and the daemon that keeps it so is active: without it the driver lets go of "
     "an idle GPU, and its settings and fast start with it.",
     remedy=PERSISTENCE_REMEDY,
+    state="observe",
+    actions=("run_role:nvidia_driver:nvidia_driver_service",),
+    scope="gpu",
 )
 def persistence(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = seen_gpus(node)
@@ -82,6 +130,8 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
     means="Any number of processes may use the GPU (compute mode Default).",
     remedy="nvidia-smi -i GPU -c DEFAULT, unless a job asked for the mode and is still there.",
     seen_by_guest=True,
+    state="drain",
+    actions=("fix_configuration",),
 )
 def compute_mode(gpu: SeenGpu) -> Verdict:
     mode = gpu.said.get("compute_mode")
@@ -107,6 +157,9 @@ def compute_mode(gpu: SeenGpu) -> Verdict:
     "a reset.",
     remedy="nvidia-smi -i GPU -mig 0 or 1 and a reset of the idle GPU change the mode; nvidia-smi mig -cgi PROFILE -C "
     "makes instances.",
+    state="drain",
+    actions=("fix_configuration", "reset_gpu"),
+    scope="gpu",
 )
 def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
@@ -148,14 +201,16 @@ def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
     "gpu.power-limit",
     means="The power limit in force is the card's default; with a lower one it is slower than others of its model.",
     remedy="nvidia-smi -i GPU -pl DEFAULT sets it back, unless the limit is meant.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(LIMIT_ROUNDING,),
 )
 def power_limit(gpu: SeenGpu) -> Verdict:
     limit, default = gpu.said.get("power_limit_w"), gpu.said.get("power_default_limit_w")
     if limit is None or default is None:
         return gpu.untold("the power limit", expected=gpu.for_servers)
     told = partial(Verdict, expected=default, measured=limit, unit="W", source="the card's own default")
-    # Limits are set in whole watts and printed with decimals.
-    if limit < default - 1:
+    if limit < default - LIMIT_ROUNDING.of(gpu.match):
         return told(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
     return told(Status.PASS, f"the power limit is {limit:g} W")
 
@@ -166,6 +221,9 @@ def power_limit(gpu: SeenGpu) -> Verdict:
     "near them.",
     remedy="nvidia-smi -q -d CLOCK,PERFORMANCE shows what holds the clocks down; nvidia-smi -i GPU -rgc and -rmc take "
     "locked clocks away.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(BUSY, LEAST_OF_MODEL, LEAST_WHEN_BUSY),
 )
 def clocks(gpu: SeenGpu) -> Verdict:
     now, most = gpu.part("clocks_mhz"), gpu.part("max_clocks_mhz")
@@ -174,14 +232,14 @@ def clocks(gpu: SeenGpu) -> Verdict:
     lower: list[tuple[str, int, int]] = []
     for kind, field in (("SM", "sm_clock_mhz"), ("memory", "memory_clock_mhz")):
         wanted, offered = gpu.known.get(field), most.get(kind.lower())
-        if wanted is not None and offered is not None and offered < LEAST_OF_MODEL * wanted:
+        if wanted is not None and offered is not None and offered < LEAST_OF_MODEL.of(gpu.match) * wanted:
             lower.append((kind, offered, wanted))
     problems = [
         f"the card offers a {kind} clock of {has} MHz at most, its model {wanted} MHz" for kind, has, wanted in lower
     ]
-    busy = (gpu.said.get("utilization_percent") or 0) >= BUSY_PERCENT
+    busy = (gpu.said.get("utilization_percent") or 0) >= BUSY.of(gpu.match)
     held_back = set(gpu.said.get("throttle_reasons") or ())
-    slow = busy and not held_back and now["sm"] < LEAST_WHEN_BUSY * most["sm"]
+    slow = busy and not held_back and now["sm"] < LEAST_WHEN_BUSY.of(gpu.match) * most["sm"]
     if slow:
         problems.append(f"busy, held back by nothing, and its SM clock is {now['sm']} of {most['sm']} MHz")
     known = CATALOG if gpu.known.get("sm_clock_mhz") is not None else OWN
@@ -208,6 +266,11 @@ def clocks(gpu: SeenGpu) -> Verdict:
     "container that cannot be seen from here. Where the operating system manages a GPU's memory (superchips, ATS), "
     "nothing is said: it keeps pages after their process, and puts its own there.",
     remedy="fuser -v /dev/nvidia* as root finds who holds the GPU; if nobody does, reset the idle GPU.",
+    state="observe",
+    actions=("reset_gpu",),
+    category="memory",
+    scope="gpu",
+    thresholds=(IDLE_MEMORY,),
 )
 def memory_used(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = seen_gpus(node)
@@ -228,15 +291,16 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
     if used is None:
         # A superchip's memory is the machine's own.
         return gpu.untold("the memory in use", expected=gpu.for_servers)
+    idle_most = IDLE_MEMORY.of(gpu.match)
     device = f"/dev/nvidia{gpu.said.get('minor_number')}"
     users = [
         process
         for process in node.gpu_processes or ()
         if process.gpu == gpu.component or (process.computes and device in process.devices)
     ]
-    if used > IDLE_MEMORY_MIB and not users:
+    if used > idle_most and not users:
         message = f"{used} MiB are in use, and no process has them"
-        return Verdict(Status.WARN, message, expected=IDLE_MEMORY_MIB, measured=used, unit="MiB")
+        return Verdict(Status.WARN, message, expected=idle_most, measured=used, unit="MiB")
     if users:
         return Verdict(
             Status.PASS,
@@ -244,7 +308,7 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
             measured=used,
             unit="MiB",
         )
-    return Verdict(Status.PASS, f"{used} MiB are in use", expected=IDLE_MEMORY_MIB, measured=used, unit="MiB")
+    return Verdict(Status.PASS, f"{used} MiB are in use", expected=idle_most, measured=used, unit="MiB")
 
 
 @gpu_check(
@@ -252,6 +316,10 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
     means="The driver has as much memory of the GPU as its model is sold with, less what ECC takes.",
     remedy="Reset the idle GPU (nvidia-smi --gpu-reset -i GPU) or restart the node; a card that stays smaller is "
     "defective or another model.",
+    state="drain",
+    actions=("reset_gpu", "restart_os", "replace_hardware"),
+    category="memory",
+    thresholds=(LEAST_OF_MEMORY, MOST_OF_MEMORY),
 )
 def memory_size(gpu: SeenGpu) -> Verdict:
     total = gpu.said.get("memory_total_mib")
@@ -267,10 +335,10 @@ def memory_size(gpu: SeenGpu) -> Verdict:
         )
         return Verdict(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
     told = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
-    if total < LEAST_OF_MEMORY * wanted:
+    if total < LEAST_OF_MEMORY.of(gpu.match) * wanted:
         status = Status.FAIL if gpu.sure("memory_mib" if sold is not None else "memory_gb") else Status.WARN
         return told(status, f"{total} MiB of memory, its model has {wanted}")
-    if total > MOST_OF_MEMORY * wanted:
+    if total > MOST_OF_MEMORY.of(gpu.match) * wanted:
         return told(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
     return told(Status.PASS, f"{total} MiB of memory")
 
@@ -281,6 +349,8 @@ def memory_size(gpu: SeenGpu) -> Verdict:
     needs_gpu=True,
     means="All GPUs of one model have the same VBIOS: firmware that differs brings other limits and other faults.",
     remedy="nvidia-smi --query-gpu=index,vbios_version --format=csv lists them; ask the vendor for one version.",
+    state="observe",
+    actions=("open_support_case",),
 )
 def vbios(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = seen_gpus(node)

@@ -5,21 +5,45 @@ from functools import partial
 
 from gpunode.checks.machine import is_container, is_guest
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
 
 GUIDES = "training guides: node sizes"
-OFFSET_MOST_S = 0.1
-FULL_PERCENT = 95
-NEARLY_FULL_PERCENT = 90
 FULL_SOURCE = "imbue cluster-health, health_checks.py"
-INODES_LEAST_PERCENT = 5
-MEMORY_LEAST_PERCENT = 5
-CORES_PER_GPU = 8
-MEMORY_PER_GPU_GIB = 32
-LOCAL_DISK_GB = 900
-"""1 TB as makers count, with room for what they round."""
-NOFILE_LEAST = 65536
+OFFSET_MOST = Threshold("host.time.offset-most", 0.1, "s", "A clock that is further off warns.", source="our choice")
+FULL = Threshold(
+    "host.disk-space.full", 95, "% used", "A file system this full is a failure.", source=FULL_SOURCE, most=100
+)
+NEARLY_FULL = Threshold(
+    "host.disk-space.nearly-full", 90, "% used", "A file system this full warns.", source=FULL_SOURCE, most=100
+)
+INODES_LEAST = Threshold(
+    "host.disk-space.inodes-least", 5, "% free", "Fewer free inodes are a failure.", source="our choice", most=100
+)
+MEMORY_LEAST = Threshold(
+    "host.memory-free.least", 5, "% available", "Less available memory warns.", source="our choice", most=100
+)
+FILES_LEAST = Threshold(
+    "host.limits.files-least", 65536, "open files", "A lower limit warns.", source="our choice: data loaders open many"
+)
+CORES_PER_GPU = Threshold("host.sized-for-gpus.cores", 8, "cores per GPU", "Fewer warn.", source=GUIDES)
+MEMORY_PER_GPU = Threshold("host.sized-for-gpus.memory", 32, "GiB per GPU", "Less warns.", source=GUIDES)
+LOCAL_DISK = Threshold(
+    "host.sized-for-gpus.disk",
+    900,
+    "GB",
+    "Less warns: 1 TB as makers count, with room for what they round.",
+    source=GUIDES,
+)
+SIZE_TOLERANCE = Threshold(
+    "host.sized-for-gpus.tolerance",
+    0.9,
+    "of the size",
+    "What is missing within it does not warn: firmware and kernel keep some of the memory for themselves.",
+    source="our choice",
+    most=1,
+)
 PERFORMANCE = ("performance",)
 UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
 
@@ -29,6 +53,9 @@ UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
     needs=("time_sync",),
     means="Something keeps the clock right: certificates, logs and distributed jobs go by it.",
     remedy="Install and start chrony, or systemctl enable --now systemd-timesyncd; chronyc tracking shows how it goes.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(OFFSET_MOST,),
 )
 def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     sync = node.time_sync
@@ -41,9 +68,9 @@ def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     by = f" by {sync.service}" if sync.service else ""
     if not sync.synchronized:
         yield Verdict(Status.FAIL, f"the clock is not synchronised{by}", expected=True, measured=False)
-    elif sync.offset_s is not None and abs(sync.offset_s) > OFFSET_MOST_S:
+    elif sync.offset_s is not None and abs(sync.offset_s) > OFFSET_MOST.value:
         message = f"the clock is {abs(sync.offset_s):g} s off{by}"
-        yield Verdict(Status.WARN, message, expected=OFFSET_MOST_S, measured=sync.offset_s, unit="s")
+        yield Verdict(Status.WARN, message, expected=OFFSET_MOST.value, measured=sync.offset_s, unit="s")
     else:
         yield Verdict(Status.PASS, f"the clock is synchronised{by}", expected=True, measured=True)
 
@@ -53,6 +80,9 @@ def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     needs=("file_systems",),
     means="No local file system is full, of bytes or of inodes.",
     remedy="du -xh --max-depth=2 MOUNT finds what fills it; docker system df and journalctl --disk-usage are a start.",
+    state="drain",
+    actions=("fix_configuration",),
+    thresholds=(FULL, NEARLY_FULL, INODES_LEAST),
 )
 def disk_space(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not node.file_systems:
@@ -65,17 +95,18 @@ def disk_space(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # no
 def _space(file_system: FileSystem) -> Verdict:
     size, free, inodes = file_system.size_mib, file_system.free_mib, file_system.inodes_free_percent
     used = round(100 * (1 - free / size)) if size else 100
+    full = FULL.value
     told = partial(
-        Verdict, component=file_system.mount, expected=FULL_PERCENT, measured=used, unit="% used", source=FULL_SOURCE
+        Verdict, component=file_system.mount, expected=full, measured=used, unit="% used", source=FULL_SOURCE
     )
     # What is made full, and cannot be written: squashfs, ISO images, firmware's variables.
     if file_system.type in ("squashfs", "iso9660", "erofs", "efivarfs"):
         return told(Status.PASS, f"{file_system.type} is always full")
-    if used >= FULL_PERCENT:
+    if used >= full:
         return told(Status.FAIL, f"{used} % used, {free} MiB free")
-    if inodes is not None and inodes < INODES_LEAST_PERCENT:
-        return told(Status.FAIL, f"{inodes} % of its inodes are free", expected=INODES_LEAST_PERCENT, measured=inodes)
-    if used >= NEARLY_FULL_PERCENT:
+    if inodes is not None and inodes < INODES_LEAST.value:
+        return told(Status.FAIL, f"{inodes} % of its inodes are free", expected=INODES_LEAST.value, measured=inodes)
+    if used >= NEARLY_FULL.value:
         return told(Status.WARN, f"{used} % used, {free} MiB free")
     return told(Status.PASS, f"{used} % used, {free} MiB free")
 
@@ -85,6 +116,9 @@ def _space(file_system: FileSystem) -> Verdict:
     needs=("memory",),
     means="The host has memory left for a job.",
     remedy="ps --sort=-rss aux shows who has it; look at tmpfs (df -t tmpfs) and reserved huge pages too.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(MEMORY_LEAST,),
 )
 def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     memory = node.memory
@@ -92,9 +126,9 @@ def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
         yield Verdict(Status.ERROR, "/proc/meminfo does not tell the available memory")
         return
     percent = round(100 * memory.available_mib / memory.total_mib)
-    told = partial(Verdict, expected=MEMORY_LEAST_PERCENT, measured=percent, unit="% available")
+    told = partial(Verdict, expected=MEMORY_LEAST.value, measured=percent, unit="% available")
     message = f"{memory.available_mib} of {memory.total_mib} MiB are available"
-    yield told(Status.WARN if percent < MEMORY_LEAST_PERCENT else Status.PASS, message)
+    yield told(Status.WARN if percent < MEMORY_LEAST.value else Status.PASS, message)
 
 
 @registry.check(
@@ -103,6 +137,8 @@ def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     means="Processors run at full clock when they are needed (governor or energy preference: performance), so that "
     "they do not keep GPUs waiting.",
     remedy="cpupower frequency-set -g performance, or tuned-adm profile accelerator-performance to keep it.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     frequency = node.cpu_frequency
@@ -130,15 +166,18 @@ def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
     "NCCL and MPI need for it.",
     remedy="Lines `* - memlock unlimited` and `* - nofile 1048576` in a file of /etc/security/limits.d, and "
     "DefaultLimitMEMLOCK=infinity in a drop-in of /etc/systemd/system.conf.d; then log in anew.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(FILES_LEAST,),
 )
 def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     files = _limit(node, "nofile")
     if files is None:
         yield Verdict(Status.SKIP, "no limit of open files is set by systemd or limits.conf", "nofile")
     else:
-        enough = files in UNLIMITED or (files.isdigit() and int(files) >= NOFILE_LEAST)
+        enough = files in UNLIMITED or (files.isdigit() and int(files) >= FILES_LEAST.value)
         status = Status.PASS if enough else Status.WARN
-        yield Verdict(status, f"{files} open files", "nofile", expected=NOFILE_LEAST, measured=files)
+        yield Verdict(status, f"{files} open files", "nofile", expected=FILES_LEAST.value, measured=files)
     if not node.infiniband:
         return
     memory = _limit(node, "memlock", per_unit=1024)
@@ -196,6 +235,8 @@ DEBUGGING: dict[str, tuple[str, ...]] = {
     means="No variable for debugging is left set for everybody: CUDA_LAUNCH_BLOCKING and its like make every job "
     "slower, or hide GPUs from it.",
     remedy="Take the line out of the file that is named; those who debug set it for themselves.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def environment(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     left = [setting for setting in node.environment or () if _slows(setting)]
@@ -217,6 +258,9 @@ def _slows(setting: EnvironmentSetting) -> bool:
     needs_gpu=True,
     means="The host can feed its GPUs: cores and memory for each of them, and a fast local disk for data.",
     remedy="Nothing to repair: plan with fewer loader processes and smaller batches, or another machine.",
+    state="none",
+    actions=("none",),
+    thresholds=(CORES_PER_GPU, MEMORY_PER_GPU, LOCAL_DISK, SIZE_TOLERANCE),
 )
 def sized_for_gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = len(node.gpus_on_bus or ())
@@ -224,17 +268,16 @@ def sized_for_gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
         return
     cores = node.cpu.cpus // (node.cpu.threads_per_core or 1)
     gib = round(node.memory.total_mib / 1024)
-    yield _enough("cores", cores, CORES_PER_GPU * gpus, "cores", f"{cores} cores for {counted(gpus, 'GPU')}")
-    yield _enough("memory", gib, MEMORY_PER_GPU_GIB * gpus, "GiB", f"{gib} GiB for {counted(gpus, 'GPU')}")
+    yield _enough("cores", cores, CORES_PER_GPU.value * gpus, "cores", f"{cores} cores for {counted(gpus, 'GPU')}")
+    yield _enough("memory", gib, MEMORY_PER_GPU.value * gpus, "GiB", f"{gib} GiB for {counted(gpus, 'GPU')}")
     # What a guest's disks are made of, only its host knows.
     kind = "disk" if is_guest(node) else "NVMe disk"
     fast = [disk for disk in node.disks or () if is_guest(node) or disk.name.startswith("nvme")]
     gigabytes = round(sum(disk.size_bytes for disk in fast if not disk.read_only) / 1e9)
     message = f"{gigabytes} GB on {counted(len(fast), kind)}"
-    yield _enough("disk", gigabytes, LOCAL_DISK_GB, "GB", message)
+    yield _enough("disk", gigabytes, LOCAL_DISK.value, "GB", message)
 
 
-def _enough(component: str, has: int, wants: int, unit: str, message: str) -> Verdict:
-    # Firmware and kernel keep some of the memory for themselves.
-    status = Status.PASS if has >= 0.9 * wants else Status.WARN
+def _enough(component: str, has: int, wants: float, unit: str, message: str) -> Verdict:
+    status = Status.PASS if has >= SIZE_TOLERANCE.value * wants else Status.WARN
     return Verdict(status, message, component, expected=wants, measured=has, unit=unit, source=GUIDES)

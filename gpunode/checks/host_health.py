@@ -6,13 +6,34 @@ from dataclasses import replace
 
 from gpunode.checks.links import gpus_of
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import KernelEvent, NodeFacts, Nvme
 
 DRIVER_NAMES = ("nvidia", "nv_", "nv-", "rm_", "uvm_", "os_acquire")
-WORN_PERCENT = 100
-SPARE_LEAST_PERCENT = 10
+CORRECTED_MOST = Threshold(
+    "host.memory-errors.corrected-most", 0, "errors", "More corrected errors since the boot warn.", source="our choice"
+)
+MEDIA_ERRORS_MOST = Threshold("host.nvme.media-errors-most", 0, "errors", "More warn.", source="our choice")
+WORN = Threshold(
+    "host.nvme.worn",
+    100,
+    "% used",
+    "From here on a disk warns: its maker's estimate of its life is over.",
+    source="NVMe specification, SMART log, Percentage Used",
+    most=255,
+)
+SPARE_LEAST = Threshold(
+    "host.nvme.spare-least", 10, "% left", "Fewer spare blocks warn.", source="our choice", most=100
+)
+PCIE_MOST = Threshold(
+    "host.pcie-errors.most", 0, "lines", "More lines about corrected errors since the boot warn.", source="our choice"
+)
+MACHINE_CHECKS_MOST = Threshold(
+    "host.machine-checks.most", 0, "lines", "More lines since the boot warn.", source="our choice"
+)
+KILLED_MOST = Threshold("host.killed-processes.most", 0, "processes", "More since the boot warn.", source="our choice")
 
 
 @registry.check(
@@ -20,6 +41,10 @@ SPARE_LEAST_PERCENT = 10
     needs=("memory_controllers",),
     means="The host's memory had no error since the boot: uncorrected ones destroy data, corrected ones announce them.",
     remedy="ras-mc-ctl --errors and the firmware's log name the module; replace it.",
+    state="drain",
+    actions=("replace_hardware",),
+    category="host",
+    thresholds=(CORRECTED_MOST,),
 )
 def memory_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not node.memory_controllers:
@@ -29,7 +54,7 @@ def memory_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  #
         if corrected is None or uncorrected is None:
             yield Verdict(Status.ERROR, "the kernel does not tell its error counts", controller.name)
             continue
-        status = Status.FAIL if uncorrected else Status.WARN if corrected else Status.PASS
+        status = Status.FAIL if uncorrected else Status.WARN if corrected > CORRECTED_MOST.value else Status.PASS
         message = f"{uncorrected} uncorrected and {counted(corrected, 'corrected error')} since the boot"
         yield Verdict(status, message, controller.name, expected=0, measured=uncorrected or corrected, unit="errors")
 
@@ -45,6 +70,9 @@ WITHOUT_HEALTH = {
     needs=("nvmes",),
     means="NVMe disks are live, give no warning of their own, and are not worn out.",
     remedy="nvme smart-log /dev/DISK shows its health; move the data and replace the disk.",
+    state="drain",
+    actions=("replace_hardware",),
+    thresholds=(MEDIA_ERRORS_MOST, WORN, SPARE_LEAST),
 )
 def nvme(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not node.nvmes:
@@ -61,16 +89,18 @@ def _nvme(disk: Nvme) -> Verdict:
     if disk.critical_warning:
         message = f"it warns: {listed(_warnings(disk.critical_warning))}"
         return Verdict(Status.FAIL, message, expected=0, measured=disk.critical_warning)
-    if disk.media_errors:
-        message = counted(disk.media_errors, "media error")
-        return Verdict(Status.WARN, message, expected=0, measured=disk.media_errors, unit="errors")
-    if (disk.percentage_used or 0) >= WORN_PERCENT:
+    if (disk.media_errors or 0) > MEDIA_ERRORS_MOST.value:
+        message = counted(disk.media_errors or 0, "media error")
+        return Verdict(
+            Status.WARN, message, expected=MEDIA_ERRORS_MOST.value, measured=disk.media_errors, unit="errors"
+        )
+    if (disk.percentage_used or 0) >= WORN.value:
         message = f"{disk.percentage_used} % of its life are used"
-        return Verdict(Status.WARN, message, expected=WORN_PERCENT, measured=disk.percentage_used, unit="%")
-    if disk.available_spare_percent is not None and disk.available_spare_percent < SPARE_LEAST_PERCENT:
+        return Verdict(Status.WARN, message, expected=WORN.value, measured=disk.percentage_used, unit="%")
+    if disk.available_spare_percent is not None and disk.available_spare_percent < SPARE_LEAST.value:
         message = f"{disk.available_spare_percent} % of its spare blocks are left"
         return Verdict(
-            Status.WARN, message, expected=SPARE_LEAST_PERCENT, measured=disk.available_spare_percent, unit="%"
+            Status.WARN, message, expected=SPARE_LEAST.value, measured=disk.available_spare_percent, unit="%"
         )
     used = f", {disk.percentage_used} % of its life used" if disk.percentage_used is not None else ""
     return Verdict(Status.PASS, f"healthy{used}", expected=0, measured=0)
@@ -96,6 +126,8 @@ def _warnings(bits: int) -> list[str]:
     means="No process hangs in the kernel (state D), where nothing can end it. One that hangs in NVIDIA's driver keeps "
     "its GPU until the node is restarted.",
     remedy="cat /proc/PID/stack as root shows where it hangs; for the GPU's driver, drain the node and restart it.",
+    state="drain",
+    actions=("restart_os",),
 )
 def stuck_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     stuck = node.stuck_processes or ()
@@ -128,6 +160,10 @@ def stuck_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     needs=("kernel_log",),
     means="The kernel saw no error on PCI Express (AER) since the boot.",
     remedy="lspci -vv -s SLOT names the device; reseat it, check riser and cable.",
+    state="drain",
+    actions=("power_cycle", "replace_hardware"),
+    category="pcie",
+    thresholds=(PCIE_MOST,),
 )
 def pcie_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     events = _events(node, "aer")
@@ -140,9 +176,9 @@ def pcie_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     words = listed([f"{gpus.get(slot, slot)}: {number}" for slot, number in places.most_common()])
     uncorrected = ", uncorrected ones among them" if fatal else ""
     yield Verdict(
-        Status.FAIL if fatal else Status.WARN,
+        Status.FAIL if fatal else Status.WARN if len(events) > PCIE_MOST.value else Status.PASS,
         f"{counted(len(events), 'line')} about errors {reach(node)}{uncorrected}: {words}",
-        expected=0,
+        expected=PCIE_MOST.value,
         measured=len(events),
         unit="lines",
     )
@@ -153,6 +189,9 @@ def pcie_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     needs=("kernel_log",),
     means="The processors reported no hardware error (machine check) since the boot.",
     remedy="ras-mc-ctl --errors and the firmware's log name the part that fails.",
+    state="observe",
+    actions=("open_support_case",),
+    thresholds=(MACHINE_CHECKS_MOST,),
 )
 def machine_checks(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     events = _events(node, "mce")
@@ -160,7 +199,8 @@ def machine_checks(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
         yield nothing_found(node, "machine check")
         return
     message = f"{counted(len(events), 'line')} {reach(node)}: {events[-1].message}"
-    yield Verdict(Status.WARN, message, expected=0, measured=len(events), unit="lines")
+    status = Status.WARN if len(events) > MACHINE_CHECKS_MOST.value else Status.PASS
+    yield Verdict(status, message, expected=MACHINE_CHECKS_MOST.value, measured=len(events), unit="lines")
 
 
 @registry.check(
@@ -168,6 +208,9 @@ def machine_checks(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
     needs=("kernel_log",),
     means="No process was killed for want of memory since the boot.",
     remedy="Give jobs a memory limit of their own, or the node more memory; journalctl -k -b shows who had how much.",
+    state="none",
+    actions=("none",),
+    thresholds=(KILLED_MOST,),
 )
 def killed_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     events = [event for event in _events(node, "oom") if event.process is not None or "Out of memory" in event.message]
@@ -176,7 +219,9 @@ def killed_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         return
     killed = Counter(event.process or "unknown" for event in events)
     words = listed([f"{name} ({number}x)" for name, number in killed.most_common()])
-    yield Verdict(Status.WARN, f"killed {reach(node)}: {words}", expected=0, measured=len(events), unit="processes")
+    most = KILLED_MOST.value
+    status = Status.WARN if len(events) > most else Status.PASS
+    yield Verdict(status, f"killed {reach(node)}: {words}", expected=most, measured=len(events), unit="processes")
 
 
 def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:

@@ -30,6 +30,10 @@ def _no_peers(node: NodeFacts) -> str | None:
     means="Addresses of GPUs are not translated on bare metal (IOMMU off, or in passthrough): translation makes every "
     "transfer between GPUs, and between GPU and network adapter, take the way through the processor.",
     remedy="Add iommu=pt to the kernel's command line and reboot, or switch the IOMMU off in the firmware.",
+    state="observe",
+    actions=("fix_configuration",),
+    bare_metal=True,
+    architectures=("x86_64",),
 )
 def iommu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     reason = _no_peers(node)
@@ -63,6 +67,10 @@ def iommu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
     needs_gpu=True,
     means="No bridge above a GPU sends traffic between peers up to the processor (ACS redirection) on bare metal.",
     remedy="Switch ACS off in the firmware, or for each bridge with setpci -s SLOT ECAP_ACS+6.w=0000 at every boot.",
+    state="observe",
+    actions=("fix_configuration",),
+    bare_metal=True,
+    architectures=("x86_64",),
 )
 def acs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     reason = _no_peers(node)

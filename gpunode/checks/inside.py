@@ -29,6 +29,8 @@ SIMULATED = "simulated GPUs: no library in a container can compute on them"
     level="standard",
     means="A container was started on the node with its idle GPUs, and the workload in it came to its end.",
     remedy="docker run by hand with the arguments of gpunode env; journalctl -u docker shows the engine's messages.",
+    state="drain",
+    actions=("restart_service:docker.service",),
 )
 def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if node.records is None:
@@ -82,6 +84,8 @@ def _run(record: Record) -> Iterator[Verdict]:
     means="The management library, CUDA and PyTorch count the same GPUs inside the container: all that it was given.",
     remedy="Give it the GPUs: --device nvidia.com/gpu=all (CDI) or --gpus all; role nvidia_container_toolkit sets both "
     "up. " + ARGUMENTS,
+    state="drain",
+    actions=("run_role:nvidia_container_toolkit",),
 )
 def gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     nvml, cuda = one(node, "versions.nvml", NvmlValues), one(node, "versions.cuda", CudaValues)

@@ -28,6 +28,8 @@ CUDA_SOURCE = "catalog (cuda.yml)"
     means="The driver's libraries inside the container have the version of the module that the kernel has loaded.",
     remedy="Write the CDI specification anew (nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml) and start "
     "containers anew; an image must not bring libcuda or libnvidia-ml of its own.",
+    state="drain",
+    actions=("run_role:nvidia_container_toolkit",),
 )
 def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     answer = one(node, "versions.system", SystemValues)
@@ -101,6 +103,8 @@ def refused(node: NodeFacts) -> str | None:
     means="Where the image's cuda-compat library stands in for the driver's, this driver and these GPUs allow it.",
     remedy="Take an image whose CUDA the driver has itself, or change the driver (gpunode plan -i INVENTORY --cuda "
     "VERSION); a needless cuda-compat goes: apt-get remove 'cuda-compat-*', or out of LD_LIBRARY_PATH.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     answer = one(node, "versions.cuda", CudaValues)
@@ -143,6 +147,8 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     means="The driver runs the CUDA that the image is made with.",
     remedy="Take an image or wheel of an older CUDA, or change the driver: gpunode plan -i INVENTORY --cuda "
     "VERSION, then role nvidia_driver.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     system, torch = one(node, "versions.system", SystemValues), one(node, "versions.torch", TorchValues)

@@ -4,10 +4,18 @@ from functools import partial
 
 from gpunode.checks.inside import ARGUMENTS, ON_HOST
 from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import record_check
 from gpunode.facts.models.workload import LimitValues, Record
 from gpunode.facts.node import NodeFacts
 from gpunode.tuning.containers import GIB, NCCL_GUIDE, SHM_MIN_BYTES, STACK_MIN_BYTES
+
+SHM_LEAST = Threshold(
+    "container.shm.least", SHM_MIN_BYTES // 2**20, "MiB", "Less shared memory is a failure.", source=NCCL_GUIDE
+)
+STACK_LEAST = Threshold(
+    "container.stack.least", STACK_MIN_BYTES // 1024, "KiB", "A smaller stack warns.", source=NCCL_GUIDE
+)
 
 
 @record_check(
@@ -16,23 +24,25 @@ from gpunode.tuning.containers import GIB, NCCL_GUIDE, SHM_MIN_BYTES, STACK_MIN_
     LimitValues,
     means="The container's shared memory holds what the DataLoader's workers and NCCL put there.",
     remedy="docker run --shm-size=8g (or --ipc=host). " + ARGUMENTS,
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(SHM_LEAST,),
 )
 def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
     if record.container is None:
         return Verdict(Status.SKIP, f"ran {ON_HOST}")
     if values.shm_bytes is None:
         return Verdict(Status.ERROR, "the size of /dev/shm was not seen")
+    least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
     told = partial(
         Verdict,
-        expected=SHM_MIN_BYTES // 2**20,
+        expected=least,
         measured=values.shm_bytes // 2**20,
         unit="MiB",
         source=NCCL_GUIDE,
     )
-    if values.shm_bytes < SHM_MIN_BYTES:
-        return told(
-            Status.FAIL, f"shared memory has {values.shm_bytes // 2**20} MiB, {SHM_MIN_BYTES // 2**20} are wanted"
-        )
+    if mebibytes < least:
+        return told(Status.FAIL, f"shared memory has {values.shm_bytes // 2**20} MiB, {least} are required")
     return told(Status.PASS, f"shared memory has {values.shm_bytes / GIB:.1f} GiB")
 
 
@@ -42,6 +52,8 @@ def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noq
     LimitValues,
     means="The container may lock memory without limit: RDMA and pinned buffers need it.",
     remedy="docker run --ulimit memlock=-1. " + ARGUMENTS,
+    state="observe",
+    actions=("fix_configuration",),
 )
 def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
     if record.container is None:
@@ -65,6 +77,9 @@ def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
     LimitValues,
     means="Threads in the container have a stack of at least 8 MiB, and not an unlimited one.",
     remedy="docker run --ulimit stack=67108864. " + ARGUMENTS,
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(STACK_LEAST,),
 )
 def stack(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
     if record.container is None:
@@ -72,10 +87,12 @@ def stack(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # n
     size = values.stack_bytes
     if size is None:
         return Verdict(Status.ERROR, "the limit of the stack was not seen")
-    told = partial(Verdict, expected=f"{STACK_MIN_BYTES // 1024} KiB", source=NCCL_GUIDE)
+    least = STACK_LEAST.value
+    told = partial(Verdict, expected=f"{least} KiB", source=NCCL_GUIDE)
     if size == -1:
         return told(Status.WARN, "the stack is unlimited, which NCCL's threads cannot have", measured="unlimited")
     told = partial(told, measured=f"{size // 1024} KiB")
-    if size < STACK_MIN_BYTES:
-        return told(Status.WARN, f"the stack has {size // 1024} KiB, {STACK_MIN_BYTES // 1024} are wanted")
+    kibibytes = size / 1024
+    if kibibytes < least:
+        return told(Status.WARN, f"the stack has {size // 1024} KiB, {least} are required")
     return told(Status.PASS, f"the stack has {size // 1024} KiB")

@@ -7,18 +7,30 @@ from typing import Any
 from gpunode.checks.gpus import SeenGpu, hidden, model_of, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, Smi
 
 FULL_SPEED_STATES = frozenset({"P0", "P1", "P2"})
 """Performance states in which the driver does not slow the PCIe link down."""
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-MOST_GAPS = 0.25
-"""Of the pairs of GPUs: with as few without NVLink, they were all meant to have it. Cards that bridges join in twos,
-and V100 in a cube of eight, lack it between far more."""
+MOST_GAPS = Threshold(
+    "link.topology.gaps-most",
+    0.25,
+    "of the pairs",
+    "Where no more pairs are without NVLink, all were meant to have it: a failure. Cards that bridges join in twos, "
+    "and V100 in a cube of eight, lack it between far more.",
+    source="our choice: between the two",
+    most=1,
+)
 MOST_IN_A_MESH = 4
-MOST_REPLAYS = 8
-REPLAYS_SOURCE = "DCGM, health watch of PCIe (more than 8 replays per minute)"
+MOST_REPLAYS = Threshold(
+    "link.pcie-replays.most",
+    8,
+    "replays per minute",
+    "More since the boot on average warn.",
+    source="DCGM, health watch of PCIe (more than 8 replays per minute)",
+)
 BOTH_ENDS = "both ends of the link"
 GUEST = "a virtual machine: only its host sees this"
 SEATING = "Reseat the card and check riser, cable and slot; lspci -vv -s SLOT shows LnkCap and LnkSta of both ends."
@@ -43,6 +55,10 @@ def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
     means="The PCIe link of every GPU has as many lanes as both of its ends can do. The width does not change when a "
     "GPU is idle: fewer lanes are a fault.",
     remedy=SEATING,
+    state="drain",
+    actions=("power_cycle", "replace_hardware"),
+    scope="gpu",
+    bare_metal=True,
 )
 def pcie_width(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     for component, device in gpus_of(node):
@@ -107,6 +123,11 @@ def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdi
     means="GPUs send few packets over PCI Express again: the driver's counter, as a rate over the time since the boot. "
     "Errors come in bursts, so that the rate of a bad hour may be higher.",
     remedy="nvidia-smi -q -d PCIE shows whether Replays Since Reset rises. " + SEATING,
+    state="observe",
+    actions=("power_cycle", "replace_hardware"),
+    scope="gpu",
+    bare_metal=True,
+    thresholds=(MOST_REPLAYS,),
 )
 def pcie_replays(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = seen_gpus(node)
@@ -122,16 +143,16 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     replays = gpu.part("pcie").get("replays")
     if replays is None:
         return gpu.untold("replays on PCI Express", expected=gpu.for_servers)
-    rate = replays / minutes
+    rate, most = replays / minutes, MOST_REPLAYS.of(gpu.match)
     told = Verdict(
         Status.PASS,
         f"{counted(replays, 'packet')} sent again since the driver was loaded",
-        expected=MOST_REPLAYS,
+        expected=most,
         measured=round(rate, 3),
         unit="replays per minute",
-        source=REPLAYS_SOURCE,
+        source=MOST_REPLAYS.source,
     )
-    if rate <= MOST_REPLAYS:
+    if rate <= most:
         return told
     return replace(told, status=Status.WARN, message=f"{replays} packets sent again, {rate:.0f} in a minute on average")
 
@@ -143,6 +164,10 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     means="The PCIe link of every GPU runs at the generation that both of its ends can do. An idle GPU slows its link "
     "down on purpose: then nothing is said.",
     remedy=f"{SEATING} A firmware setting may also hold the slot at a lower generation.",
+    state="drain",
+    actions=("power_cycle", "replace_hardware"),
+    scope="gpu",
+    bare_metal=True,
 )
 def pcie_speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     document = (node.smi.document if node.smi else None) or {"gpus": ()}
@@ -200,6 +225,9 @@ def answer_of(node: NodeFacts, answer: Smi | None, what: str) -> dict[str, Any] 
     "pairs are NVLink, all are NVLink.",
     remedy="nvidia-smi topo -m and nvidia-smi nvlink --status show what is missing; look at nvlink.state and "
     "fabric.manager.",
+    state="drain",
+    actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "replace_hardware"),
+    thresholds=(MOST_GAPS,),
 )
 def topology(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     document = answer_of(node, node.topology, "nvidia-smi topo -m")
@@ -260,7 +288,7 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
     linked = sum(map(_is_nvlink, between.values()))
     gaps = [f"{one}-{other} {way}" for (one, other), way in between.items() if not _is_nvlink(way)]
     mesh = _mesh(node)
-    few = linked > 0 and len(gaps) <= MOST_GAPS * len(between)
+    few = linked > 0 and len(gaps) <= MOST_GAPS.value * len(between)
     if not gaps or not (few or mesh):
         return told
     message = f"{counted(len(gaps), 'pair')} of {len(between)} not linked by NVLink: {listed(gaps)}"
@@ -304,6 +332,10 @@ def _mesh(node: NodeFacts) -> str | None:
     means="The firmware tells which NUMA node each GPU is at, so that jobs can be put beside it.",
     remedy="Update the firmware, or switch NUMA on in it (NPS, sub-NUMA clustering); cat "
     "/sys/bus/pci/devices/SLOT/numa_node shows what the kernel knows.",
+    state="observe",
+    actions=("fix_configuration",),
+    scope="gpu",
+    bare_metal=True,
 )
 def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     with_cpus = [entry.node for entry in node.numa or () if entry.cpus]
@@ -334,6 +366,8 @@ def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     remedy="nvidia-smi topo -p2p r names the reason: NS not supported, CNS by the chipset, GNS by the GPU, TNS by the "
     "topology, DR switched off in the driver (NVreg_RegistryDwords does not belong on a healthy node). With NVLink: "
     "nvlink.state and fabric.manager; over PCIe: host.acs and host.iommu.",
+    state="drain",
+    actions=("restart_service:nvidia-fabricmanager.service", "fix_configuration"),
 )
 def p2p(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     document = answer_of(node, node.peer_access, "nvidia-smi topo -p2p r")

@@ -4,15 +4,41 @@ from functools import partial
 
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted
 
-CORRECTED_MOST = 20_000_000
-"""Since the last reset."""
-CORRECTED_SOURCE = "AzNHC, azure_gpu_ecc.nhc"
-REMAPPED_MOST = 512
+UNCORRECTED_MOST = Threshold(
+    "gpu.ecc-uncorrected.most",
+    0,
+    "errors",
+    "More uncorrectable errors since the driver was loaded are a failure.",
+    source="our choice: each one lost data",
+)
+LIFETIME_MOST = Threshold(
+    "gpu.ecc-uncorrected.lifetime-most",
+    0,
+    "errors",
+    "More uncorrectable errors in the card's life warn.",
+    source="our choice",
+)
+CORRECTED_MOST = Threshold(
+    "gpu.ecc-corrected.most",
+    20_000_000,
+    "errors",
+    "More corrected errors since the driver was loaded warn.",
+    source="AzNHC, azure_gpu_ecc.nhc",
+)
 REMAPPED_SOURCE = "AzNHC azure_gpu_ecc.nhc, OCI check_gpu_setup.py, sichek's specifications"
-RETIRED_MOST = 10
-RETIRED_SOURCE = "GCM check_nvidia_smi.py"
+REMAPPED_MOST = Threshold(
+    "gpu.remapped-rows.most",
+    512,
+    "rows",
+    "More rows that were remapped after uncorrectable errors are a failure.",
+    source=REMAPPED_SOURCE,
+)
+RETIRED_MOST = Threshold(
+    "gpu.retired-pages.most", 10, "pages", "More retired pages are a failure.", source="GCM check_nvidia_smi.py"
+)
 PENDING = "nvidia-smi -i GPU -e 1 keeps ECC on; a reset of the idle GPU or a reboot applies a change that is meant."
 RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), or reboot."
 
@@ -22,6 +48,9 @@ RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), 
     means="ECC is on where the card has it, and no change of it waits for a reset: without it, errors in memory go "
     "unnoticed into results.",
     remedy="nvidia-smi -i GPU -e 1 and a reset of the idle GPU switch it on.",
+    state="observe",
+    actions=("fix_configuration", "reset_gpu"),
+    category="memory",
 )
 def ecc_mode(gpu: SeenGpu) -> Verdict:
     enabled, pending = gpu.part("ecc").get("enabled"), gpu.part("ecc").get("pending")
@@ -43,6 +72,10 @@ def ecc_mode(gpu: SeenGpu) -> Verdict:
     means="Memory has had no uncorrectable error since the driver was loaded (volatile), and none in the card's life "
     "(aggregate). Older ones were dealt with by remapping or retirement, and are worth watching.",
     remedy=f"{RESET} Errors that come back: run DCGM's diagnosis (dcgmi diag -r 3) and return the card.",
+    state="drain",
+    actions=("reset_gpu", "open_support_case", "replace_hardware"),
+    category="memory",
+    thresholds=(UNCORRECTED_MOST, LIFETIME_MOST),
 )
 def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
     ecc = gpu.part("ecc")
@@ -57,32 +90,37 @@ def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
             measured=ever,
             remedy="Return the card: its on-chip memory cannot be repaired.",
         )
-    if now:
+    if (now or 0) > UNCORRECTED_MOST.of(gpu.match):
         return told(
             Status.FAIL,
-            f"{counted(now, 'uncorrectable error')} since the driver was loaded, {ever} in the card's life",
+            f"{counted(now or 0, 'uncorrectable error')} since the driver was loaded, {ever} in the card's life",
             measured=now,
         )
     if now is None:
         return gpu.untold("its volatile ECC counters", expected=True)
-    if ever:
-        message = f"{counted(ever, 'uncorrectable error')} in the card's life, none since the driver was loaded"
-        return told(Status.WARN, message, measured=ever)
-    return told(Status.PASS, "no uncorrectable error", measured=0)
+    words = f"{counted(now, 'uncorrectable error')} since the driver was loaded, {ever or 0} in the card's life"
+    if (ever or 0) > LIFETIME_MOST.of(gpu.match):
+        return told(Status.WARN, words, measured=ever)
+    return told(Status.PASS, words if now or ever else "no uncorrectable error", measured=now)
 
 
 @gpu_check(
     "gpu.ecc-corrected",
     means="Corrected errors are not so many that an uncorrectable one is to be expected.",
     remedy="Watch the counters (nvidia-smi -q -d ECC); run DCGM's diagnosis when the GPU is idle.",
+    state="observe",
+    actions=("open_support_case",),
+    category="memory",
+    thresholds=(CORRECTED_MOST,),
 )
 def ecc_corrected(gpu: SeenGpu) -> Verdict:
     ecc = gpu.part("ecc")
     now = ecc.get("volatile_corrected")
     if now is None:
         return gpu.untold("its ECC counters", expected=ecc.get("enabled") is True)
-    told = partial(Verdict, expected=CORRECTED_MOST, measured=now, unit="errors", source=CORRECTED_SOURCE)
-    if now > CORRECTED_MOST:
+    most = CORRECTED_MOST.of(gpu.match)
+    told = partial(Verdict, expected=most, measured=now, unit="errors", source=CORRECTED_MOST.source)
+    if now > most:
         return told(Status.WARN, f"{now} corrected errors since the driver was loaded")
     return told(Status.PASS, f"{counted(now, 'corrected error')} since the driver was loaded")
 
@@ -92,6 +130,11 @@ def ecc_corrected(gpu: SeenGpu) -> Verdict:
     means="No row of memory waits to be remapped, remapping has not failed, and few spare rows are used (cards from "
     "Ampere on).",
     remedy=f"{RESET} A failure, or very many rows: return the card.",
+    state="drain",
+    actions=("reset_gpu", "replace_hardware"),
+    category="memory",
+    architectures=("ampere", "ada", "hopper", "blackwell", "rubin"),
+    thresholds=(REMAPPED_MOST,),
 )
 def remapped_rows(gpu: SeenGpu) -> Verdict:
     rows = gpu.part("remapped_rows")
@@ -106,9 +149,9 @@ def remapped_rows(gpu: SeenGpu) -> Verdict:
     if rows.get("pending"):
         message = f"a row waits to be remapped ({uncorrected} uncorrectable, {corrected} correctable so far)"
         return told(Status.FAIL, message, measured=1, unit="rows pending")
-    if uncorrected > REMAPPED_MOST:
+    if uncorrected > REMAPPED_MOST.of(gpu.match):
         message = f"{uncorrected} rows were remapped after uncorrectable errors"
-        return told(Status.FAIL, message, expected=REMAPPED_MOST, measured=uncorrected, unit="rows")
+        return told(Status.FAIL, message, expected=REMAPPED_MOST.of(gpu.match), measured=uncorrected, unit="rows")
     if None in (rows.get("failure"), rows.get("pending")):
         return gpu.untold("whether rows wait to be remapped", expected=True)
     message = f"{counted(uncorrected + corrected, 'row')} remapped, none waits"
@@ -119,6 +162,11 @@ def remapped_rows(gpu: SeenGpu) -> Verdict:
     "gpu.retired-pages",
     means="No page of memory waits to be retired, and few are (cards up to Turing).",
     remedy=f"{RESET} Many pages, or ever more of them: return the card.",
+    state="drain",
+    actions=("reset_gpu", "replace_hardware"),
+    category="memory",
+    architectures=("kepler", "maxwell", "pascal", "volta", "turing"),
+    thresholds=(RETIRED_MOST,),
 )
 def retired_pages(gpu: SeenGpu) -> Verdict:
     pages = gpu.part("retired_pages")
@@ -128,13 +176,12 @@ def retired_pages(gpu: SeenGpu) -> Verdict:
         until_turing = capability is not None and float(capability) < 8.0
         return gpu.untold("its retired pages", expected=gpu.for_servers and until_turing)
     number = (single or 0) + (double or 0)
-    told = partial(Verdict, measured=number, unit="pages", source=RETIRED_SOURCE)
+    most = RETIRED_MOST.of(gpu.match)
+    told = partial(Verdict, measured=number, unit="pages", source=RETIRED_MOST.source)
     if pending:
         return told(Status.FAIL, f"pages wait to be retired ({number} are)", expected=0)
-    if number > RETIRED_MOST:
-        return told(
-            Status.FAIL, f"{number} pages are retired, {double} of them for double-bit errors", expected=RETIRED_MOST
-        )
+    if number > most:
+        return told(Status.FAIL, f"{number} pages are retired, {double} of them for double-bit errors", expected=most)
     if pending is None:
         return gpu.untold("whether pages wait to be retired", expected=True)
-    return told(Status.PASS, f"{counted(number, 'page')} retired, none waits", expected=RETIRED_MOST)
+    return told(Status.PASS, f"{counted(number, 'page')} retired, none waits", expected=most)

@@ -12,6 +12,8 @@ from gpunode.facts.node import NodeFacts
     means="The node was reached and its data collected. A host that could not be reached has this finding alone, as "
     "error.",
     remedy="Try: ansible -m ping HOST",
+    state="none",
+    actions=("none",),
 )
 def reachable(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     simulated = " on a simulated node" if node.simulated else ""
@@ -23,6 +25,8 @@ def reachable(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
     needs=("units",),
     means="No systemd unit is in state failed.",
     remedy="systemctl status UNIT and journalctl -u UNIT say why; systemctl reset-failed once it is mended.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def units_failed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     failed = sorted(unit.name for unit in node.units or () if unit.active == "failed")

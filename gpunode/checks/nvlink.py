@@ -9,11 +9,21 @@ from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
 LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) tell more."
-LEAST_OF_SPEED = 0.95
+LEAST_OF_SPEED = Threshold(
+    "nvlink.speed.least", 0.95, "of the model's speed", "A slower link is a failure.", source="our choice", most=1
+)
+ERRORS_MOST = Threshold(
+    "nvlink.errors.most",
+    0,
+    "errors",
+    "More data that was sent again on all links of a GPU warns; a link that went down is always a failure.",
+    source="our choice: the counters stay 0 on a healthy link",
+)
 OPTIONAL = ("bridge", "module")
 """Forms of NVLink that need not be connected to anything."""
 WENT_DOWN = ("recovery", "link_recovery_failed", "link_recovery_failed_events")
@@ -121,6 +131,9 @@ def _sleeps(link: Link) -> bool:
     needs_gpu=True,
     means="Every GPU with NVLink has as many links as its model.",
     remedy=f"Drain the node, reset all GPUs or restart it. {LOOK}",
+    state="drain",
+    actions=("reset_gpu", "restart_os", "replace_hardware"),
+    scope="gpu",
 )
 def count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     return _each(node, _count_of)
@@ -149,6 +162,9 @@ def _count_of(linked: Linked) -> Verdict:
     needs_gpu=True,
     means="Every NVLink that a GPU has is active. Of one that sleeps nothing is said.",
     remedy=f"Look at fabric.manager and dmesg, then drain the node and reset all GPUs or restart it. {LOOK}",
+    state="drain",
+    actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "restart_os", "replace_hardware"),
+    scope="gpu",
 )
 def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     return _each(node, _state_of)
@@ -181,6 +197,10 @@ def _state_of(linked: Linked) -> Verdict:
     needs_gpu=True,
     means="Every active NVLink runs at the speed of its model.",
     remedy=f"Drain the node, reset all GPUs or restart it. {LOOK}",
+    state="drain",
+    actions=("reset_gpu", "restart_os", "replace_hardware"),
+    scope="gpu",
+    thresholds=(LEAST_OF_SPEED,),
 )
 def speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     return _each(node, _speed_of)
@@ -196,7 +216,8 @@ def _speed_of(linked: Linked) -> Verdict:
         return Verdict(Status.ERROR, f"nvidia-smi does not tell the speed of NVLinks of {linked.gpu.name}")
     # A model that the catalog has not is compared with itself: all its links are alike.
     least = wanted if wanted is not None else max(known.values())
-    slow = [f"{number} at {gb_per_s:g}" for number, gb_per_s in known.items() if gb_per_s < LEAST_OF_SPEED * least]
+    floor = LEAST_OF_SPEED.of(linked.gpu.match) * least
+    slow = [f"{number} at {gb_per_s:g}" for number, gb_per_s in known.items() if gb_per_s < floor]
     told = Verdict(
         Status.PASS,
         f"{counted(len(known), 'link')} at {min(known.values()):g} GB/s",
@@ -217,6 +238,10 @@ def _speed_of(linked: Linked) -> Verdict:
     means="No NVLink went down since the driver was loaded, and none had to send data again or lost any. What NVLink 5 "
     "corrects on its own (FEC, raw errors, physical retries), and bit error rates, are not judged.",
     remedy=f"Counters that go on rising: reseat the GPU, have the board looked at. {LOOK}",
+    state="drain",
+    actions=("reset_gpu", "replace_hardware"),
+    scope="gpu",
+    thresholds=(ERRORS_MOST,),
 )
 def errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     gpus = linked_gpus(node)
@@ -246,10 +271,10 @@ def _errors_of(linked: Linked, links: list[Link]) -> Verdict:
     if not counters:
         return Verdict(Status.ERROR, f"nvidia-smi nvlink -e lists no counter of {linked.gpu.name}")
     raised = {place: value for place, value in counters.items() if value > 0}
+    total, most = sum(raised.values()), ERRORS_MOST.of(linked.gpu.match)
     if not raised:
         return Verdict(Status.PASS, "no error on any link", expected=0, measured=0, unit="errors")
     down = any(name in WENT_DOWN for _, name in raised)
     words = listed([f"link {link} {name.replace('_', ' ')} {value:g}" for (link, name), value in raised.items()])
-    return Verdict(
-        Status.FAIL if down else Status.WARN, words, expected=0, measured=sum(raised.values()), unit="errors"
-    )
+    status = Status.FAIL if down else Status.WARN if total > most else Status.PASS
+    return Verdict(status, words, expected=most, measured=total, unit="errors")

@@ -19,6 +19,8 @@ NONE_INSTALLED = Verdict(Status.SKIP, "no package of an NVIDIA driver is install
     means="All packages of the driver are completely installed and carry one version. Packages that have versions of "
     "their own with their publisher are left out, packages of another origin are left to driver.origin.",
     remedy=f"Bring them to one version: {ROLE}.",
+    state="observe",
+    actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
 def closure(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     found = driver_packages(node)
@@ -60,6 +62,8 @@ def _one_version(line: str, packages: list[Package]) -> Verdict:
     needs=("packages",),
     means="Every package of the driver is held, so that no upgrade of the system moves the driver under a running job.",
     remedy=f"Hold them: {ROLE}.",
+    state="observe",
+    actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
 def held(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     packages = driver_packages(node).of_main
@@ -85,6 +89,8 @@ def held(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     means="All packages of the driver come from one publisher: the distribution, NVIDIA's repository, a PPA. Mixed "
     "origins break on the next upgrade of either.",
     remedy=f"Choose one origin, remove the packages of the other, then: {ROLE}.",
+    state="observe",
+    actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
 def origin(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     found = driver_packages(node)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from gpunode.checks.gpu import SITE
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import IbDevice, IbPort, NodeFacts
 
@@ -15,6 +16,13 @@ COUNTED = {
     "local_link_integrity_errors": "integrity errors",
     "excessive_buffer_overrun_errors": "buffer overruns",
 }
+ERRORS_MOST = Threshold(
+    "rdma.errors.most",
+    0,
+    "errors",
+    "More errors of all counters of a port together warn.",
+    source="our choice: the counters stay 0 on a healthy link",
+)
 LOOK = "ibstat and ibdiagnet show the port; check cable and transceiver at both ends, and the switch."
 
 
@@ -32,6 +40,9 @@ def ports(node: NodeFacts) -> Iterator[tuple[str, IbDevice, IbPort]]:
     means="As many InfiniBand and RoCE ports are active as the site says, at its rate; where it says nothing, every "
     "port that somebody switched on.",
     remedy=f"{LOOK} A port in state INIT waits for a subnet manager.",
+    state="drain",
+    actions=("replace_hardware",),
+    scope="link",
 )
 def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     seen = list(ports(node))
@@ -87,6 +98,10 @@ def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int 
     needs=("infiniband",),
     means="No active port counts errors of its link.",
     remedy=f"Clear the counters (perfquery -R) and look whether they rise again. {LOOK}",
+    state="observe",
+    actions=("replace_hardware",),
+    scope="link",
+    thresholds=(ERRORS_MOST,),
 )
 def rdma_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     active = [(name, port) for name, _, port in ports(node) if port.state == "ACTIVE"]
@@ -99,4 +114,6 @@ def rdma_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
         raised = {text: port.counters[counter] for counter, text in COUNTED.items() if port.counters.get(counter)}
         words = listed([f"{number} {text}" for text, number in raised.items()]) or "no error of the link"
         total = sum(raised.values())
-        yield Verdict(Status.WARN if raised else Status.PASS, words, name, expected=0, measured=total, unit="errors")
+        most = ERRORS_MOST.value
+        status = Status.WARN if total > most else Status.PASS
+        yield Verdict(status, words, name, expected=most, measured=total, unit="errors")

@@ -139,9 +139,9 @@ class Declared(TypedDict):
 
     means: str
     remedy: str
-    actions: NotRequired[tuple[str, ...]]
+    actions: tuple[str, ...]
     """What the remedy does, in its order: see ``gpunode.checks.actions``."""
-    state: NotRequired[Literal["none", "observe", "drain"]]
+    state: Literal["none", "observe", "drain"]
     """What the node should get on a failure."""
     thresholds: NotRequired[tuple[Threshold, ...]]
     """Every number that the check compares with."""
@@ -288,7 +288,7 @@ class Registry:
         category = declared.get("category") or OF_PREFIX.get(check_id.partition(".")[0])
         if category is None or category not in CATEGORIES:
             raise ValueError(f"check {check_id} needs a category: one of {', '.join(CATEGORIES)}")
-        for text in declared.get("actions", ()):
+        for text in declared["actions"]:
             action(text)
         for threshold in declared.get("thresholds", ()):
             if self._thresholds.setdefault(threshold.name, threshold) is not threshold:
@@ -303,8 +303,8 @@ class Registry:
                 remedy=declared["remedy"],
                 judge=function,
                 needs_gpu=needs_gpu,
-                actions=declared.get("actions", ()),
-                state=State(declared.get("state", "none")),
+                actions=declared["actions"],
+                state=State(declared["state"]),
                 thresholds=declared.get("thresholds", ()),
                 category=category,
                 scope=declared.get("scope", "node"),

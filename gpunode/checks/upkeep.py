@@ -34,6 +34,8 @@ FOREIGN_WORDS = {
     means="The driver in memory is the one that the site file expects, and one that the resolver would choose for this "
     "GPU model and platform: branch, flavour of the module, documented minima, and a CUDA that knows the architecture.",
     remedy=f"Install the driver that fits ({ROLE}), and reboot.",
+    state="drain",
+    actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
 def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     loaded = node.loaded_driver
@@ -64,6 +66,8 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
     "other.",
     remedy="Sign the module with a key that the firmware knows (mokutil --import), install signed modules, or switch "
     "secure boot off.",
+    state="drain",
+    actions=("fix_configuration",),
 )
 def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     strict = node.lockdown not in (None, "none")
@@ -94,6 +98,8 @@ def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     means="All copies of libcuda and libnvidia-ml that programs may find have one version, that of the driver. Another "
     "one (a .run installer's, one in /usr/local/lib) makes some programs fail and others not.",
     remedy="Find out whose the other copy is (dpkg -S FILE, rpm -qf FILE), remove it, and run ldconfig.",
+    state="drain",
+    actions=("fix_configuration",),
 )
 def driver_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not any(library.name in DRIVER_LIBRARIES for library in node.libraries or ()):
@@ -140,6 +146,8 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
     needs=("libraries",),
     means="NCCL and cuDNN, where the host has them at all, are there in one version. Containers bring their own.",
     remedy="Remove the copies that nothing needs, and run ldconfig; ldd PROGRAM shows which one a program takes.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def stack_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     present = [name for name in STACK_LIBRARIES if any(library.name == name for library in node.libraries or ())]
@@ -162,6 +170,8 @@ def stack_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     "packages in part, and found by programs in part.",
     remedy="nvidia-uninstall and cuda-uninstaller take away what .run installers left; apt purge nvidia-docker2 the "
     f"other. Then: {ROLE}.",
+    state="observe",
+    actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
 def foreign_installs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     if not node.foreign_installs:
@@ -183,6 +193,8 @@ def foreign_installs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     means="No upgrade that the system makes by itself can move the driver under a running job, or reboot the node.",
     remedy="Hold the driver's packages and keep them from unattended upgrades: role nvidia_driver, tag "
     'nvidia_driver_configure. Unattended-Upgrade::Automatic-Reboot "false" keeps the node up.',
+    state="observe",
+    actions=("run_role:nvidia_driver:nvidia_driver_configure",),
 )
 def automatic_updates(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     updates = node.automatic_updates
@@ -227,6 +239,8 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
     needs=("reboot_required",),
     means="No installed package waits for a reboot.",
     remedy="Reboot the node when it is idle: ansible-playbook playbooks/reboot.yml, or by hand.",
+    state="observe",
+    actions=("restart_os",),
 )
 def reboot_pending(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     waiting = node.reboot_required or ()

@@ -64,6 +64,8 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     needs_gpu=True,
     means="The image's PyTorch is a build for CUDA, and holds code for every GPU of the node.",
     remedy="Install a build that knows these GPUs; gpunode plan -i INVENTORY names one.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     answer = one(node, "versions.torch", TorchValues)
@@ -143,6 +145,8 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
     after=("framework.wheel",),
     means="The cuDNN that PyTorch carries is made for its CUDA and runs on these GPUs.",
     remedy="Take a PyTorch build whose cuDNN fits; gpunode catalog list cudnn lists those that fit.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
     if values.cudnn is None:
@@ -175,6 +179,8 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
     after=("framework.wheel",),
     means="The NCCL that PyTorch carries is made for its CUDA and runs on these GPUs.",
     remedy="Take a PyTorch build whose NCCL fits; gpunode catalog list nccl lists those that fit.",
+    state="observe",
+    actions=("fix_configuration",),
 )
 def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
     if values.nccl is None:

@@ -3,8 +3,10 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpunode.catalog import GpuMatch, load
+from gpunode.checks.actions import State
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
@@ -14,6 +16,8 @@ from gpunode.facts.node import KernelEvent, NodeFacts
 SOURCE = "catalog (xids.yml)"
 BAD = ("critical", "high")
 HARMLESS = ("info", "low")
+APPLICATIONS_OWN: tuple[str, ...] = ("none",)
+"""An Xid that an application caused calls for nothing on the node."""
 LOG_REMEDY = "journalctl -k -b shows the lines around it."
 RECOVERY = 154
 """The Xid that is no fault of its own: it says what a GPU needs after others, or that it needs nothing any more."""
@@ -54,6 +58,9 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     "GPU's model: those of applications warn, those of hardware fail; one of which the meaning there is not sure "
     "warns. 154 is judged by the recovery action that it last names.",
     remedy=LOG_REMEDY,
+    state="drain",
+    actions=("reset_gpu", "restart_os", "open_support_case"),
+    scope="gpu",
 )
 def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     events = [event for event in _events(node, "xid") if event.xid is not None]
@@ -84,7 +91,8 @@ def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: 
     if known is None or known.severity == "unused":
         said = f" ({last.message})" if last.message else ""
         message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}"
-        return Verdict(Status.WARN, message, component, expected=0, measured=len(events), unit="events", source=SOURCE)
+        told = Verdict(Status.WARN, message, component, expected=0, measured=len(events), unit="events", source=SOURCE)
+        return replace(told, actions=("open_support_case",))
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
     meaning = known.meaning
     if not known.sure("severity"):
@@ -95,6 +103,7 @@ def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: 
         # Each tells the state from then on: only the last one holds.
         meaning = f"{meaning}: {last.message}" if last.message else meaning
         status = Status.PASS if RECOVERED.search(last.message) else status
+    by_application = known.severity == "application"
     follow = f" (where Xid {' or '.join(known.follow)} follows, that one decides)" if known.follow else ""
     return Verdict(
         status,
@@ -105,6 +114,8 @@ def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: 
         unit="events",
         source=SOURCE,
         remedy=f"{known.action}{follow}",
+        actions=APPLICATIONS_OWN if by_application else None,
+        state=State.NONE if by_application else None,
     )
 
 
@@ -115,6 +126,8 @@ def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: 
     means="The driver reported no error (SXid) of an NVSwitch since the boot.",
     remedy="Fatal: drain the node, reset all GPUs and NVSwitches or reboot. Else look at the link that is named. "
     f"{LOG_REMEDY}",
+    state="drain",
+    actions=("reset_gpu", "restart_os", "open_support_case"),
 )
 def sxid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     events = _events(node, "sxid")
@@ -144,6 +157,8 @@ def sxid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     means="The driver wrote no trouble into the kernel's log beside Xids: no GPU that could not be initialised, no "
     "mismatch of firmware or library.",
     remedy=LOG_REMEDY,
+    state="drain",
+    actions=("reset_gpu", "restart_os", "open_support_case"),
 )
 def driver_log(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     events = (*_events(node, "nvrm"), *_events(node, "nouveau"))

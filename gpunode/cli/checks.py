@@ -8,8 +8,28 @@ import click
 from pydantic import BaseModel, ConfigDict, Field
 from rich.text import Text
 
-from gpunode.checks import Level, registry
+from gpunode.checks import Action, Category, Level, State, registry
+from gpunode.checks.actions import action
+from gpunode.checks.registry import Scope
+from gpunode.checks.thresholds import Threshold
 from gpunode.report.console import PlainConsole
+
+
+class ThresholdEntry(BaseModel):
+    """One number that a check compares with."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    default: float | int
+    unit: str
+    means: str
+    source: str
+    by: dict[str, float | int]
+    """Values of GPU models and architectures, by the ids of the catalog."""
+    least: float | int
+    most: float | int | None
+    """What a policy may set."""
 
 
 class CheckEntry(BaseModel):
@@ -25,6 +45,19 @@ class CheckEntry(BaseModel):
     """The check is skipped on a node without an NVIDIA GPU."""
     means: str
     remedy: str
+    category: Category
+    scope: Scope
+    state: State
+    """What a node should get on a failure."""
+    actions: list[Action]
+    active: bool
+    """Something runs on a GPU for it; a passive check reads existing state."""
+    needs_root: bool
+    bare_metal: bool
+    """A virtual machine cannot see it, or could not mend it."""
+    architectures: list[str]
+    """GPU and processor architectures that it applies to; empty: all."""
+    thresholds: list[ThresholdEntry]
 
 
 class CheckList(BaseModel):
@@ -47,9 +80,32 @@ def check_list() -> CheckList:
                 needs_gpu=check.needs_gpu,
                 means=check.means,
                 remedy=check.remedy,
+                category=check.category,
+                scope=check.scope,
+                state=check.state,
+                actions=[action(text) for text in check.actions],
+                active=check.active,
+                needs_root=check.needs_root,
+                bare_metal=check.bare_metal,
+                architectures=list(check.architectures),
+                thresholds=[threshold_entry(threshold) for threshold in check.thresholds],
             )
             for check in registry
         ]
+    )
+
+
+def threshold_entry(threshold: Threshold) -> ThresholdEntry:
+    """Return a threshold as the document has it."""
+    return ThresholdEntry(
+        name=threshold.name,
+        default=threshold.default,
+        unit=threshold.unit,
+        means=threshold.means,
+        source=threshold.source,
+        by=dict(threshold.by),
+        least=threshold.least,
+        most=threshold.most,
     )
 
 

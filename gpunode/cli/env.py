@@ -32,6 +32,7 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     "--workload", type=click.Choice(WORKLOADS), default="pytorch", show_default=True, help="What the settings are for."
 )
 @click.option("--multi-node", is_flag=True, help="The workload runs over several nodes.")
+@click.option("--expandable-segments", is_flag=True, help="Set PyTorch's expandable segments (no CUDA IPC with them).")
 @click.option(
     "--format",
     "form",
@@ -42,7 +43,14 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show sources, and what is left alone and why.")
 def command(  # noqa: PLR0913
-    *, selection: Selection, replay: bool, workload: Workload, multi_node: bool, form: str, verbose: bool
+    *,
+    selection: Selection,
+    replay: bool,
+    workload: Workload,
+    multi_node: bool,
+    expandable_segments: bool,
+    form: str,
+    verbose: bool,
 ) -> int:
     """Print the settings for a workload on a node: HOST, those of an inventory (-i), a bundle (--replay), or this one.
 
@@ -54,12 +62,14 @@ def command(  # noqa: PLR0913
       gpunode env root@gpu-01 --workload pytorch
       docker run $(gpunode env --format docker-args) IMAGE python3 train.py
     """
+    if expandable_segments and workload != "pytorch":
+        raise UsageError(f"--expandable-segments is a setting of PyTorch: --workload {workload} has no use for it")
     if replay:
         refuse_asking("--replay asks no node")
     missed = list[str]()
     with Apart() as apart:
         nodes = _replayed(selection, apart, missed) if replay else _collected(selection, apart, missed)
-        found = [tune(node, workload, multi_node=multi_node) for node in nodes]
+        found = [tune(node, workload, multi_node=multi_node, expandable=expandable_segments) for node in nodes]
     for line in missed:
         click.echo(printable(line), err=True)
     if form in OF_ONE_NODE and len(found) + len(missed) > 1:

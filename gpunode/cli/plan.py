@@ -20,7 +20,7 @@ from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_ask
 from gpunode.errors import Exit, UsageError
 from gpunode.printable import printable_json
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
-from gpunode.stack.question import WORDS, framework_named, is_range, number, specifiers
+from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
 
 if TYPE_CHECKING:
     from gpunode.cli.apart import Apart
@@ -101,7 +101,9 @@ class Options:
     "--secure-boot/--no-secure-boot", default=None, help="The hypothetical node's firmware verifies kernel modules."
 )
 @click.option(
-    "--driver", metavar="REQUEST", help="A branch, a release, a range ('>=580,<595'), lts, production, newest or keep."
+    "--driver",
+    metavar="REQUEST",
+    help="A branch, its newest (580-latest), a release, a range ('>=580,<595'), lts, production, newest or keep.",
 )
 @click.option("--cuda", metavar="X.Y", help="What containers must be able to run.")
 @click.option("--toolkit", metavar="X.Y|none", help="CUDA toolkit on the host.  [default: none]")
@@ -284,13 +286,15 @@ def _driver(wish: str | None, catalog: Catalog) -> str | None:
         return wish
     if is_range(wish):
         return _range(wish, catalog)
-    text = wish.upper().removeprefix("R")
+    text, latest = wish.lower().removeprefix("r"), ""
+    if text.endswith(LATEST) and "." not in text:
+        text, latest = text.removesuffix(LATEST), LATEST
     if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
         known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
         if get_close_matches(wish, known):
             raise UsageError(f"--driver: {unknown('driver', wish, known)}")
         raise UsageError(f"--driver: unknown driver {wish!r}; known: {', '.join(known[:MOST_NAMES])} …")
-    return text
+    return text + latest
 
 
 def _range(wish: str, catalog: Catalog) -> str:

@@ -3,15 +3,19 @@
 import re
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import Cpu, CpuFrequency, CpuNode, Machine, Memory, MemoryController, NumaNode
+from gpunode.facts.node import Cpu, CpuFrequency, CpuNode, CpuSets, Machine, Memory, MemoryController, NumaNode
 from gpunode.facts.parsers import lscpu
 from gpunode.facts.seen import Seen, Unseen, first_line, whole
 
 _NODES = "/sys/devices/system/node/"
 _EDAC = "/sys/devices/system/edac/mc/"
 _DMI = "/sys/class/dmi/id/"
+_CPUS = "/sys/devices/system/cpu/"
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _MEMINFO_LINE = re.compile(r"(?:Node [0-9]{1,6} )?([A-Za-z0-9_()]{1,40}):\s{1,40}([0-9]{1,18})(?: kB)?")
+_ALLOWED = re.compile(r"(?m)^Cpus_allowed_list:[ \t]{1,9}(\S{0,4000})$")
+_RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_MOST_CPUS = 65536
 _CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 
 
@@ -38,6 +42,35 @@ def cpu(seen: Seen) -> Cpu:
     )
 
 
+def cpu_sets(seen: Seen) -> CpuSets:
+    """From ``/sys/devices/system/cpu``; Documentation/admin-guide/cputopology.rst says what each set is."""
+    return CpuSets(
+        online=_cpu_list(seen, "online"),
+        present=_cpu_list(seen, "present"),
+        possible=_cpu_list(seen, "possible"),
+        smt=(seen.text(_CPUS + "smt/control") or "").strip() or None,
+    )
+
+
+def _cpu_list(seen: Seen, name: str) -> tuple[int, ...]:
+    text = seen.text(_CPUS + name)
+    if text is None:
+        raise Unseen(f"{_CPUS}{name} is not there")
+    return _cpu_numbers(text.strip(), _CPUS + name)
+
+
+def _cpu_numbers(text: str, path: str) -> tuple[int, ...]:
+    """Return the numbers of the kernel's list ``0-3,8``; raise ParseError for anything else."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < _MOST_CPUS:
+            raise ParseError(f"expected a list of processors in {path}, found '{first_line(text)}'")
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
 def cpu_frequency(seen: Seen) -> CpuFrequency:
     """From the probe's count of ``/sys/devices/system/cpu/cpufreq``."""
     counts: dict[str, dict[str, int]] = {}
@@ -50,6 +83,15 @@ def cpu_frequency(seen: Seen) -> CpuFrequency:
         governors=counts.get("scaling_governor", {}),
         preferences=counts.get("energy_performance_preference", {}),
     )
+
+
+def cpus_allowed(seen: Seen) -> int:
+    """Return the number of processors that the kernel lets the probe's own process run on."""
+    path = "/proc/self/status"
+    match = _ALLOWED.search(seen.text(path) or "")
+    if match is None:
+        raise Unseen(f"{path} has no list of processors")
+    return len(_cpu_numbers(match[1], path))
 
 
 def numa(seen: Seen) -> tuple[NumaNode, ...]:

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from gpunode.facts.node import KernelEvent, KernelLog
+from gpunode.facts.node import BootLog, KernelEvent, KernelLog
 from gpunode.facts.parsers import dmesg
 from gpunode.facts.parsers.values import bus_id
 from gpunode.facts.seen import Seen, Unseen
@@ -38,6 +38,27 @@ def kernel_log(seen: Seen) -> KernelLog:
     if not seen.ran("dmesg"):
         raise Unseen("dmesg was not run")
     return parse(seen.output("dmesg"), "dmesg")
+
+
+def earlier_boots(seen: Seen) -> tuple[BootLog, ...]:
+    """Xids and SXids of the boots before this one that the journal keeps, the latest first."""
+    if seen.command("journal-xids").missing:
+        return ()
+    boots: list[list[str]] = [[]]
+    for line in seen.output("journal-xids").splitlines():
+        if _BOOT.search(line):
+            boots.append([])
+        boots[-1].append(line[:_LINE_LIMIT].strip())
+    # The last begins with this boot's first line; what stands before the first such line is the rest of a boot.
+    return tuple(_boot(lines) for lines in reversed(boots[:-1]) if lines)
+
+
+def _boot(lines: list[str]) -> BootLog:
+    first = _TIME.match(lines[0]) if _BOOT.search(lines[0]) else None
+    parsed = dmesg.parse("\n".join(lines))
+    if "error" in parsed:
+        raise Unseen(parsed["error"]["message"])
+    return BootLog(began=first[1] if first else None, events=tuple(map(_of_driver, parsed["events"])))
 
 
 def parse(text: str, source: str) -> KernelLog:

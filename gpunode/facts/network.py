@@ -1,13 +1,15 @@
-"""Network interfaces and InfiniBand devices, from sysfs."""
+"""Network interfaces and InfiniBand devices, from sysfs and the kernel's routes."""
 
 import re
 
+from gpunode.facts.errors import ParseError
 from gpunode.facts.node import IbDevice, IbPort, Nic
 from gpunode.facts.pci import slot_of
 from gpunode.facts.seen import Seen, Unseen, whole
 
 _NET = "/sys/class/net/"
 _IB = "/sys/class/infiniband/"
+_NOTHING = "00000000"
 _DRIVER = re.compile(r"(?m)^DRIVER=(\S{1,80})$")
 _RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec.*")
 _STATE = re.compile(r"[0-9]{1,3}: (\S.*)")
@@ -37,6 +39,22 @@ def _nic(seen: Seen, name: str) -> Nic:
         carrier_changes=seen.number(place + "carrier_changes"),
         counters=_counters(seen, place + "statistics/"),
     )
+
+
+def addressed(seen: Seen) -> tuple[str, ...]:
+    """Return the interfaces with a connected IPv4 network, from ``/proc/net/route``.
+
+    The kernel adds such a route with the first address of an interface that is up; its gateway is 0. The default route
+    alone (mask 0) may lead over an interface without an address.
+    """
+    text = seen.text("/proc/net/route")
+    if text is None:
+        raise Unseen("/proc/net/route is not there")
+    rows = [line.split() for line in text.splitlines()[1:]]
+    if any(len(row) < 8 for row in rows if row):
+        raise ParseError("expected 11 columns in /proc/net/route")
+    connected = (row[0] for row in rows if row and row[2] == _NOTHING and row[7] != _NOTHING)
+    return tuple(dict.fromkeys(connected))
 
 
 def infiniband(seen: Seen) -> tuple[IbDevice, ...]:

@@ -7,11 +7,13 @@ An empty tuple was seen and is empty.
 from pydantic import Field
 
 from gpunode.facts.models.base import Fact
+from gpunode.facts.models.bmc import BmcAccess, BmcEvent, BmcSensor
 from gpunode.facts.models.gpu import DeviceNode, DriverGpu, GpuProcess, LoadedDriver, Smi, ToolRun
 from gpunode.facts.models.host import (
     Cpu,
     CpuFrequency,
     CpuNode,
+    CpuSets,
     Disk,
     FileSystem,
     Machine,
@@ -20,7 +22,7 @@ from gpunode.facts.models.host import (
     NumaNode,
     Nvme,
 )
-from gpunode.facts.models.network import IbDevice, IbPort, Nic
+from gpunode.facts.models.network import IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
 from gpunode.facts.models.software import (
     CdiSpec,
@@ -33,6 +35,7 @@ from gpunode.facts.models.software import (
 )
 from gpunode.facts.models.system import (
     AutomaticUpdates,
+    BootLog,
     EnvironmentSetting,
     ForeignInstall,
     Kernel,
@@ -51,11 +54,16 @@ from gpunode.facts.models.workload import MalformedRecord, Record
 __all__ = [
     "MAY_BE_NONE",
     "AutomaticUpdates",
+    "BmcAccess",
+    "BmcEvent",
+    "BmcSensor",
+    "BootLog",
     "CdiSpec",
     "ContainerSettings",
     "Cpu",
     "CpuFrequency",
     "CpuNode",
+    "CpuSets",
     "DeviceNode",
     "Disk",
     "DkmsModule",
@@ -75,6 +83,8 @@ __all__ = [
     "LibraryFile",
     "Limit",
     "Limits",
+    "LinkEvent",
+    "LinkLog",
     "LoadedDriver",
     "Machine",
     "MalformedRecord",
@@ -92,6 +102,7 @@ __all__ = [
     "PciLink",
     "PciPort",
     "Process",
+    "RdmaNode",
     "Record",
     "Repository",
     "Smi",
@@ -219,7 +230,10 @@ class NodeFacts(Fact):
     # The host
     machine: Machine | None = None
     cpu: Cpu | None = None
+    cpu_sets: CpuSets | None = None
     cpu_frequency: CpuFrequency | None = None
+    cpus_allowed: int | None = None
+    """Logical processors that the probe could run on: fewer than ``cpu.cpus`` where a cpuset confines the session."""
     numa: tuple[NumaNode, ...] | None = None
     memory: Memory | None = None
     memory_controllers: tuple[MemoryController, ...] | None = None
@@ -232,7 +246,19 @@ class NodeFacts(Fact):
 
     # Network
     nics: tuple[Nic, ...] | None = None
+    addressed: tuple[str, ...] | None = None
+    """Interfaces with an IPv4 network of their own, bonds and bridges among them; the ports of these have none."""
     infiniband: tuple[IbDevice, ...] | None = None
+    rdma_nodes: tuple[RdmaNode, ...] | None = None
+    link_log: LinkLog | None = None
+    """By the drivers and daemons that report links (mlx5_core, systemd-networkd)."""
+
+    # The management controller
+    bmc_access: BmcAccess | None = None
+    """Where it is not ``read``, the next three are empty."""
+    bmc_fans: tuple[BmcSensor, ...] | None = None
+    bmc_power_supplies: tuple[BmcSensor, ...] | None = None
+    bmc_events: tuple[BmcEvent, ...] | None = None
 
     # The system as it is set and as it runs
     lockdown: str | None = None
@@ -246,6 +272,8 @@ class NodeFacts(Fact):
     uptime_s: float | None = None
     load_1min: float | None = None
     kernel_log: KernelLog | None = None
+    earlier_boots: tuple[BootLog, ...] | None = None
+    """The latest first, as far as the probe looked back and the journal is kept."""
     stuck_processes: tuple[Process, ...] | None = None
     unanswered: tuple[str, ...] | None = None
     """Commands that did not come back in time, as they were called; not those that were left out because of them."""

@@ -58,6 +58,11 @@ TREE_ENTRIES = 1024
 """As many network interfaces, PCI functions … are looked at; thousands of virtual functions are not."""
 KERNEL_LINES = 4000
 """As many matching lines of the kernel's log are kept, the latest."""
+LOOK_BACK = "-7d"
+"""How far the logs of earlier boots are read; journalctl's --since."""
+IPMI_S = 5.0
+IPMI_EVENTS = "100"
+"""As many events of the BMC are read, the latest: each takes a request over a slow bus."""
 
 # One row per source that is a plain file, a plain folder or a plain command. What depends on another source's answer
 # is a function in PASSIVE below.
@@ -69,6 +74,7 @@ FILES = (
     "/proc/meminfo",
     "/proc/uptime",
     "/proc/loadavg",
+    "/proc/net/route",
     "/proc/sys/kernel/tainted",
     "/proc/sys/kernel/modules_disabled",
     "/proc/driver/nvidia/version",
@@ -77,6 +83,10 @@ FILES = (
     "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c",
     "/sys/kernel/security/lockdown",
     "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/devices/system/cpu/online",
+    "/sys/devices/system/cpu/present",
+    "/sys/devices/system/cpu/possible",
+    "/sys/devices/system/cpu/smt/control",
     "/sys/class/dmi/id/sys_vendor",
     "/sys/class/dmi/id/product_name",
     "/sys/class/dmi/id/board_name",
@@ -98,6 +108,7 @@ FILTERED_FILES = (
     ("/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
+    ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
 # Commands of which only the lines that matter are kept.
 FILTERED_COMMANDS = (
@@ -217,6 +228,8 @@ TREES = (
             for name in ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "roce_adp_retrans")
         ),
     ),
+    ("/sys/class/infiniband_verbs/", r"uverbs\d+$", None, ("ibdev",)),
+    ("/sys/class/infiniband_mad/", r"(umad|issm)\d+$", None, ("ibdev", "port")),
 )
 PCI_FOLDER = "/sys/bus/pci/devices/"
 PCI_FILES = (
@@ -413,6 +426,18 @@ COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
 
 KERNEL_NEWS = re.compile(
     r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
+)
+XID_NEWS = re.compile(r"NVRM: Xid|SXid|Linux version")
+LINK_NEWS = re.compile(
+    r"mlx5_core \S{1,40} \S{1,40}: Link (?:up|down)$|systemd-networkd\[\d+\]: \S{1,40}: (?:lost|gained) carrier$"
+    r"|Linux version \d",
+    re.I,
+)
+IPMI_DEVICES = ("/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0")
+IPMI_COMMANDS = (
+    ("ipmi-fans", ["ipmitool", "sdr", "type", "Fan"]),
+    ("ipmi-power-supplies", ["ipmitool", "sdr", "type", "Power Supply"]),
+    ("ipmi-events", ["ipmitool", "sel", "list", "last", IPMI_EVENTS]),
 )
 CDI_FOLDERS = ("/etc/cdi/", "/var/run/cdi/")
 CDI_TOKEN = re.compile(r"\"?\b(cdiVersion|kind|name|hostPath)\"?\s{0,4}:\s{0,4}\"?([^\"\s,}\]]{1,300})")
@@ -1195,6 +1220,19 @@ def device_nodes(probe: Probe) -> None:
     probe.note_look("device-nodes", "look at /dev/nvidia*", lines, problems)
 
 
+def rdma_nodes(probe: Probe) -> None:
+    """``/dev/infiniband/*``: a line each of path and kind."""
+    lines, problems = [], []
+    for path in probe.matching("/dev/infiniband/*"):
+        try:
+            kind = "character" if stat.S_ISCHR(os.stat(probe.real(path)).st_mode) else "other"
+        except OSError as err:
+            problems.append("%s: %s" % (path, err.strerror))
+            continue
+        lines.append("%s\t%s" % (path, kind))
+    probe.note_look("rdma-nodes", "look at /dev/infiniband", lines, problems)
+
+
 def user_name(number: int) -> str:
     """A user's name, its number where it has none."""
     try:
@@ -1255,6 +1293,32 @@ def kernel_log(probe: Probe) -> None:
     kept = probe.run("journal-kernel", journal, keep=KERNEL_NEWS, last=KERNEL_LINES)
     if not kept or kept["rc"] != 0 or not kept["stdout"]:
         probe.run("dmesg", ["dmesg", "--time-format", "iso"], keep=KERNEL_NEWS, last=KERNEL_LINES)
+
+
+def earlier_xids(probe: Probe) -> None:
+    """Xids and SXids of this boot and of those before it, as far as LOOK_BACK goes; a boot begins with its version."""
+    journal = ["journalctl", "_TRANSPORT=kernel", "--since=" + LOOK_BACK, "-q", "--no-pager", "-o", "short-iso"]
+    probe.run("journal-xids", journal, keep=XID_NEWS, last=KERNEL_LINES)
+
+
+def link_log(probe: Probe) -> None:
+    """Lines of this boot that say that a link went up or down: of Mellanox's driver, of systemd-networkd. The kernel's
+    first line shows how far the log goes."""
+    journal = ["journalctl", "-b", "-q", "--no-pager", "-o", "short-iso", "_TRANSPORT=kernel", "+"]
+    units = ["_SYSTEMD_UNIT=systemd-networkd.service"]
+    kept = probe.run("journal-links", journal + units, keep=LINK_NEWS, last=KERNEL_LINES)
+    if not kept or kept["rc"] != 0 or not kept["stdout"]:
+        probe.run("dmesg-links", ["dmesg", "--time-format", "iso"], keep=LINK_NEWS, last=KERNEL_LINES)
+
+
+def bmc(probe: Probe) -> None:
+    """Fans, power supplies and the latest events of the management controller, where the kernel has a device for it."""
+    devices = [path for path in IPMI_DEVICES if os.path.exists(probe.real(path))]
+    probe.note_look("ipmi-devices", "look for a BMC", devices, [])
+    for key, argv in IPMI_COMMANDS if devices else ():
+        found = probe.run(key, argv, IPMI_S)
+        if found and (found["rc"] in (126, 127) or found["timed_out"]):
+            break
 
 
 def nvme_health(probe: Probe) -> None:
@@ -1408,6 +1472,10 @@ PASSIVE = (
     docker_daemon,
     cdi_specs,
     kernel_log,
+    earlier_xids,
+    link_log,
+    bmc,
+    rdma_nodes,
     stuck_processes,
 )
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from gpunode.catalog import load
-from gpunode.catalog.origins import closure_line
+from gpunode.catalog.origins import closure_line, closure_patterns
 from gpunode.checks.words import listed
 from gpunode.facts import NodeFacts
 from gpunode.printable import printable
@@ -165,6 +165,7 @@ def dnf_plan(
             "constraint": case.target or case.stack.driver.constraint,
             "free": case.free,
             "closure": sorted(case.own),
+            "line": closure_patterns(case.stack.source),
             "remove": case.strangers,
             "expendable": EXPENDABLE,
             "ignore_locks": sorted(case.foreign_locks) if switch else [],
@@ -291,6 +292,7 @@ def dnf_removal(facts: Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, A
         "constraint": "*",
         "free": [],
         "closure": [],
+        "line": {"names": [], "except": []},
         "remove": sorted(installed_closure(node, load())),
         "expendable": EXPENDABLE,
         "ignore_locks": [],

@@ -6,9 +6,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpunode.checks import Finding, Gpu, Identity, Level, Stack, Status
+from gpunode.checks import Category, Finding, Gpu, Identity, Level, Stack, State, Status, registry
+from gpunode.checks.actions import most_severe
+from gpunode.checks.registry import CATEGORIES, OF_PREFIX
 from gpunode.errors import Exit
 
+AFFECTED = (Status.FAIL, Status.ERROR, Status.WARN)
 WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
 
 
@@ -26,6 +29,18 @@ class Counts(Part):
     fail: int = 0
     skip: int = 0
     error: int = 0
+    observed: int = 0
+    """Findings that a policy has observed only: they are in no other number."""
+
+
+class CategoryReport(Part):
+    """What the findings of one category come to on one node."""
+
+    category: Category
+    status: Status
+    checks: tuple[str, ...]
+    """Those with a finding that neither passed nor was skipped; ``components`` are what these findings are about."""
+    components: tuple[str, ...]
 
 
 class NodeReport(Part):
@@ -39,6 +54,10 @@ class NodeReport(Part):
     """True for a lab node; None where the node could not be reached."""
     stack: Stack
     gpus: tuple[Gpu, ...]
+    recommended_state: State = State.NONE
+    """What a scheduler should do with the node: the most severe of its findings'."""
+    categories: tuple[CategoryReport, ...] = ()
+    """Those of which at least one finding is there."""
     findings: tuple[Finding, ...]
 
 
@@ -75,19 +94,52 @@ def worst(statuses: Iterable[Status]) -> Status:
 
 def count(findings: Iterable[Finding]) -> Counts:
     """How many findings there are of each status."""
-    numbers = Counter(finding.status.value for finding in findings)
-    return Counts.model_validate({status.value: numbers[status.value] for status in Status})
+    numbers = Counter("observed" if finding.observed else finding.status.value for finding in findings)
+    return Counts.model_validate(dict(numbers))
+
+
+def counting(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that count; those that a policy has observed only do not."""
+    return [finding for finding in findings if finding.observed is None]
+
+
+def by_category(findings: Iterable[Finding]) -> tuple[CategoryReport, ...]:
+    """Put findings together by category, in the order of the categories."""
+    groups: dict[Category, list[Finding]] = {}
+    for finding in counting(findings):
+        groups.setdefault(category_of(finding.check), []).append(finding)
+    return tuple(
+        CategoryReport(
+            category=category,
+            status=worst(finding.status for finding in groups[category]),
+            checks=tuple(dict.fromkeys(finding.check for finding in groups[category] if finding.status in AFFECTED)),
+            components=tuple(
+                dict.fromkeys(finding.component for finding in groups[category] if finding.status in AFFECTED)
+            ),
+        )
+        for category in CATEGORIES
+        if category in groups
+    )
+
+
+def category_of(check_id: str) -> Category:
+    """Return the category of a check, by its id where it is not registered here."""
+    if check_id in registry:
+        return registry[check_id].category
+    return OF_PREFIX.get(check_id.partition(".")[0], "host")
 
 
 def judged(host: str, identity: Identity, findings: Sequence[Finding], seconds: float | None) -> NodeReport:
     """The report on a node whose data was judged."""
     return NodeReport(
         host=host,
-        status=worst(finding.status for finding in findings),
+        status=worst(finding.status for finding in counting(findings)),
         seconds=seconds,
         simulated=identity.simulated,
         stack=identity.stack,
         gpus=identity.gpus,
+        recommended_state=most_severe(finding.recommended_state for finding in counting(findings)),
+        categories=by_category(findings),
         findings=tuple(findings),
     )
 
@@ -100,14 +152,27 @@ def unchecked(node: NodeReport, key: str) -> NodeReport:
     )
     finding = Finding(check="node.reachable", status=Status.WARN, component="node", message=message)
     findings = (finding, *(one for one in node.findings if one.check != finding.check))
-    return node.model_copy(update={"findings": findings, "status": worst(one.status for one in findings)})
+    return node.model_copy(
+        update={
+            "findings": findings,
+            "status": worst(one.status for one in counting(findings)),
+            "categories": by_category(findings),
+        }
+    )
 
 
 def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
     """The report on a node from which nothing came: one finding ``node.reachable``."""
     finding = Finding(check="node.reachable", status=Status.ERROR, component="node", message=reason)
     return NodeReport(
-        host=host, status=Status.ERROR, seconds=seconds, simulated=None, stack=Stack(), gpus=(), findings=(finding,)
+        host=host,
+        status=Status.ERROR,
+        seconds=seconds,
+        simulated=None,
+        stack=Stack(),
+        gpus=(),
+        categories=by_category((finding,)),
+        findings=(finding,),
     )
 
 

@@ -253,6 +253,8 @@ def _why_driver(case: Case) -> Reason:
         "repository": "the archive decides the release",
         "installed": f"{candidate.version} is installed",
     }[candidate.decided_by]
+    if candidate.decided_by == "wish" and case.question.driver_version is None:
+        release = f"{candidate.version} is installed and stays; {branch.number}-latest moves to the newest"
     if candidate.installed:
         return Reason(rule="installed", text=f"{candidate.version} is installed and satisfies every wish and rule")
     if wish is None:

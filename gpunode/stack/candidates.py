@@ -119,10 +119,27 @@ def _release(
         return question.driver_version, "wish"
     offer = system.origins.get(question.source)
     if question.source == "nvidia":
-        return question.newest_in_range(branch), "catalog"
+        stays = _stays(question, branch)
+        return (stays, "wish") if stays else (question.newest_in_range(branch), "catalog")
     if offer is not None and branch.number in offer.versions:
         return upstream_version(offer.versions[branch.number]), "repository"
     return question.newest_in_range(branch), "repository"
+
+
+def _stays(question: Question, branch: Branch) -> str | None:
+    """The installed release where its branch is requested by number, so that another flavour moves nothing else."""
+    have = question.installed
+    if have is None or have.version is None or have.origins != ("nvidia",):
+        return None
+    named = question.driver_branch is not None and not question.moves
+    return have.version if named and have.version.split(".")[0] == str(branch.number) else None
+
+
+def _is_behind(question: Question, branch: Branch, version: str) -> bool:
+    """The request moves on, and the installed release is not known to be the newest of the branch."""
+    if not question.moves:
+        return False
+    return question.source != "nvidia" or number(version) < number(branch.latest)
 
 
 def _installed_candidates(question: Question, system: System, arch: Arch) -> list[Candidate]:
@@ -136,7 +153,7 @@ def _installed_candidates(question: Question, system: System, arch: Arch) -> lis
         return []
     if named_branch(question, system) not in (None, branch) or question.driver_version not in (None, installed.version):
         return []
-    if not _word_allows(question.request.driver, branch):
+    if not _word_allows(question.request.driver, branch) or _is_behind(question, branch, installed.version):
         return []
     flavours = _flavours(question) if installed.flavour is None else (installed.flavour,)
     return [

@@ -27,8 +27,8 @@ class Request(Model):
 
     source: Origin | None = None
     driver: str | None = None
-    """A branch (``580``), a release (``580.95.05``), a range (``>=580,<595``), ``lts``, ``production``, ``newest`` or
-    ``keep``."""
+    """A branch (``580``: an installed release of it stays), its newest release (``580-latest``), a release
+    (``580.95.05``), a range (``>=580,<595``), ``lts``, ``production``, ``newest`` or ``keep``."""
     cuda: str | None = None
     """What containers must be able to run: ``13.0`` or ``13.0.2``."""
     toolkit: str | None = None

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 WORDS = ("lts", "production", "newest", "keep")
 """Driver wishes that name no branch."""
+LATEST = "-latest"
+"""Ending of a driver request that moves to the branch's newest release; without it an installed release stays."""
 FRAMEWORKS = {"torch": "pytorch", "pytorch": "pytorch", "tensorflow": "tensorflow", "tf": "tensorflow"}
 """What people call a framework, and the catalog's name for it."""
 
@@ -140,14 +142,21 @@ class Question:
     @cached_property
     def driver_branch(self) -> Branch | None:
         """The branch that the driver wish names; None for a word, a range or no wish."""
-        wish = self.request.driver
+        wish = (self.request.driver or "").removesuffix(LATEST)
+        if self.moves and not wish.isdigit():
+            raise UsageError(f"driver {self.request.driver!r}: {LATEST} follows a branch, as in 580{LATEST}")
         return self.catalog.branch_of(wish) if wish and wish not in WORDS and not is_range(wish) else None
+
+    @property
+    def moves(self) -> bool:
+        """The newest release of the named branch is requested, whatever is installed."""
+        return (self.request.driver or "").endswith(LATEST)
 
     @cached_property
     def driver_version(self) -> str | None:
         """The exact release that the driver wish names."""
         wish = self.request.driver
-        return wish if wish and wish not in WORDS and "." in wish and not is_range(wish) else None
+        return wish if wish and wish not in WORDS and "." in wish and not is_range(wish) and not self.moves else None
 
     @cached_property
     def driver_range(self) -> "SpecifierSet | None":

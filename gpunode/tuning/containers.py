@@ -60,12 +60,13 @@ def engine_version(node: NodeFacts) -> tuple[int, ...] | None:
 
 
 def cdi_is_on(node: NodeFacts, version: tuple[int, ...]) -> bool:
-    """The engine understands ``--device nvidia.com/gpu=all``."""
-    if version >= _from("cdi_default"):
-        return True
+    """Return whether the engine understands ``--device nvidia.com/gpu=all``; daemon.json can turn it off."""
     settings = (node.containers.docker if node.containers else None) or {}
     features = settings.get("features")
-    return version >= _from("cdi") and isinstance(features, dict) and features.get("cdi") is True
+    chosen = features.get("cdi") if isinstance(features, dict) else None
+    if version >= _from("cdi_default"):
+        return chosen is not False and settings.get("cdi-spec-dirs") != [""]
+    return version >= _from("cdi") and chosen is True
 
 
 def _why_no_cdi(version: tuple[int, ...]) -> str:

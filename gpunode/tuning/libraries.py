@@ -8,6 +8,9 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import TorchValues, values_of
 from gpunode.tuning.model import LeftAlone, Setting
 
+NEW_NAME = Version("2.10")
+"""The first PyTorch to read PYTORCH_ALLOC_CONF alone; later ones read the old name too, with a warning."""
+
 
 def cuda(node: NodeFacts) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
     """The order of GPUs."""
@@ -25,15 +28,18 @@ def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     """Threads of one process of several on the node: one process a GPU."""
     name = "OMP_NUM_THREADS"
     cores, gpus = physical_cores(node), len(node.gpus_on_bus or ())
+    allowed = _allowed_cores(node)
     if cores is None:
         yield LeftAlone(name=name, reason=f"the processor's cores were not seen: {node.gap('cpu') or 'not told'}")
     elif gpus == 0:
         yield LeftAlone(name=name, reason="no GPU: the node is not shared by one process a GPU")
     else:
+        usable = cores if allowed is None else min(cores, allowed)
+        which = "physical cores" if usable == cores else f"of {cores} physical cores that a cpuset allows,"
         yield Setting(
             name=name,
-            value=str(max(1, cores // gpus)),
-            reason=f"{cores} physical cores for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; "
+            value=str(max(1, usable // gpus)),
+            reason=f"{usable} {which} for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; "
             "torchrun would set 1",
             source="common practice; torchrun's default: catalog (sources.yml, pt_run)",
         )
@@ -48,15 +54,27 @@ def physical_cores(node: NodeFacts) -> int | None:
     return seen.sockets * seen.cores_per_socket
 
 
-def pytorch(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
-    """The allocator, by the name that the node's PyTorch understands."""
+def _allowed_cores(node: NodeFacts) -> int | None:
+    """Return the physical cores of the processors that a cpuset leaves; None where there is none, or is not known."""
+    if node.cpu is None or node.cpus_allowed is None or node.cpus_allowed >= node.cpu.cpus:
+        return None
+    return max(1, node.cpus_allowed // (node.cpu.threads_per_core or 1))
+
+
+def allocator(node: NodeFacts, *, expandable: bool) -> Setting | LeftAlone:
+    """Return the setting of PyTorch's allocator where it was asked for, by the name that the node's PyTorch reads."""
+    if not expandable:
+        return LeftAlone(
+            name="PYTORCH_CUDA_ALLOC_CONF",
+            reason="no CUDA IPC with expandable segments in plain containers: --expandable-segments sets them",
+        )
     version = _torch_version(node)
-    new = version is not None and version >= Version("2.9")
+    new = version is not None and version >= NEW_NAME
     if version is None:
         which = "the name that every PyTorch understands; which one runs here was not seen"
     else:
         which = f"the name that PyTorch {version} wants"
-    yield Setting(
+    return Setting(
         name="PYTORCH_ALLOC_CONF" if new else "PYTORCH_CUDA_ALLOC_CONF",
         value="expandable_segments:True",
         reason=f"less memory is lost in pieces; {which}",

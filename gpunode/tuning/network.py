@@ -1,21 +1,33 @@
 """How the GPUs of several nodes reach each other, as far as the node's own network cards tell."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.node import IbDevice, IbPort, Nic
+from gpunode.facts.node import IbDevice, IbPort
 from gpunode.tuning.model import LeftAlone, Setting
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """A name that a list of NCCL, a shell and Docker take as one word."""
 NCCL = "catalog (sources.yml, nccl_env)"
+_ONE_SWITCH = frozenset({"PIX", "PXB"})
+"""Of ``nvidia-smi topo -m``: the path crosses PCIe bridges alone, not the processor's."""
+_MOST_DEVICES = 32
+"""MAX_IB_DEVS of NCCL: what a list has beyond is not read."""
+_OF_CONTAINERS = re.compile(
+    r"lo$|docker|br-[0-9a-f]{12}$|virbr|vnet|veth|cni|cali|flannel|cilium|lxc|lxd|incus|podman|nerdctl|kube|"
+    r"tun|tap|wg|tailscale|zt"
+)
+"""Bridges and tunnels of container engines, hypervisors and VPNs: other nodes have the same addresses on them."""
 
 
 def nccl(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
     """NCCL's variables of the kind that NVIDIA calls system configuration; none of those for debugging."""
     yield Setting(
-        name="NCCL_DEBUG", value="WARN", reason="a failure says why; nothing is printed otherwise", source=NCCL
+        name="NCCL_DEBUG",
+        value="WARN",
+        reason="a failure prints its cause; so does a start NCCL's version",
+        source=NCCL,
     )
     yield _hca(node)
     if multi_node:
@@ -41,6 +53,20 @@ def active_ports(node: NodeFacts) -> list[tuple[IbDevice, IbPort]]:
     ]
 
 
+def near_gpus(node: NodeFacts) -> set[str] | None:
+    """Return the RDMA devices that share a PCIe switch with a GPU; None where ``nvidia-smi topo -m`` was not seen."""
+    document = node.topology.document if node.topology else None
+    if not document:
+        return None
+    names = document["nic_names"]
+    return {
+        names.get(label, label)
+        for gpu in document["gpus"]
+        for label, link in document["links"].get(gpu, {}).items()
+        if label in document["nics"] and link in _ONE_SWITCH
+    }
+
+
 def _is_plain(device: IbDevice) -> bool:
     return _PLAIN.fullmatch(device.name) is not None
 
@@ -52,23 +78,37 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def _hca(node: NodeFacts) -> Setting | LeftAlone:
+    """Name devices by where they are attached, never by their state: the value may be kept in a file.
+
+    A port that was down that day would be missing from it for ever, and NCCL leaves such ports out by itself.
+    """
     name = "NCCL_IB_HCA"
     if node.infiniband is None:
         return LeftAlone(name=name, reason=f"RDMA devices were not seen: {node.gap('infiniband')}")
     active = active_ports(node)
     if not active:
         return LeftAlone(name=name, reason="no RDMA port is active")
-    rates = [port.rate_gbit_per_s for _, port in active]
-    known = [rate for rate in rates if rate is not None]
-    if len(known) < len(rates):
-        return LeftAlone(name=name, reason="an active port does not tell its rate: which ones to take is not known")
-    chosen = [(device, port) for device, port in active if port.rate_gbit_per_s == max(known)]
-    words = [f"{device.name}:{port.port}" for device, port in chosen]
-    slower = len(active) - len(chosen)
-    which = f"the {len(chosen)} active ports" if not slower else f"the {len(chosen)} fastest of {len(active)} ports"
-    # Without "=" a name is a prefix: mlx5_1 would also be mlx5_10.
+    near = near_gpus(node)
+    if near is None:
+        return LeftAlone(name=name, reason="nvidia-smi topo -m was not seen: NCCL takes every active port")
+    known = sorted((device.name for device in node.infiniband), key=_natural)
+    chosen = [device for device in known if device in near]
+    others = [device for device in known if device not in near]
+    if not chosen or not others:
+        which = "none shares" if not chosen else "all share"
+        return LeftAlone(name=name, reason=f"{which} a PCIe switch with a GPU: NCCL takes every active port")
+    if not any(device.name in chosen for device, _ in active):
+        reason = f"no port of {', '.join(chosen)} is active, and the others share no PCIe switch with a GPU"
+        return LeftAlone(name=name, reason=reason)
+    if len(chosen) > _MOST_DEVICES or not all(map(_PLAIN.fullmatch, chosen)):
+        return LeftAlone(name=name, reason=f"{len(chosen)} devices near GPUs: more, or other names, than NCCL takes")
+    # Without "=" a name is a prefix: mlx5_1 would also be mlx5_10. Without ":PORT" all ports are meant.
     return Setting(
-        name=name, value="=" + ",".join(words), reason=f"{which} at {max(known):g} Gbit/s, named exactly", source=NCCL
+        name=name,
+        value="=" + ",".join(chosen),
+        reason=f"{len(chosen)} of {len(known)} RDMA devices share a PCIe switch with a GPU, whether up today or not; "
+        f"left out: {', '.join(others)} (storage or management)",
+        source=NCCL,
     )
 
 
@@ -76,24 +116,33 @@ def _interface(node: NodeFacts) -> Setting | LeftAlone:
     name = "NCCL_SOCKET_IFNAME"
     if node.nics is None:
         return LeftAlone(name=name, reason=f"network interfaces were not seen: {node.gap('nics')}")
+    if node.addressed is None:
+        return LeftAlone(name=name, reason=f"addresses of interfaces were not seen: {node.gap('addressed')}")
     over_rdma = {interface for _, port in active_ports(node) for interface in port.interfaces}
-    up = [nic for nic in node.nics if nic.state == "up" and nic.name not in over_rdma and _PLAIN.fullmatch(nic.name)]
-    if not up:
-        return LeftAlone(name=name, reason="no interface of the host is up beside those of RDMA")
-    chosen = _fastest(up)
+    down = {nic.name for nic in node.nics if nic.state != "up"}
+    usable = [
+        one
+        for one in node.addressed
+        if one not in over_rdma | down and _PLAIN.fullmatch(one) and not _OF_CONTAINERS.match(one)
+    ]
+    if not usable:
+        return LeftAlone(name=name, reason="no interface of the host is up with an IPv4 address beside those of RDMA")
+    chosen = _fastest(usable, {nic.name: nic.speed_mbit_per_s for nic in node.nics})
     if len(chosen) > 1:
-        names = ", ".join(nic.name for nic in chosen)
-        return LeftAlone(name=name, reason=f"{names} are up alike: name the one over which the nodes reach each other")
-    why = "the only interface of the host that is up" if len(up) == 1 else f"the fastest of {len(up)} that are up"
-    return Setting(name=name, value=f"={chosen[0].name}", reason=f"{why}, named exactly", source=NCCL)
+        names = ", ".join(chosen)
+        return LeftAlone(
+            name=name, reason=f"{names} have addresses: name the one over which the nodes reach each other"
+        )
+    why = "the only interface of the host" if len(usable) == 1 else f"the fastest of {len(usable)} interfaces"
+    return Setting(name=name, value=f"={chosen[0]}", reason=f"{why} that is up with an address", source=NCCL)
 
 
-def _fastest(nics: Sequence[Nic]) -> list[Nic]:
-    """Those with the highest speed; all where one of them does not tell."""
-    speeds = [nic.speed_mbit_per_s for nic in nics if nic.speed_mbit_per_s is not None]
-    if len(speeds) < len(nics):
-        return list(nics)
-    return [nic for nic in nics if nic.speed_mbit_per_s == max(speeds)]
+def _fastest(names: Sequence[str], speeds: Mapping[str, int | None]) -> list[str]:
+    """Return those with the highest speed; all where the speed of one is unknown (a bond, a bridge, a VLAN)."""
+    known = [speed for name in names if (speed := speeds.get(name)) is not None]
+    if len(known) < len(names):
+        return list(names)
+    return [name for name in names if speeds[name] == max(known)]
 
 
 def devices(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:

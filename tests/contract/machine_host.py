@@ -18,6 +18,13 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         ),
     )
     yield "/proc/uptime", "86400.00 1000000.00\n"
+    yield (
+        "/proc/net/route",
+        "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+        "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "eth0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n",
+    )
+    yield "/proc/self/status", f"Cpus_allowed_list:\t0-{logical_cpus(machine) - 1}\n"
     yield "/proc/loadavg", "0.52 0.58 0.59 1/1234 4242\n"
     yield "/proc/sys/vm/swappiness", "10\n"
     yield "/sys/firmware/", "acpi\nefi\n"
@@ -83,13 +90,18 @@ def unit(name: str, active: str = "active", sub: str = "running", load: str = "l
     )
 
 
+def logical_cpus(machine: Machine) -> int:
+    """As lscpu counts them."""
+    return machine.sockets * machine.cores * (1 if machine.architecture == "aarch64" else 2)
+
+
 def host_commands(machine: Machine) -> dict[str, Document]:
     running = ["nvidia-persistenced.service", "chrony.service", *machine.extra_units]
     running += ["docker.service"] if machine.docker else []
     absent = [name for name in ("nvidia-fabricmanager.service", "nvidia-imex.service") if name not in running]
     units = [unit(name) for name in running] + [unit(name, "inactive", "dead", "not-found") for name in absent]
     guest = machine.virtualization != "none"
-    cpus = machine.sockets * machine.cores * (1 if machine.architecture == "aarch64" else 2)
+    cpus = logical_cpus(machine)
     governor = "" if guest else f"scaling_driver\tintel_pstate\t{cpus}\nscaling_governor\tperformance\t{cpus}\n"
     no = "No such file or directory"
     commands = {

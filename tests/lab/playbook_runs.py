@@ -19,6 +19,7 @@ find etc -xdev -type f -print0 | sort -z | xargs -0 sha256sum
 find etc -xdev -type l -printf '%p -> %l\n' | sort
 echo ---
 dpkg-query -W -f '${Package}:${Architecture} ${Version} ${Status}\n' | sort
+if command -v rpm >/dev/null; then rpm --query --all --queryformat '%{NAME} %{EVR}\n' | sort; fi
 echo ---
 { systemctl list-unit-files --no-legend --no-pager
   systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
@@ -55,7 +56,7 @@ class Site:
         self.node = lab.nodes()[0]
         self.always = always
 
-    def play(self, *arguments: str, playbook: str = "site.yml") -> Run:
+    def play(self, *arguments: str, playbook: str = "site.yml", limit_s: float = 1200) -> Run:
         """Run a playbook as a user does."""
         always = self.always if playbook == "site.yml" else ()
         program = Path(sys.executable).with_name("ansible-playbook")
@@ -68,7 +69,7 @@ class Site:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=limit_s,
             check=False,
             start_new_session=True,
         )

@@ -113,7 +113,7 @@ def test_a_file_that_is_no_json_is_refused_and_kept(roles: Roles, provisioned: R
     run = roles.play()
     after = roles.site.sh(f"cat {DAEMON}; mv /root/daemon.json {DAEMON}")
     assert run.rc != 0
-    assert f"{DAEMON}: it is no JSON" in run.output
+    assert f"{DAEMON}: it is not JSON" in run.output
     assert after == kept
 
 

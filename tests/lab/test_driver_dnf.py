@@ -29,7 +29,9 @@ def site() -> Iterator[Site]:
     lab = Lab(f"dnf-driver-{os.getpid()}")
     try:
         lab.up(1, "rocky-9", ["hgx-h100-8"])
-        yield Site(lab)
+        site = Site(lab)
+        site.sh("dnf --quiet --assumeyes install epel-release")  # dkms is EPEL's
+        yield site
     finally:
         lab.down()
 

@@ -1,25 +1,32 @@
 """The driver from NVIDIA's repository on bare nodes of every supported system: each branch, three kinds of machine.
 
-A cell is a system, a branch and a machine: a fresh node, the driver's roles, a restart, ``nvidia-smi``, a second run
-that changes nothing. Every cell prints what came of it. One cell of each system runs with a change; all of them with
-``GPUNODE_TEST_ALL=1``, as ``run_tests.py --all`` does it.
+A cell is a system, a branch and a machine. All cells of a system are nodes of one lab and are provisioned by one run of
+the driver's and the fabric's roles; then they are restarted, asked by ``nvidia-smi``, and provisioned again. Every cell
+prints its line of the matrix. One cell of each system runs with a change; all of them with ``GPUNODE_TEST_ALL=1``, as
+``run_tests.py --all`` does it.
 """
 
 import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
 
 import pytest
+import yaml
 from playbook_runs import Run, Site
 
 from gpunode.lab import Lab, LabNode
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
 
 SYSTEMS = ("ubuntu-22.04", "ubuntu-24.04", "ubuntu-26.04", "debian-12", "debian-13", "rocky-9", "rocky-10")
 BRANCHES = ("580", "595", "610")
-MACHINES = ("t4-1", "l40s-4", "hgx-h100-8")
+GPUS = {"t4-1": 1, "l40s-4": 4, "hgx-h100-8": 8}
 # One cell for each system; together they have every branch and every machine.
 CHOSEN = {
     ("ubuntu-22.04", "610", "hgx-h100-8"),
@@ -30,57 +37,136 @@ CHOSEN = {
     ("rocky-9", "580", "t4-1"),
     ("rocky-10", "610", "hgx-h100-8"),
 }
-# What is refused, and the word that the refusal has to hold: NVIDIA's repository for 26.04 begins with 595.
-REFUSED = {("ubuntu-26.04", "580"): "580"}
+# What is refused, and the reason's first word: NVIDIA's repository for 26.04 begins with 595.
+REFUSED = {("ubuntu-26.04", "580"): "no-stack"}
 CELLS = [
     cell
-    for cell in itertools.product(SYSTEMS, BRANCHES, MACHINES)
+    for cell in itertools.product(SYSTEMS, BRANCHES, GPUS)
     if cell in CHOSEN or os.environ.get("GPUNODE_TEST_ALL") == "1"
 ]
 ROLES = ("nvidia_repository", "nvidia_driver", "nvidia_fabric")
 TAGS = [f"{role}_{part}" for role in ROLES for part in ("install", "configure", "service")]
 
 
-@pytest.fixture
-def bare(lab: Lab, request: pytest.FixtureRequest) -> Site:
-    """A fresh node of the cell's system and machine."""
-    system, _, machine = request.getfixturevalue("cell")
+Cell = tuple[str, str, str]
+
+
+@dataclass
+class Outcome:
+    """What came of one cell."""
+
+    first: dict[str, int]
+    refusal: str = ""
+    """The reasons, where nothing was changed."""
+    failure: str = ""
+    """What failed after the node was accepted."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Upstream versions of the installed packages that carry the driver's version."""
+    answers: list[str] = field(default_factory=list)
+    """nvidia-smi's driver version of each GPU, after the restart."""
+    second: dict[str, int] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
+    """Files, packages and units that the second run left otherwise."""
+
+    def __str__(self) -> str:
+        if self.refusal:
+            return f"refused: {self.refusal}"
+        if self.failure:
+            return f"FAILED: {self.failure}"
+        smi = f"nvidia-smi: {len(self.answers)} x {self.answers[0]}" if self.answers else "nvidia-smi not asked"
+        releases = " ".join(sorted(set(self.versions.values()))) or "nothing"
+        return f"ok: {releases}, {smi}, second run changed={self.second['changed']}"
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Cell, Outcome]]:
+    """The selected cells of one system: a fleet, provisioned, restarted and provisioned again."""
+    system = request.param
+    here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
+    selected = [cast(Cell, item.callspec.params["cell"]) for item in here]
+    lab = Lab(f"grid-{system.replace('.', '-')}-{os.getpid()}")
+    try:
+        yield provisioned(lab, [cell for cell in selected if cell[0] == system], tmp_path_factory.mktemp("grid"))
+    finally:
+        lab.down()
+
+
+def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Outcome]:
+    system = cells[0][0]
+    by_machine = {gpus: [cell for cell in cells if cell[2] == gpus] for gpus in GPUS}
+    for machine, wanted in by_machine.items():
+        if wanted:
+            lab.up(len(wanted), system, [machine])
+    waiting = {machine: list(wanted) for machine, wanted in by_machine.items()}
+    sites = {}
     for node in lab.nodes():
-        node.container.remove(force=True, v=True)
-    lab.up(1, system, [machine])
-    node = next(node for node in lab.nodes() if (node.os, node.hardware) == (system, machine))
-    site = Site(lab, "--limit", node.name, "--tags", ",".join(TAGS))
-    site.node = node
-    if system.startswith("rocky"):
-        site.sh("dnf --quiet --assumeyes install epel-release")  # dkms is EPEL's; without it the node is refused
-    return site
+        sites[waiting[str(node.hardware)].pop(0)] = site = Site(lab)
+        site.node = node
+    name_of = {cell: site.node.name for cell, site in sites.items()}
+    hosts = {name: {"nvidia_driver_version": cell[1]} for cell, name in name_of.items()}
+    branches = folder / "branches.yml"
+    branches.write_text(yaml.safe_dump({"all": {"hosts": hosts}}), encoding="utf-8")
+    wish = ("-i", str(branches), "-e", "nvidia_driver_source=nvidia", "--tags", ",".join(TAGS))
+    play = next(iter(sites.values())).play
+    with ThreadPoolExecutor(4) as pool:
+        if system.startswith("rocky"):  # dkms is EPEL's; without it the node is refused
+            list(pool.map(lambda site: site.sh("dnf --quiet --assumeyes install epel-release"), sites.values()))
+        run = play(*wish, limit_s=3000)
+        (folder / "first.log").write_text(run.output, encoding="utf-8")
+        found = {cell: first(run, name) for cell, name in name_of.items()}
+        good = {cell: site for cell, site in sites.items() if not (found[cell].refusal or found[cell].failure)}
+        before = dict(zip(good, pool.map(settle, good.values()), strict=True))
+        if good:
+            run = play(*wish, "--limit", ",".join(name_of[cell] for cell in good), limit_s=3000)
+            (folder / "second.log").write_text(run.output, encoding="utf-8")
+        after = dict(zip(good, pool.map(Site.snapshot, good.values()), strict=True))
+    for cell, site in good.items():
+        found[cell].second = recap(run, name_of[cell])
+        found[cell].failure = failure(run, name_of[cell])
+        found[cell].moved = sorted(set(before[cell]) ^ set(after[cell]))
+        found[cell].versions = installed(site.node)
+        if answers(system):
+            query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader || true"
+            found[cell].answers = site.sh(query).split()
+    return found
 
 
-@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+def answers(system: str) -> bool:
+    """Whether modules are built there; the look-alike of Rocky has no kernel headers."""
+    return not system.startswith("rocky")
+
+
+def settle(site: Site) -> list[str]:
+    if answers(site.node.os):
+        site.node.restart()
+    return site.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "cell"), [(cell[0], cell) for cell in CELLS], indirect=["outcomes"], ids=map("-".join, CELLS)
+)
 def test_a_bare_node_gets_the_branch(
-    bare: Site, cell: tuple[str, str, str], capsys: pytest.CaptureFixture[str]
+    outcomes: dict[Cell, Outcome], cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     system, branch, machine = cell
-    wish = ("-e", f"nvidia_driver_version={branch}", "-e", "nvidia_driver_source=nvidia")
-    first = bare.play(*wish)
-    report(capsys, cell, first)
+    outcome = outcomes[cell]
+    with capsys.disabled():
+        sys.stdout.write(f"\nmatrix: {system} {branch} {machine}: {outcome} ")
+        sys.stdout.flush()
     if reason := REFUSED.get((system, branch)):
-        assert first.rc != 0
-        assert first.recap["changed"] == 0
-        assert reason in refusal(first), first.output[-3000:]
+        assert outcome.refusal.startswith(f"{reason}:"), outcome
+        assert branch in outcome.refusal
+        assert outcome.first["changed"] == 0
         return
-    assert first.rc == 0, first.output[-5000:]
-    versions = installed(bare.node)
-    assert {version.partition(".")[0] for version in versions.values()} == {branch}, versions
-    assert len(set(versions.values())) == 1, versions
-    assert ("nvidia-fabricmanager" in versions) is (machine == "hgx-h100-8")
-    if not system.startswith("rocky"):  # no module is built there
-        bare.node.restart()
-        assert bare.sh("nvidia-smi --query-gpu=driver_version --format=csv,noheader | sort -u").strip() in {
-            version.partition("-")[0] for version in versions.values()
-        }
-    second = bare.play(*wish)
-    assert (second.rc, second.recap["changed"]) == (0, 0), second.output[-3000:]
+    assert (outcome.refusal, outcome.failure) == ("", "")
+    assert {version.partition(".")[0] for version in outcome.versions.values()} == {branch}, outcome.versions
+    (release,) = set(outcome.versions.values())
+    has_fabric_manager = any(name.startswith("nvidia-fabric") for name in outcome.versions)
+    assert has_fabric_manager is (machine == "hgx-h100-8")
+    if answers(system):
+        assert outcome.answers == [release] * GPUS[machine]
+    assert outcome.second["ok"] > 0
+    assert (outcome.second["changed"], outcome.second["failed"], outcome.moved) == (0, 0, [])
 
 
 def installed(node: LabNode) -> dict[str, str]:
@@ -91,21 +177,28 @@ def installed(node: LabNode) -> dict[str, str]:
         query = "dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\n' | grep ' installed$'"
     said = node.run(["bash", "-c", query]).stdout
     closure = re.compile(
-        r"(nvidia-(driver|headless|dkms|kernel|utils|compute-utils|firmware|fabricmanager|persistenced|kmod-common)|"
-        r"libnvidia-(compute|cfg1|nscq|ml)|libcuda1|kmod-nvidia)(?!.*(pinning|selinux|assistant))"
+        r"(nvidia-(driver|headless|dkms|kernel|utils|compute-utils|firmware|fabric-?manager|persistenced|modprobe|"
+        r"kmod-common)|libnvidia-(compute|cfg1|nscq|ml)|libcuda1|kmod-nvidia)(?!.*(pinning|selinux|assistant))"
     )
     rows = [line.split() for line in said.splitlines()]
     return {row[0]: re.sub(r"-[0-9]+(ubuntu[0-9]+)?$", "", row[1]) for row in rows if closure.match(row[0])}
 
 
-def refusal(run: Run) -> str:
-    """The lines that say why a run was refused."""
-    return "; ".join(line.strip() for line in run.output.splitlines() if re.match(r"\s+- [a-z-]+: ", line))
+def first(run: Run, host: str) -> Outcome:
+    """The outcome so far: accepted, refused with its reasons, or failed."""
+    failed = failure(run, host)
+    reasons = [line.strip()[2:] for line in failed.splitlines() if re.match(r"\s+- [a-z-]+: ", line)]
+    return Outcome(recap(run, host), refusal="; ".join(reasons), failure="" if reasons else failed)
 
 
-def report(capsys: pytest.CaptureFixture[str], cell: tuple[str, str, str], run: Run) -> None:
-    """Print the cell's line of the matrix."""
-    outcome = "ok" if run.rc == 0 else f"refused: {refusal(run)}" if refusal(run) else f"failed (rc {run.rc})"
-    with capsys.disabled():
-        sys.stdout.write(f"\nmatrix: {' '.join(cell)}: {outcome} ")
-        sys.stdout.flush()
+def recap(run: Run, host: str) -> dict[str, int]:
+    """What Ansible counted for a host."""
+    line = re.search(rf"(?m)^{re.escape(host)} +: (.*)$", run.output.rpartition("PLAY RECAP")[2])
+    assert line, run.output[-3000:]
+    return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line[1])}
+
+
+def failure(run: Run, host: str) -> str:
+    """What a host failed with, empty where it did not."""
+    block = re.search(rf"(?ms)^(?:fatal|failed): \[{re.escape(host)}\].*?(?=^[^\s}}]|\Z)", run.output)
+    return block[0].strip() if block else ""

@@ -36,6 +36,16 @@ class Cpu(Fact):
     nodes: tuple[CpuNode, ...] = ()
 
 
+class CpuSets(Fact):
+    """Numbers of the kernel's processors; ``possible`` counts places for hot-plug beside those that are ``present``."""
+
+    online: tuple[int, ...]
+    present: tuple[int, ...]
+    possible: tuple[int, ...]
+    smt: str | None
+    """``on``, ``off``, ``forceoff``, ``notsupported``; None where the kernel has no such control."""
+
+
 class CpuFrequency(Fact):
     """How processors choose their clock. Empty dictionaries: the kernel does not (most virtual machines)."""
 

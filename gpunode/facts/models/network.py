@@ -23,6 +23,38 @@ class Nic(Fact):
     """``rx_errors``, ``tx_errors``, ``rx_dropped``, ``rx_crc_errors`` …, since boot."""
 
 
+class LinkEvent(Fact):
+    """One line of the journal that says that an interface's link went up or down."""
+
+    interface: str
+    slot: str | None
+    """The adapter's, where the line has it."""
+    up: bool
+    time: str | None
+
+
+class LinkLog(Fact):
+    """What this boot's log says of links."""
+
+    complete: bool
+    """It reaches back to the boot."""
+    events: tuple[LinkEvent, ...]
+
+
+class RdmaNode(Fact):
+    """One device by which programs reach an RDMA adapter."""
+
+    name: str
+    """``uverbs0``, ``umad0``, ``issm0``."""
+    kind: str
+    device: str | None
+    """``mlx5_0``."""
+    port: int | None
+    """None for ``uverbs``, which is the adapter's."""
+    file: bool
+    """Its character device is in ``/dev/infiniband``."""
+
+
 class IbPort(Fact):
     """One port of an InfiniBand or RoCE device."""
 

@@ -151,6 +151,14 @@ class KernelEvent(Fact):
     """For ``aer``: uncorrected. For ``sxid``: as the driver says. None where the line does not say."""
 
 
+class BootLog(Fact):
+    """Xids and SXids of a boot before this one."""
+
+    began: str | None
+    """Time of the boot's first line; None where that line is no longer kept."""
+    events: tuple[KernelEvent, ...]
+
+
 class KernelLog(Fact):
     """The kernel's log of this boot, filtered on the node."""
 

@@ -1,6 +1,7 @@
 """The registry: what is not seen is never good, and what says nothing is an error."""
 
 from collections.abc import Iterator
+from typing import Literal, TypedDict
 
 import pytest
 
@@ -13,13 +14,25 @@ from gpunode.facts.node import NodeFacts, PciDevice
 GPU = PciDevice(
     slot="0000:1a:00.0", vendor_id="10de", device_id="26b9", subsystem_id=None, class_id="030200", driver=None
 )
+
+
+class Texts(TypedDict):
+    """What every check declares."""
+
+    means: str
+    remedy: str
+    actions: tuple[str, ...]
+    state: Literal["none"]
+
+
+TEXTS: Texts = {"means": "It means.", "remedy": "Mend it.", "actions": ("none",), "state": "none"}
 BARE = NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z")
 
 
 def one_check(*, needs: tuple[str, ...] = (), needs_gpu: bool = False, says: tuple[Verdict, ...] = ()) -> Registry:
     registry = Registry()
 
-    @registry.check("a.check", needs=needs, needs_gpu=needs_gpu, category="host", means="It means.", remedy="Mend it.")
+    @registry.check("a.check", needs=needs, needs_gpu=needs_gpu, category="host", **TEXTS)
     def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield from says
 
@@ -41,7 +54,7 @@ def test_a_check_that_says_nothing_is_an_error() -> None:
 def test_a_check_that_breaks_is_an_error_and_stops_no_other() -> None:
     registry = Registry()
 
-    @registry.check("a.check", category="host", means="It means.", remedy="Mend it.")
+    @registry.check("a.check", category="host", **TEXTS)
     def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield Verdict(Status.PASS, "so far so good")
         raise KeyError("index")
@@ -87,13 +100,13 @@ def test_only_what_wants_mending_has_a_remedy(status: str, remedy: str | None) -
 def test_an_id_is_registered_once_and_needs_are_facts() -> None:
     registry = one_check()
     with pytest.raises(ValueError, match="twice"):
-        registry.check("a.check", means="", remedy="")
+        registry.check("a.check", **TEXTS)
     with pytest.raises(ValueError, match="nonsense"):
-        registry.check("b.check", needs=("nonsense",), means="", remedy="")
+        registry.check("b.check", needs=("nonsense",), **TEXTS)
     with pytest.raises(ValueError, match="category"):
-        registry.check("b.check", means="", remedy="")
+        registry.check("b.check", **TEXTS)
     with pytest.raises(ValueError, match="unknown action reboot"):
-        registry.check("host.b", means="", remedy="", actions=("reboot",))
+        registry.check("host.b", means="", remedy="", state="none", actions=("reboot",))
 
 
 def test_only_the_named_checks_are_run() -> None:
@@ -109,10 +122,10 @@ def limit(name: str = "a.check.most", default: float = 5) -> Threshold:
 def test_two_thresholds_do_not_share_a_name() -> None:
     registry = Registry()
     shared = limit()
-    registry.check("host.a", means="", remedy="", thresholds=(shared,))
-    registry.check("host.b", means="", remedy="", thresholds=(shared,))
+    registry.check("host.a", **TEXTS, thresholds=(shared,))
+    registry.check("host.b", **TEXTS, thresholds=(shared,))
     with pytest.raises(ValueError, match=r"a\.check\.most"):
-        registry.check("host.c", means="", remedy="", thresholds=(limit(),))
+        registry.check("host.c", **TEXTS, thresholds=(limit(),))
 
 
 def test_the_policy_counts_before_the_check_and_the_model_before_all() -> None:
@@ -130,7 +143,7 @@ def test_a_finding_names_the_limits_that_the_policy_set() -> None:
     registry = Registry()
     most = limit()
 
-    @registry.check("host.a", means="", remedy="", thresholds=(most,))
+    @registry.check("host.a", **TEXTS, thresholds=(most,))
     def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield Verdict(Status.PASS, "before")
         yield Verdict(Status.WARN, f"above {most.value}", source="this test")

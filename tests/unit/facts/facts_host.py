@@ -133,6 +133,14 @@ MEMINFO = "MemTotal:       394264852 kB\nMemAvailable:   380000000 kB\nSwapTotal
 SMART = (
     '{"critical_warning":0,"temperature":311,"avail_spare":100,"percent_used":3,"media_errors":"0","power_cycles":"20"}'
 )
+# As a host with a bond, Docker and a VLAN prints it: the bond's ports have no address and no line.
+ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+bond0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
+bond0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+bond0.20\t0014A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+"""
 NODE_MEMINFO = "Node 0 MemTotal:       197132426 kB\nNode 0 MemFree:        190000000 kB\n"
 SOURCES = (
     "Types: deb\nURIs: https://packages.example.org/cuda\n https://mirror.example.org/cuda\nSuites: /\nEnabled: no\n"
@@ -140,6 +148,10 @@ SOURCES = (
 
 COMMANDS: dict[str, CommandResult] = {
     "lscpu": answer(LSCPU),
+    "journal-xids": answer(JOURNAL),
+    "journal-links": answer(JOURNAL.partition("\n")[0] + "\n"),
+    "ipmi-devices": answer(""),
+    "rdma-nodes": answer(""),
     "ldconfig": answer(LDCONFIG),
     "library-files": answer(LIBRARY_FILES),
     "nvidia-smi-topo": answer(TOPO, 0, "", "nvidia-smi", "topo", "-m"),
@@ -194,7 +206,15 @@ FILES: dict[str, str | None] = {
     "/proc/driver/nvidia/gpus/0000:00:1e.0/information": INFORMATION,
     "/proc/driver/nvidia/params": 'ModifyDeviceFiles: 1\nRegistryDwords: "RmX=1"\n',
     "/proc/meminfo": MEMINFO,
+    "/sys/devices/system/cpu/online": "0-7\n",
+    "/sys/devices/system/cpu/present": "0-7\n",
+    "/sys/devices/system/cpu/possible": "0-7\n",
+    "/sys/devices/system/cpu/smt/control": "on\n",
+    "/sys/class/infiniband_verbs/": None,
+    "/sys/class/infiniband_mad/": None,
     "/proc/uptime": "3600.50 7000.00\n",
+    "/proc/net/route": ROUTES,
+    "/proc/self/status": "Cpus_allowed_list:\t0-2,8\n",
     "/proc/loadavg": "4.66 4.09 2.81 17/249 21657\n",
     "/proc/sys/vm/swappiness": "60\n",
     "/proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t33554432\n",

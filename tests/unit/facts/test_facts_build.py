@@ -194,6 +194,8 @@ def test_a_lost_answer_is_a_gap_with_its_reason(
         ("/proc/driver/nvidia/params", {"driver_parameters"}),
         ("/proc/meminfo", {"memory"}),
         ("/proc/uptime", {"uptime_s"}),
+        ("/proc/net/route", {"addressed"}),
+        ("/proc/self/status", {"cpus_allowed"}),
         ("/sys/module/", {"module_parameters"}),
         ("/sys/class/iommu/", {"iommu"}),
         ("/sys/devices/system/edac/mc/", {"memory_controllers"}),

@@ -88,6 +88,24 @@ def test_machine_and_processors() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("allowed", "number"),
+    [("0-2,8", 4), ("5", 1), ("0-223", 224), ("3-1", None), ("0-99999", None), ("0,,2", None), ("", None)],
+)
+def test_processors_that_the_session_may_use(allowed: str, number: int | None) -> None:
+    facts = gpu_facts_with(files={"/proc/self/status": f"Cpus_allowed_list:\t{allowed}\n"})
+    assert facts.cpus_allowed == number
+    assert ("cpus_allowed" in facts.gaps) is (number is None)
+
+
+def test_interfaces_with_an_address_are_those_with_a_network_of_their_own() -> None:
+    assert gpu_facts_with().addressed == ("bond0", "docker0", "bond0.20")
+    only_default = "Iface\nppp0\t00000000\t00000000\t0001\t0\t0\t0\t00000000\t0\t0\t0\n"
+    assert gpu_facts_with(files={"/proc/net/route": only_default}).addressed == ()
+    assert "addressed" in gpu_facts_with(files={"/proc/net/route": "Iface\nbond0 1 2\n"}).gaps
+    assert "addressed" in gpu_facts_with(files={"/proc/net/route": None}).gaps
+
+
 def test_memory() -> None:
     facts = gpu_facts_with()
     assert facts.memory is not None

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from gpunode.provisioning import node_stack as resolver
 repository = load("rpm_repository")
 node = load("node")
 
-ROLES = Path(__file__).parents[3] / "roles"
+MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
 PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
 SETTINGS = {"profile": "headless", "extra_packages": [], "header_packages": [], "switch": False}
 DNF: dict[str, Any] = {
@@ -233,6 +234,20 @@ def test_locks_and_packages_of_others_are_refused_until_the_switch() -> None:
     assert question["ignore_locks"] == ["nvidia-driver-cuda-3:570.211.01-1.el9.*"]
 
 
+def test_whatever_carries_the_release_is_bound_to_it_whoever_requires_it() -> None:
+    line = dnf.dnf_plan(rocky("10.0"), DNF, stack_of(rocky("10.0")), SETTINGS)["question"]["line"]
+
+    def bound(name: str) -> bool:
+        return any(fnmatch(name, one) for one in line["names"]) and not any(
+            fnmatch(name, one) for one in line["except"]
+        )
+
+    for name in ("modprobe", "persistenced", "kmod-common", "driver-common", "driver-cuda", "fabricmanager"):
+        assert bound(f"nvidia-{name}"), name
+    for name in ("nvidia-driver-selinux", "libnvidia-container1", "nvidia-container-toolkit", "dkms", "kernel-devel"):
+        assert not bound(name), name
+
+
 def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
     facts = rocky()
     answer: dict[str, Any] = {
@@ -279,7 +294,7 @@ def script(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "dnf", ModuleType("dnf"))
     monkeypatch.setitem(sys.modules, "dnf.module", ModuleType("dnf.module"))
     monkeypatch.setitem(sys.modules, "dnf.module.module_base", base)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROLES / path)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, MODULE_UTILS / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -288,8 +303,8 @@ def script(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_our_locks_are_told_from_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = script("preflight/files/dnf_state.py", monkeypatch)
-    transaction = script("nvidia_driver/files/dnf_transaction.py", monkeypatch)
+    state = script("dnf_state.py", monkeypatch)
+    transaction = script("dnf_transaction.py", monkeypatch)
     mark = state.LOCK_MARK
     path = tmp_path / "versionlock.list"
     path.write_text(f"bash-5.*\n# BEGIN {mark}\nnvidia-a-1.*\n# END {mark}\n\nzsh-5.*\n", encoding="utf-8")

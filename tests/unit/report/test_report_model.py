@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpunode.checks import Finding, Identity, Stack, Status
+from gpunode.checks import Finding, Identity, Stack, State, Status
 from gpunode.errors import Exit
 from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
 
@@ -65,7 +65,53 @@ def test_a_node_out_of_reach_is_one_finding_and_nothing_is_claimed_of_it() -> No
 
 def test_counts_and_keys_of_the_document() -> None:
     found = json.loads(document(node("pass", "skip"), node("fail", simulated=True)).to_json())
-    assert found["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0}
+    assert found["counts"] == {"pass": 1, "warn": 0, "fail": 1, "skip": 1, "error": 0, "observed": 0}
     assert found["schema"] == "gpunode.report/1"
     assert [item["simulated"] for item in found["nodes"]] == [False, True]
     assert found["fleet"] == {"outliers": None, "inconsistencies": None}
+
+
+def about(check: str, status: str, component: str, state: str = "none", observed: str | None = None) -> Finding:
+    return Finding(
+        check=check,
+        status=Status(status),
+        component=component,
+        message="so",
+        recommended_state=State(state),
+        observed=observed,
+    )
+
+
+def with_findings(*findings: Finding) -> NodeReport:
+    return judged("node", Identity(simulated=False, stack=Stack(), gpus=()), findings, None)
+
+
+def test_a_node_is_rolled_up_by_category() -> None:
+    found = with_findings(
+        about("host.time", "pass", "node"),
+        about("gpu.ecc-uncorrected", "fail", "gpu3", "drain"),
+        about("gpu.remapped-rows", "warn", "gpu3", "observe"),
+        about("gpu.remapped-rows", "pass", "gpu2"),
+        about("gpu.clocks", "warn", "gpu1", "observe"),
+        about("gpu.xid", "error", "node"),
+    )
+    assert found.recommended_state is State.DRAIN
+    assert [(one.category, one.status.value, one.checks, one.components) for one in found.categories] == [
+        ("gpu", "error", ("gpu.clocks", "gpu.xid"), ("gpu1", "node")),
+        ("memory", "fail", ("gpu.ecc-uncorrected", "gpu.remapped-rows"), ("gpu3",)),
+        ("host", "pass", (), ()),
+    ]
+
+
+def test_what_is_observed_only_counts_for_nothing() -> None:
+    found = with_findings(
+        about("host.time", "pass", "node"),
+        about("gpu.ecc-uncorrected", "fail", "gpu3", "drain", observed="known, until 2026-12-31"),
+    )
+    assert (found.status, found.recommended_state) == (Status.PASS, State.NONE)
+    assert [one.category for one in found.categories] == ["host"]
+    whole = document(found)
+    assert exit_code(whole, strict=True) is Exit.GOOD
+    assert (whole.counts.fail, whole.counts.observed, whole.counts.pass_) == (0, 1, 1)
+    # With nothing else, nothing was judged.
+    assert exit_code(document(with_findings(found.findings[1]))) is Exit.UNDETERMINED

@@ -152,6 +152,41 @@ def test_a_branch_past_its_end_does_not_satisfy_lts() -> None:
     assert stack("A100", installed=old, observed=True, driver="lts").driver.branch == 580
 
 
+@pytest.mark.parametrize(
+    ("request_", "flavour", "have", "version"),
+    [
+        ("580", None, "580.95.05", "580.95.05"),
+        ("580", "proprietary", "580.95.05", "580.95.05"),
+        ("580-latest", None, "580.95.05", "580.178.04"),
+        ("580-latest", None, "580.178.04", "580.178.04"),
+        ("580-latest", None, "580.999.01", "580.999.01"),
+        ("580", None, "570.211.01", "580.178.04"),
+        ("595-latest", None, "580.95.05", "595.91.07"),
+    ],
+)
+def test_a_branch_keeps_its_installed_release_and_latest_moves(
+    request_: str, flavour: Any, have: str, version: str
+) -> None:
+    old = on_node((f"nvidia-dkms-{have[:3]}-open", f"{have}-1", "nvidia"), flavour="open")
+    found = stack("A100", installed=old, observed=True, driver=request_, kernel_module=flavour)
+    assert found.driver.version == version
+    assert found.kept == (version == have and flavour is None)
+    assert {version} == {row.version.partition("-")[0] for row in found.packages if row.with_driver and row.version}
+
+
+def test_a_distribution_moves_within_its_branch_only_when_it_is_asked_to() -> None:
+    old = on_node(("nvidia-driver-580-server-open", "580.95.05-0ubuntu1", "ubuntu"), flavour="open")
+    kept = stack("A100", installed=old, observed=True, driver="580", source="ubuntu")
+    moved = stack("A100", installed=old, observed=True, driver="580-latest", source="ubuntu")
+    assert (kept.kept, moved.kept, moved.driver.decided_by) == (True, False, "repository")
+
+
+@pytest.mark.parametrize("request_", ["580.95.05-latest", "newest-latest", "-latest"])
+def test_latest_follows_a_branch(request_: str) -> None:
+    with pytest.raises(UsageError, match="follows a branch"):
+        stack("A100", driver=request_)
+
+
 def test_a_switch_of_source_removes_the_other() -> None:
     debian = on_node(("nvidia-kernel-dkms", "535.261.03-1", "debian"), flavour="proprietary")
     kept = stack("A100", os="debian-12", installed=debian, observed=True)

@@ -82,6 +82,7 @@ def node(**facts: Any) -> NodeFacts:
         "docker": daemon("28.5.1"),
         "cdi_specs": (SPEC,),
         "nics": (nic("eth0"),),
+        "addressed": ("eth0",),
         "infiniband": (),
         "memory": memory(2048),
         "cpu": Cpu(
@@ -142,42 +143,9 @@ def test_variables_for_debugging_are_never_set() -> None:
     assert not names & {"NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_ALGO", "CUDA_LAUNCH_BLOCKING"}
 
 
-@pytest.mark.parametrize(
-    ("devices", "value"),
-    [
-        ((hca("mlx5_10"), hca("mlx5_2")), "=mlx5_2:1,mlx5_10:1"),
-        ((hca("mlx5_0"), hca("mlx5_1", rate=100.0)), "=mlx5_0:1"),
-        ((hca("mlx5_0"), hca("mlx5_1", state="DOWN")), "=mlx5_0:1"),
-        ((hca("mlx5_0", state="DOWN"),), None),
-        ((hca("mlx5_0"), hca("mlx5_1", rate=None)), None),
-        ((hca("mlx5_0 --privileged"),), None),
-        ((), None),
-    ],
-)
-def test_the_fastest_active_ports_are_named_exactly(devices: tuple[IbDevice, ...], value: str | None) -> None:
-    assert environment(tune(node(infiniband=devices), "pytorch")).get("NCCL_IB_HCA") == value
-
-
 def test_active_rdma_comes_into_the_container() -> None:
     assert "--device /dev/infiniband" in docker(tune(node(infiniband=(hca("mlx5_0"),)), "pytorch"))
     assert "--device /dev/infiniband" not in docker(tune(node(), "pytorch"))
-
-
-@pytest.mark.parametrize(
-    ("facts", "value"),
-    [
-        ({"nics": (nic("eth0"),)}, "=eth0"),
-        ({"nics": (nic("eth0"), nic("eth1", state="down"))}, "=eth0"),
-        ({"nics": (nic("eth0", 1000), nic("ens5", 100000))}, "=ens5"),
-        ({"nics": (nic("eth0"), nic("eth1"))}, None),
-        ({"nics": (nic("eth0", None), nic("eth1"))}, None),
-        ({"nics": (nic("ib0", 400000), nic("eth0")), "infiniband": (hca("mlx5_0", interfaces=("ib0",)),)}, "=eth0"),
-        ({"nics": (nic("$(reboot)"),)}, None),
-        ({"nics": ()}, None),
-    ],
-)
-def test_one_interface_is_named_where_one_stands_out(facts: dict[str, Any], value: str | None) -> None:
-    assert environment(tune(node(**facts), "pytorch", multi_node=True)).get("NCCL_SOCKET_IFNAME") == value
 
 
 def test_a_container_of_one_node_has_interfaces_of_its_own() -> None:
@@ -205,6 +173,9 @@ def test_threads_are_cores_for_each_gpu(number: int, value: str | None) -> None:
         ({"docker": daemon("20.10.24+dfsg1")}, "--gpus all"),
         ({"docker": daemon("19.03.15")}, "--gpus all"),
         ({"docker": daemon("18.09.1")}, "--runtime nvidia"),
+        ({"docker": daemon("28.5.1"), "containers": configured({"features": {"cdi": False}})}, "--gpus all"),
+        ({"docker": daemon("28.5.1"), "containers": configured({"cdi-spec-dirs": [""]})}, "--gpus all"),
+        ({"docker": daemon("28.5.1"), "containers": configured({"features": {}})}, "--device nvidia.com/gpu=all"),
         ({"docker": None, "tool_versions": {"docker": "28.5.1"}}, "--device nvidia.com/gpu=all"),
         ({"docker": None}, None),
         ({"cdi_specs": ()}, None),
@@ -236,14 +207,33 @@ def test_the_stack_is_never_unlimited_and_memory_may_be_locked() -> None:
 
 @pytest.mark.parametrize(
     ("version", "name"),
-    [("2.14.1+cu130", "PYTORCH_ALLOC_CONF"), ("2.8.0", "PYTORCH_CUDA_ALLOC_CONF"), (None, "PYTORCH_CUDA_ALLOC_CONF")],
+    [
+        ("2.14.1+cu130", "PYTORCH_ALLOC_CONF"),
+        ("2.10.0", "PYTORCH_ALLOC_CONF"),
+        ("2.9.1", "PYTORCH_CUDA_ALLOC_CONF"),
+        ("not a version", "PYTORCH_CUDA_ALLOC_CONF"),
+        (None, "PYTORCH_CUDA_ALLOC_CONF"),
+    ],
 )
-def test_the_allocator_is_named_as_that_pytorch_has_it(version: str | None, name: str) -> None:
+def test_expandable_segments_are_set_where_they_are_asked_for(version: str | None, name: str) -> None:
     values = {"version": version, "available": True, "count": 8}
     records = (Record(record="versions.torch", device="cuda", seconds=1.0, values=values),) if version else None
-    found = environment(tune(node(records=records), "pytorch"))
+    facts = node(records=records)
+    assert not [one for one in environment(tune(facts, "pytorch")) if one.startswith("PYTORCH_")]
+    assert "CUDA IPC" in left(tune(facts, "pytorch"), "PYTORCH_CUDA_ALLOC_CONF")
+    found = environment(tune(facts, "pytorch", expandable=True))
     assert found[name] == "expandable_segments:True"
     assert len([one for one in found if one.startswith("PYTORCH_")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("allowed", "value"), [(224, "14"), (112, "7"), (16, "1"), (1, "1"), (None, "14"), (448, "14")]
+)
+def test_threads_keep_to_the_processors_of_a_cpuset(allowed: int | None, value: str) -> None:
+    tuning = tune(node(cpus_allowed=allowed), "pytorch")
+    assert environment(tuning)["OMP_NUM_THREADS"] == value
+    (setting,) = (one for one in tuning.environment if one.name == "OMP_NUM_THREADS")
+    assert ("cpuset" in setting.reason) is (value != "14")
 
 
 def test_tensorflow_has_its_own() -> None:

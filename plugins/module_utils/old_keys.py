@@ -7,7 +7,7 @@ changed. A key given to apt-key vouches for every repository of the node; the re
 import sys
 from pathlib import Path
 
-from openpgp import keys
+from ansible_collections.gpunode.node.plugins.module_utils.openpgp import keys
 
 KEYS = ("7FA2AF80", "3BF863CC", "8793F200")
 

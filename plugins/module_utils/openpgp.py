@@ -67,4 +67,4 @@ def keys(data):
 
 
 # The script behind this text imports from a module of this name, which is no file on the node.
-sys.modules["openpgp"] = sys.modules[__name__]
+sys.modules["ansible_collections.gpunode.node.plugins.module_utils.openpgp"] = sys.modules[__name__]

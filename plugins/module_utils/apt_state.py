@@ -14,7 +14,15 @@ import sys
 import time
 from pathlib import Path
 
-from apt_private import APT, SIGNALS, SOURCES, AptError, leave_orderly, output_of, passing_over_damaged
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    APT,
+    SIGNALS,
+    SOURCES,
+    AptError,
+    leave_orderly,
+    output_of,
+    passing_over_damaged,
+)
 
 LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
 # apt writes a cache that is out of date anew whenever it is asked; a look is to change nothing. Without one it is slow.
@@ -139,7 +147,8 @@ def publishers(installed):
     form = "$(REPO_URI)|$(ORIGIN)|$(LABEL)"
     targets = said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
     repositories = [line.split("|") for line in targets if line.count("|") == 2]
-    found, name, exact = {}, "", False
+    found: dict[str, list[list[str]]] = {}
+    name, exact = "", False
     for line in said_by(["apt-cache", *settings_for_a_look(), "policy", *names]).splitlines():
         if re.match(r"\S+:$", line):
             name, exact = line[:-1], False
@@ -263,23 +272,18 @@ def awaited(limit_s):
     return at_work()
 
 
-def main():
-    """Print one JSON document."""
-    for number in SIGNALS:
-        signal.signal(number, leave_orderly)
+def taken(holder=None):
+    """Return what apt and dpkg hold; None without dpkg, ``{"error": one line}`` where apt cannot be asked."""
     if not Path("/var/lib/dpkg/status").exists():
-        json.dump(None, sys.stdout)
-        return
-    holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+        return None
     try:
         with passing_over_damaged({}):
             held = packages()
             asked = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
     except (AptError, OSError) as error:
         # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
-        json.dump({"error": " ".join(str(error).split())}, sys.stdout)
-        return
-    state = {
+        return {"error": " ".join(str(error).split())}
+    return {
         **asked,
         "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
         **held,
@@ -291,7 +295,14 @@ def main():
         "lock_holder": holder,
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),
     }
-    json.dump(state, sys.stdout)
+
+
+def main():
+    """Print one JSON document."""
+    for number in SIGNALS:
+        signal.signal(number, leave_orderly)
+    there = Path("/var/lib/dpkg/status").exists()
+    json.dump(taken(awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)) if there else None, sys.stdout)
 
 
 if __name__ == "__main__":

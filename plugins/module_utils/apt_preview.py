@@ -28,7 +28,7 @@ import signal
 import sys
 from pathlib import Path
 
-from apt_private import (
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     APT,
     OPTIONS,
     SIGNALS,
@@ -54,7 +54,7 @@ def upstream(version):
 
 def offers(apt_cache, names):
     """Versions by package, newest first; empty for a package that is in no list."""
-    found = {name: [] for name in names}
+    found: dict[str, list[str]] = {name: [] for name in names}
     for line in output_of([*apt_cache, "madison", *names], ANSWER_LIMIT_S).splitlines() if names else []:
         name, version = (part.strip() for part in line.split("|")[:2])
         if name in found and version not in found[name]:

@@ -27,7 +27,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from openpgp import keys
+from ansible_collections.gpunode.node.plugins.module_utils.openpgp import keys
 
 LIMIT_S = 30
 LARGEST = 1 << 20
@@ -76,7 +76,8 @@ def keyring_of(package):
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tree:
         for member in tree:
             if member.isfile() and member.name.endswith("/cuda-archive-keyring.gpg"):
-                return tree.extractfile(member).read()
+                inside = tree.extractfile(member)
+                return inside.read() if inside is not None else b""
     raise DiffersError("the package holds no keyring")
 
 

@@ -9,6 +9,8 @@ Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input
      "constraint": PATTERN,               shell pattern of releases; the newest that all of bound have is taken
      "free": [names],                     what must be there in any version
      "closure": [names],                  installed ones that move to that release, or go where it has none of them
+     "line": {"names": [patterns], "except": [patterns]},
+                                          packages that come at that release or not at all, whoever requires them
      "remove": [names],                   what goes
      "expendable": [patterns],            what may go besides, where something else needs that
      "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and what the lines around our part end in
@@ -117,6 +119,36 @@ def at(base, name, release):
     return native[0] if native else None
 
 
+def in_line(name, line):
+    """Return whether a package carries the driver's release."""
+    return any(fnmatch.fnmatchcase(name, one) for one in line["names"]) and not any(
+        fnmatch.fnmatchcase(name, one) for one in line["except"]
+    )
+
+
+def bind_line(base, question, target):
+    """Hide other releases of every package that carries the driver's: a requirement without a version takes the newest.
+
+    A package without a build at the target stays visible; the caller refuses it where the transaction needs it.
+    """
+    available = base.sack.query().available()
+    for name in sorted({package.name for package in available.filter(name__glob=question["line"]["names"])}):
+        builds = available.filter(name=name)
+        bound = builds.filter(version=target)
+        if in_line(name, question["line"]) and bound:
+            base.sack.add_excludes(builds.difference(bound))
+
+
+def elsewhere(base, question, target):
+    """Packages of the line that come at another release than the target: name to the releases there are."""
+    names = {package.name for package in base.transaction.install_set if package.version != target}
+    return {
+        name: newest_first(base, {package.version for package in base.sack.query().available().filter(name=name)})
+        for name in sorted(names)
+        if target is not None and in_line(name, question["line"])
+    }
+
+
 def mark(base, question, target):
     """Tell dnf's solver what is wanted."""
     installed = base.sack.query().installed()
@@ -166,8 +198,14 @@ def resolved(base, question):
     target, by_name, every = release_for(base, question)
     if question["bound"] and target is None:
         return {"lacking": by_name, "common": every, "constraint": question["constraint"]}
+    if target is not None:
+        bind_line(base, question, target)
     mark(base, question, target)
     base.resolve(allow_erasing=True)
+    astray = elsewhere(base, question, target)
+    if astray:
+        common = [release for release in every if all(release in there for there in astray.values())]
+        return {"lacking": astray, "common": common, "constraint": target}
     coming = {package.name: package.evr for package in base.transaction.install_set}
     going = sorted({package.name for package in base.transaction.remove_set} - set(coming))
     known = set(question["remove"]) | set(question["closure"])

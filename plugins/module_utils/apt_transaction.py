@@ -14,9 +14,12 @@ Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alon
      "files": {path: text | {"b64": text}}, files as the caller will write them; empty text: not there. Simulated: all
                                             of apt's; else the preferences alone
      "planned": {"packages": {name: version}, "purge": [names]},  simulated: what others will have done before
+     "unhold": [names],                     whose hold is released
      "lock_wait_s": seconds, "limit_s": seconds}
 
-The answer: ``install`` ({name: version}), ``remove``, ``hold`` (names). Installed packages that satisfy ``install``
+The answer: ``install`` ({name: version}), ``remove``, ``hold``, ``unhold`` (names), ``warnings`` (sources that failed
+and that nothing needed), ``finished`` (packages that an interrupted run left half-done). Installed packages that
+satisfy ``install``
 are left alone, so that a node that has all is asked nothing of apt. An ``error`` is one line that says why nothing was
 done; with ``"done": false`` the transaction itself broke off.
 """
@@ -31,7 +34,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from apt_private import (
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     APT,
     OPTIONS,
     PREFERENCES,
@@ -210,7 +213,7 @@ def leaving(question, present):
     """(install, remove) where packages go, with those that came along; and the arguments that do it."""
     memory = Path(question["memory"]) if question["memory"] else None
     known = memory is not None and memory.exists()
-    before = set(memory.read_text(encoding="utf-8").split()) if known else set()
+    before = set(memory.read_text(encoding="utf-8").split()) if memory is not None and known else set()
     going = {name for name in present if matches(name, question["purge"])}
     if known:
         # What is held is no orphan for apt.
@@ -245,7 +248,7 @@ def restored(question, staying):
     form = "$(REPO_URI)|$(LABEL)"
     targets = output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
     nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if line.endswith("|NVIDIA CUDA")}
-    found = {}
+    found: dict[str, list[str]] = {}
     for line in output_of(["apt-cache", "madison", *there], ANSWER_LIMIT_S).splitlines():
         name, version, where = (part.strip() for part in line.split("|")[:3])
         if where.split()[0].rstrip("/") not in nvidias:

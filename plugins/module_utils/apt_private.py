@@ -120,7 +120,7 @@ def carried_out(argv, limit_s):
             file.seek(0)
             texts.append(file.read().decode("utf-8", "replace"))
     if code != 0:
-        raise AptError(reason(*texts, code))
+        raise AptError(reason(texts[0], texts[1], code))
 
 
 def refresh(apt_get, limit_s):
@@ -144,7 +144,7 @@ def refuse_failed_sources(failed, apt_cache, versions):
     """Raise what apt said of sources (``refresh``) where a package comes from one of them and from no other."""
     if not failed or not versions:
         return
-    offers = {}
+    offers: dict[str, set[str]] = {}
     for line in output_of([*apt_cache, "madison", *sorted(versions)], JUDGE_LIMIT_S).splitlines():
         name, version, where = (part.strip() for part in line.split("|")[:3])
         if versions.get(name) == version:
@@ -278,4 +278,4 @@ def leave_orderly(number, _frame):
 
 
 # The script behind this text imports from a module of this name, which is no file on the node.
-sys.modules["apt_private"] = sys.modules[__name__]
+sys.modules["ansible_collections.gpunode.node.plugins.module_utils.apt_private"] = sys.modules[__name__]

@@ -94,7 +94,9 @@ def streams():
 
 def locks():
     """(lines of others, our own lines) of the list that the plugin versionlock keeps."""
-    others, own, inside = [], [], False
+    others: list[str] = []
+    own: list[str] = []
+    inside = False
     path = Path(LOCKLIST)
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         if line.startswith("#"):
@@ -104,9 +106,8 @@ def locks():
     return others, own
 
 
-def main():
-    """Print one JSON document."""
-    holder = awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)
+def taken(holder=None):
+    """Return what dnf and rpm hold, with ``error`` where dnf cannot be used."""
     state = {"error": None, "lock_holder": holder, "unfinished": [], "installed": {}, "twice": [], "streams": {}}
     try:
         # Where python3 is not the Python that dnf belongs to, this is what says so.
@@ -117,7 +118,12 @@ def main():
         state["error"] = " ".join(str(err).split())
     state["versionlock"] = PLUGIN.exists()
     state["runfile"] = Path("/usr/bin/nvidia-uninstall").exists()
-    json.dump(state, sys.stdout)
+    return state
+
+
+def main():
+    """Print one JSON document."""
+    json.dump(taken(awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""Character devices of RDMA, and what the journal says of links that went up or down."""
+
+import re
+
+from gpunode.facts.models.network import LinkEvent, LinkLog, RdmaNode
+from gpunode.facts.seen import Seen, Unseen, whole
+
+_VERBS = "/sys/class/infiniband_verbs/"
+_MAD = "/sys/class/infiniband_mad/"
+_DEV = "/dev/infiniband/"
+_KIND = re.compile(r"(uverbs|umad|issm)\d{1,5}")
+# Recorded: mlx5_core 0000:41:00.0 enp65s0f0np0: Link up; systemd-networkd[5398]: ib6: lost carrier
+_MLX5 = re.compile(r"mlx5_core (?P<slot>\S{1,40}) (?P<name>\S{1,40}): Link (?P<word>up|down)$")
+_NETWORKD = re.compile(r"systemd-networkd\[\d{1,10}\]: (?P<name>\S{1,40}): (?P<word>lost|gained) carrier$", re.I)
+_TIME = re.compile(r"\s*(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\s")
+_BOOT = re.compile(r"Linux version \d")
+_LINE_LIMIT = 1000
+
+
+def rdma_nodes(seen: Seen) -> tuple[RdmaNode, ...]:
+    """Devices of ib_uverbs and ib_umad in sysfs, and whether each has its file in ``/dev/infiniband``."""
+    found = {row[0]: row[1] for row in seen.rows("rdma-nodes", 2)}
+    nodes = []
+    for folder in (_VERBS, _MAD):
+        for name in seen.entries(folder) or ():
+            match = _KIND.fullmatch(name)
+            if match is None:
+                continue
+            nodes.append(
+                RdmaNode(
+                    name=name,
+                    kind=match[1],
+                    device=seen.value(f"{folder}{name}/ibdev"),
+                    port=whole(seen.value(f"{folder}{name}/port")),
+                    file=found.get(_DEV + name) == "character",
+                )
+            )
+    return tuple(nodes)
+
+
+def link_log(seen: Seen) -> LinkLog:
+    """Each line of this boot's journal, or of dmesg, in which a link went up or down, in the log's order."""
+    key = "dmesg-links" if seen.ran("dmesg-links") else "journal-links"
+    lines = [line[:_LINE_LIMIT].rstrip() for line in seen.output(key).splitlines()]
+    if not lines:
+        raise Unseen("the log has no line of this boot's start or of a link; run the probe as root")
+    return LinkLog(
+        complete=any(_BOOT.search(line) for line in lines),
+        events=tuple(event for line in lines if (event := event_of(line)) is not None),
+    )
+
+
+def event_of(line: str) -> LinkEvent | None:
+    """Return what a line of a log says of a link; None where it says nothing."""
+    match = _MLX5.search(line) or _NETWORKD.search(line)
+    if match is None:
+        return None
+    time = _TIME.match(line)
+    slot = match.groupdict().get("slot")
+    up = match["word"].lower() in {"up", "gained"}
+    return LinkEvent(interface=match["name"], slot=slot, up=up, time=time[1] if time else None)

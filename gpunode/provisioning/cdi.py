@@ -1,0 +1,83 @@
+"""The node's one CDI specification: which file it is, whether it fits, and which others contradict it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpunode.facts import NodeFacts
+from gpunode.facts.node import CdiSpec
+
+GPU_KIND = "nvidia.com/gpu"
+SPECIFICATION = "/var/run/cdi/nvidia.yaml"
+OUTPUT = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
+FLAGS = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS"
+NO_GIDS = "no-additional-gids-for-device-nodes"
+BEGIN = "# BEGIN gpunode (role nvidia_container_toolkit): an engine here cannot read CDI 0.7.0"
+END = "# END gpunode"
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshEnvironment:
+    """The environment of nvidia-cdi-refresh.service."""
+
+    text: str
+    output: str
+    """Where the unit writes."""
+
+
+def refresh_environment(text: str | None, old_cdi: bool) -> RefreshEnvironment:
+    """Return the unit's environment for the engines of the node.
+
+    With ``old_cdi`` the flag that leaves ``additionalGids`` out is set in a block of ours, beside the flags that a
+    user has set; without, the block is removed.
+    """
+    lines: list[str] = []
+    inside = False
+    for line in (text or "").splitlines():
+        inside = inside or line == BEGIN
+        if not inside:
+            lines.append(line)
+        inside = inside and line != END
+    values = dict(re.findall(r"(?m)^\s*(\w+)=[\"']?([^\"'\n]*)", "\n".join(lines)))
+    flags = [flag for flag in values.get(FLAGS, "").split(",") if flag]
+    if old_cdi and NO_GIDS not in flags:
+        lines += [BEGIN, f"{FLAGS}={','.join([*flags, NO_GIDS])}", END]
+    output = values.get(OUTPUT, "").strip()
+    return RefreshEnvironment("".join(f"{line}\n" for line in lines), output or SPECIFICATION)
+
+
+def refresh_reason(node: NodeFacts, output: str = SPECIFICATION) -> str | None:
+    """Return why the specification has to be rewritten, None where it fits.
+
+    A node whose driver is not loaded has nothing to describe; with the module of another release in memory the unit
+    fails, and runs at the boot that is required then.
+    """
+    if node.loaded_driver is None or node.driver_library_version not in (None, node.loaded_driver.version):
+        return None
+    spec = next((spec for spec in node.cdi_specs or () if _canonical(spec.path) == _canonical(output)), None)
+    installed = node.driver_library_version or node.loaded_driver.version
+    if spec is None:
+        return f"{output} does not exist"
+    if any(version != installed for version in spec.driver_versions):
+        return f"{output} was made for driver {', '.join(spec.driver_versions)}, {installed} is installed"
+    if spec.missing:
+        return f"{output} names missing files: {', '.join(spec.missing[:3])}"
+    if not spec.devices:
+        return f"{output} names no device"
+    return None
+
+
+def stale_specifications(specs: Iterable[CdiSpec] | None, kept: str = SPECIFICATION) -> list[str]:
+    """Return the specifications of NVIDIA's GPUs beside the one that the toolkit's unit keeps.
+
+    Of two folders the later one counts, so that an old file in /etc/cdi is used whenever the unit's is missing; of two
+    in one folder engines take neither. Other vendors' and other kinds' are not ours.
+    """
+    found = (spec.path for spec in specs or () if spec.kind == GPU_KIND)
+    return sorted(path for path in found if _canonical(path) != _canonical(kept))
+
+
+def _canonical(path: str) -> str:
+    return path.replace("/var/run/", "/run/")

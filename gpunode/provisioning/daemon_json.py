@@ -1,0 +1,222 @@
+"""/etc/docker/daemon.json, which users and several roles write: merged key by key, and given back key by key."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RELOADED = {
+    "authorization-plugins",
+    "debug",
+    "default-runtime",
+    "insecure-registries",
+    "labels",
+    "live-restore",
+    "max-concurrent-downloads",
+    "max-concurrent-uploads",
+    "max-download-attempts",
+    "registry-mirrors",
+    "runtimes",
+    "shutdown-timeout",
+}
+"""Keys that dockerd takes on SIGHUP; everything else waits for a restart.
+
+``features`` is not among them: the CDI driver is set up when the daemon starts. A removed key is not noticed either.
+"""
+LIMITED_LOG_DRIVERS = ("json-file", "local")
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonRequest:
+    """What daemon.json is to hold by the role's settings."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MergedDaemon:
+    """daemon.json after a merge."""
+
+    text: str | None = None
+    """None: there is to be no file."""
+    changed: bool = False
+    keys: tuple[str, ...] = ()
+    """What changes, dotted."""
+    restart: tuple[str, ...] = ()
+    """Those among ``keys`` that a reload does not apply."""
+    memory: dict[str, Any] | None = None
+    """To be kept for the next merge; None: nothing to keep."""
+    problem: str | None = None
+
+
+def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = False) -> DaemonRequest:
+    """Return what daemon.json is to hold.
+
+    ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``storage_driver``, ``daemon`` (further keys,
+    which win). ``text`` is the file as it is.
+    """
+    daemon: dict[str, Any] = dict(settings.get("daemon") or {})
+    if "hosts" in daemon:
+        return DaemonRequest(
+            problem="docker_daemon must not set hosts: the socket is systemd's, and whoever reaches one over TCP "
+            "is root on the node; carry /run/docker.sock over SSH instead"
+        )
+    notes: list[str] = []
+    values: dict[str, Any] = {}
+    if settings.get("live_restore"):
+        if swarm:
+            notes.append("live-restore is left out: this node is in a swarm, with which dockerd does not start")
+        else:
+            values["live-restore"] = True
+    try:
+        present = read_document(text)
+    except ValueError:
+        present = {}
+    driver = daemon.get("log-driver", present.get("log-driver", "json-file"))
+    limits = {"max-size": settings.get("log_max_size"), "max-file": settings.get("log_max_files")}
+    limits = {key: str(value) for key, value in limits.items() if value}
+    if limits and driver in LIMITED_LOG_DRIVERS:
+        values["log-opts"] = limits
+    elif limits:
+        notes.append(f"log limits are left out: the log driver {driver} has limits of its own")
+    if settings.get("storage_driver"):
+        values["storage-driver"] = settings["storage_driver"]
+    return DaemonRequest(_merged(values, daemon), tuple(notes))
+
+
+def merge_daemon(
+    text: str | None,
+    values: Mapping[str, Any] | None,
+    memory: Mapping[str, Any] | None = None,
+    others: Mapping[str, Any] | None = None,
+) -> MergedDaemon:
+    """Return daemon.json with ``values`` merged into it key by key; keys that nobody requested stay as they are.
+
+    ``memory`` is what an earlier merge left: the values that are ours and what was there before. A value that is no
+    longer requested gives way to the one before it, unless somebody changed it since. Values in the memory of
+    ``others`` are theirs and are not touched. Options in ``exec-opts`` are merged by their names.
+    """
+    try:
+        before = _with_options(read_document(text))
+    except ValueError as err:
+        return MergedDaemon(problem=str(err))
+    after = copy.deepcopy(before)
+    ours = {tuple(entry["path"]): dict(entry) for entry in (memory or {}).get("keys", ())}
+    theirs = {tuple(entry["path"]) for entry in (others or {}).get("keys", ())}
+    wanted = {path: value for path, value in _leaves(_with_options(dict(values or {}))) if path not in theirs}
+    for path in [path for path in ours if path not in wanted]:
+        entry = ours.pop(path)
+        if path not in theirs and _get(after, path) == entry["value"]:
+            _put(after, path, entry.get("before", _MISSING))
+    for path, value in wanted.items():
+        present = _get(after, path)
+        if present == value:
+            continue
+        entry = {"path": list(path), "value": value}
+        stood = ours[path].get("before", _MISSING) if path in ours else present
+        if stood is not _MISSING:
+            entry["before"] = stood
+        try:
+            _put(after, path, value)
+        except TypeError:
+            return MergedDaemon(
+                problem=f"{'.'.join(path[:-1])} is not an object, so {'.'.join(path)} has no place in it"
+            )
+        ours[path] = entry
+    for path in [path for path in ours if _get(after, path) != ours[path]["value"]]:
+        del ours[path]
+    created = bool((memory or {}).get("created", text is None))
+    gone = not after and created
+    keys = tuple(".".join(path) for path in _differing(before, after))
+    return MergedDaemon(
+        text=None if gone or (text is None and not after) else _written(after) if keys else text,
+        changed=bool(keys) or (gone and text is not None),
+        keys=keys,
+        restart=tuple(key for key in keys if (top := key.partition(".")[0]) not in RELOADED or top not in after),
+        memory={"created": created, "keys": [ours[path] for path in sorted(ours)]} if ours else None,
+    )
+
+
+def read_document(text: str | None) -> dict[str, Any]:
+    """Parse a JSON object; empty text is an empty object. Raises ValueError with what is wrong."""
+    try:
+        found = json.loads(text) if text and text.strip() else {}
+    except json.JSONDecodeError as err:
+        raise ValueError(f"it is not JSON: {err.msg} in line {err.lineno}") from None
+    except RecursionError:
+        raise ValueError("it is not JSON that can be read: nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("it does not hold an object")  # noqa: TRY004 (one kind for all that is wrong with a text)
+    return found
+
+
+def _written(document: dict[str, Any]) -> str:
+    return json.dumps(_without_options(document), indent=4, ensure_ascii=False) + "\n"
+
+
+def _with_options(document: dict[str, Any]) -> dict[str, Any]:
+    """``exec-opts`` as an object, so that each option can have its own owner."""
+    options = document.get("exec-opts")
+    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
+        return document
+    pairs = (option.partition("=") for option in options)
+    return {**document, "exec-opts": {key: value if equals else None for key, equals, value in pairs}}
+
+
+def _without_options(document: dict[str, Any]) -> dict[str, Any]:
+    options = document.get("exec-opts")
+    if not isinstance(options, dict):
+        return document
+    return {**document, "exec-opts": [key if value is None else f"{key}={value}" for key, value in options.items()]}
+
+
+def _merged(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+def _leaves(node: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Paths and values; an empty object is a value, None requests nothing."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*path, str(key)))
+        elif value is not None:
+            yield (*path, str(key)), value
+
+
+def _get(node: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        if not isinstance(node, dict) or key not in node:
+            return _MISSING
+        node = node[key]
+    return node
+
+
+def _put(node: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Set a value, or remove it and the objects that it leaves empty; TypeError where a value is in the way."""
+    if len(path) > 1:
+        below = node.setdefault(path[0], {})
+        if not isinstance(below, dict):
+            raise TypeError(path[0])
+        _put(below, path[1:], value)
+        if value is _MISSING and not below:
+            del node[path[0]]
+    elif value is _MISSING:
+        node.pop(path[0], None)
+    else:
+        node[path[0]] = value
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> list[tuple[str, ...]]:
+    old, new = dict(_leaves(before)), dict(_leaves(after))
+    return sorted(path for path in {**old, **new} if old.get(path, _MISSING) != new.get(path, _MISSING))

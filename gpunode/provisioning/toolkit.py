@@ -1,0 +1,86 @@
+"""NVIDIA's container toolkit on a node: which version, and what of it stands in the engines' configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.catalog import load
+from gpunode.provisioning.engines import EngineSupport
+
+RUNTIME = {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolkitRequest:
+    """The toolkit that a node gets."""
+
+    version: str | None
+    """None: none is installed, and an installed one is left alone."""
+    packages: tuple[str, ...]
+    replaces: tuple[str, ...]
+    """Packages that it takes the place of."""
+    repository: str
+    """NVIDIA's own, up to ``libnvidia-container``."""
+    key: str
+    fingerprints: tuple[str, ...]
+
+
+def toolkit_request(
+    version: str, installed: Mapping[str, Any] | None, planned: Mapping[str, Any] | None
+) -> ToolkitRequest:
+    """Return the toolkit that a node gets.
+
+    ``version`` is ``keep`` (the installed one where all packages carry it, else the stack's), ``stack``, ``none`` or
+    exact. ``installed`` is name to version, ``planned`` the ``container_toolkit`` of the resolved stack. A stack
+    without one goes without, unless the toolkit is installed or an exact version is requested.
+    """
+    catalog = load()
+    row = next(iter(catalog.container_toolkit.values()))
+    packages = next(each.names for each in catalog.packages.values() if each.component == "container-toolkit")
+    have = {re.sub(r"-[^-]*$", "", str((installed or {}).get(name, ""))) for name in packages}
+    one = next(iter(have)) if len(have) == 1 else ""
+    resolved = str((planned or {}).get("version") or "")
+    by_word = {"keep": one or resolved or _newest(have), "stack": resolved or one, "none": ""}
+    return ToolkitRequest(
+        version=by_word.get(version, version) or None,
+        packages=tuple((planned or {}).get("packages") or packages),
+        replaces=tuple(row.replaces),
+        repository=row.repository.removesuffix("/stable"),
+        key=row.key,
+        fingerprints=tuple(row.fingerprints),
+    )
+
+
+def _newest(versions: Iterable[str]) -> str:
+    """Of packages in several versions the newest: nothing is downgraded."""
+    known = [version for version in versions if re.fullmatch(r"\d+(\.\d+)+", version)]
+    return max(known, key=lambda version: [int(part) for part in version.split(".")], default="")
+
+
+def toolkit_daemon(
+    engine: EngineSupport, cdi: bool, default_runtime: bool, cgroup_driver: str | None, present: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keys of daemon.json that give containers GPUs, as ``nvidia-ctk runtime configure`` writes them.
+
+    ``cgroup_driver`` is the running daemon's, ``present`` the file as it is. An engine without CDI whose cgroups
+    systemd makes is moved to cgroupfs: at ``systemctl daemon-reload`` systemd rewrites the devices of its containers,
+    and does not know those that the runtime's hook added. A driver that somebody chose is kept.
+    """
+    features = present.get("features")
+    switched_off = isinstance(features, Mapping) and features.get("cdi") is False
+    values: dict[str, Any] = {"runtimes": RUNTIME}
+    if cdi and (engine.cdi == "feature" or (engine.cdi == "default" and switched_off)):
+        values["features"] = {"cdi": True}
+    if default_runtime:
+        values["default-runtime"] = "nvidia"
+    options = present.get("exec-opts")
+    chosen = isinstance(options, list) and any(
+        str(option).startswith("native.cgroupdriver=systemd") for option in options
+    )
+    ours = isinstance(options, list) and "native.cgroupdriver=cgroupfs" in options
+    if engine.cdi == "none" and not chosen and (ours or cgroup_driver == "systemd"):
+        values["exec-opts"] = ["native.cgroupdriver=cgroupfs"]
+    return values

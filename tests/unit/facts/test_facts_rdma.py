@@ -1,0 +1,100 @@
+"""RDMA's character devices, the log of links, processors' sets, and the logs of earlier boots."""
+
+from pathlib import Path
+
+import pytest
+from facts_samples import answer, gpu_facts_with
+
+from gpunode.facts import rdma
+from gpunode.facts.node import LinkEvent, RdmaNode
+from gpunode.probe import CommandResult
+
+BOOT = "2026-11-20T09:00:00+0000 n kernel: Linux version 6.8.0-60-generic (buildd@lcy02) #1 SMP\n"
+LINKS = BOOT + (
+    "2026-11-20T10:00:00+0000 n kernel: mlx5_core 0000:41:00.0 enp65s0f0np0: Link down\n"
+    "2026-11-20T10:00:40+0000 n kernel: mlx5_core 0000:41:00.0 enp65s0f0np0: Link up\n"
+    "2026-11-20T11:00:00+0000 n systemd-networkd[5398]: ib6: Lost carrier\n"
+)
+VERBS, MAD = "/sys/class/infiniband_verbs/", "/sys/class/infiniband_mad/"
+CPUS = "/sys/devices/system/cpu/"
+SHARED = Path(__file__).parents[4] / "shared" / "captures" / "dmesg"
+
+
+def test_devices_with_and_without_their_files() -> None:
+    facts = gpu_facts_with(
+        {"rdma-nodes": answer("/dev/infiniband/uverbs0\tcharacter\n/dev/infiniband/issm0\tother\n")},
+        {
+            VERBS: "abi_version\nuverbs0\n",
+            VERBS + "uverbs0/ibdev": "mlx5_0\n",
+            MAD: "issm0\numad0\n",
+            MAD + "umad0/ibdev": "mlx5_0\n",
+            MAD + "umad0/port": "1\n",
+            MAD + "issm0/ibdev": "mlx5_0\n",
+        },
+    )
+    assert facts.rdma_nodes == (
+        RdmaNode(name="uverbs0", kind="uverbs", device="mlx5_0", port=None, file=True),
+        RdmaNode(name="issm0", kind="issm", device="mlx5_0", port=None, file=False),
+        RdmaNode(name="umad0", kind="umad", device="mlx5_0", port=1, file=False),
+    )
+
+
+def test_links_that_went_up_and_down() -> None:
+    log = gpu_facts_with({"journal-links": answer(LINKS)}).link_log
+    assert log is not None
+    assert log.complete
+    assert log.events == (
+        LinkEvent(interface="enp65s0f0np0", slot="0000:41:00.0", up=False, time="2026-11-20T10:00:00+0000"),
+        LinkEvent(interface="enp65s0f0np0", slot="0000:41:00.0", up=True, time="2026-11-20T10:00:40+0000"),
+        LinkEvent(interface="ib6", slot=None, up=False, time="2026-11-20T11:00:00+0000"),
+    )
+
+
+def test_dmesg_stands_in_for_a_journal_that_shows_nothing() -> None:
+    line = "2026-11-20T09:00:09,123456+00:00 mlx5_core 0000:41:00.0 enp65s0f0np0: Link up\n"
+    log = gpu_facts_with({"journal-links": answer(""), "dmesg-links": answer(line)}).link_log
+    assert log is not None
+    assert (log.complete, len(log.events)) == (False, 1)
+
+
+def test_a_log_without_a_line_is_a_gap() -> None:
+    assert "as root" in gpu_facts_with({"journal-links": answer("")}).gaps["link_log"]
+
+
+@pytest.mark.captures
+def test_lines_of_real_logs() -> None:
+    flaps = (SHARED / "azure-1dev_6flap_syslog.txt").read_text(encoding="utf-8")
+    found = [event for line in flaps.splitlines() if (event := rdma.event_of(line)) is not None]
+    assert [(event.interface, event.up) for event in found] == [("ib6", False)] * 6 + [("ib6", True)] * 6
+    kernel = (SHARED / "gpud-pstore-dmesg.txt").read_text(encoding="utf-8")
+    (up,) = [event for line in kernel.splitlines() if (event := rdma.event_of(line)) is not None]
+    assert (up.interface, up.slot, up.up) == ("enp65s0f0np0", "0000:41:00.0", True)
+
+
+def test_processors() -> None:
+    files = {CPUS + "online": "0-2,4\n", CPUS + "present": "0-7\n", CPUS + "possible": "0-15\n"}
+    sets = gpu_facts_with({}, files | {CPUS + "smt/control": "off\n"}).cpu_sets
+    assert sets is not None
+    assert (sets.online, len(sets.present), len(sets.possible), sets.smt) == ((0, 1, 2, 4), 8, 16, "off")
+    for bad in ("", "x\n", "5-1\n", "0-99999999\n", "0-99999\n"):
+        assert "cpu_sets" in gpu_facts_with({}, files | {CPUS + "smt/control": None, CPUS + "online": bad}).gaps
+
+
+XID = "2026-11-1{day}T10:00:00+0000 n kernel: NVRM: Xid (PCI:0000:18:00): {xid}, pid=1, name=python, text\n"
+
+
+def test_boots_before_this_one() -> None:
+    lines = XID.format(day=3, xid=31) + BOOT.replace("-20T", "-14T") + XID.format(day=5, xid=79)
+    lines += BOOT.replace("-20T", "-16T") + BOOT + XID.format(day=9, xid=48)
+    boots = gpu_facts_with({"journal-xids": answer(lines)}).earlier_boots
+    assert boots is not None
+    assert [(boot.began, [event.xid for event in boot.events]) for boot in boots] == [
+        ("2026-11-16T09:00:00+0000", []),
+        ("2026-11-14T09:00:00+0000", [79]),
+        (None, [31]),
+    ]
+
+
+@pytest.mark.parametrize("nothing", [answer(""), answer(BOOT), answer("", 127, "journalctl: No such file")])
+def test_a_journal_of_this_boot_alone_has_no_earlier_one(nothing: CommandResult) -> None:
+    assert gpu_facts_with({"journal-xids": nothing}).earlier_boots == ()

@@ -1,0 +1,70 @@
+"""What the probe records of links, RDMA devices, processors and the management controller."""
+
+from pathlib import Path
+
+import pytest
+from probe_node import collect, printing, put, tool
+
+from gpunode.facts import facts_from_bundle
+
+BOOT = "2026-11-20T09:00:00+0000 n kernel: Linux version 6.8.0-60-generic (buildd@lcy02) #1 SMP"
+XID = "2026-11-20T09:00:00+0000 n kernel: NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus."
+DOWN = "2026-11-20T10:00:00+0000 n kernel: mlx5_core 0000:41:00.0 enp65s0f0np0: Link down"
+LOST = "2026-11-20T11:00:00+0000 n systemd-networkd[539]: ib6: Lost carrier"
+OTHER = "2026-11-20T11:00:00+0000 n systemd-networkd[539]: eth0: DHCPv4 address 192.0.2.1/24"
+
+
+def test_only_lines_of_links_and_xids_leave_the_node(tmp_path: Path) -> None:
+    tool(tmp_path / "bin", "journalctl", printing([BOOT, XID, DOWN, LOST, OTHER]))
+    commands = collect(tmp_path, tmp_path / "bin").commands
+    assert commands["journal-links"].stdout.splitlines() == [BOOT, DOWN, LOST]
+    assert commands["journal-xids"].stdout.splitlines() == [BOOT, XID]
+    assert "dmesg-links" not in commands
+
+
+def test_dmesg_is_asked_for_links_where_the_journal_says_nothing(tmp_path: Path) -> None:
+    tool(tmp_path / "bin", "journalctl", "exit 0")
+    tool(tmp_path / "bin", "dmesg", printing([DOWN]))
+    assert collect(tmp_path, tmp_path / "bin").commands["dmesg-links"].stdout == DOWN + "\n"
+
+
+def test_processors_and_rdma_devices(tmp_path: Path) -> None:
+    for name, text in (("online", "0-3"), ("present", "0-7"), ("possible", "0-7"), ("smt/control", "off")):
+        put(tmp_path, f"/sys/devices/system/cpu/{name}", text + "\n")
+    put(tmp_path, "/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0\n")
+    put(tmp_path, "/sys/class/infiniband_verbs/abi_version", "6\n")
+    put(tmp_path, "/sys/class/infiniband_mad/umad0/ibdev", "mlx5_0\n")
+    put(tmp_path, "/sys/class/infiniband_mad/umad0/port", "1\n")
+    put(tmp_path, "/dev/infiniband/uverbs0")
+    facts = facts_from_bundle(collect(tmp_path, tmp_path / "bin"))
+    assert facts.cpu_sets is not None
+    assert (len(facts.cpu_sets.online), len(facts.cpu_sets.present), facts.cpu_sets.smt) == (4, 8, "off")
+    # A plain file in a device's place is none.
+    assert [(one.name, one.device, one.port, one.file) for one in facts.rdma_nodes or ()] == [
+        ("uverbs0", "mlx5_0", None, False),
+        ("umad0", "mlx5_0", 1, False),
+    ]
+
+
+def test_the_controller_is_asked_where_the_kernel_has_a_device(tmp_path: Path) -> None:
+    tool(tmp_path / "bin", "ipmitool", 'printf "%s " "$@"; echo')
+    assert not [
+        key for key in collect(tmp_path, tmp_path / "bin").commands if key.startswith("ipmi-") and key != "ipmi-devices"
+    ]
+    put(tmp_path, "/dev/ipmi0")
+    commands = collect(tmp_path, tmp_path / "bin").commands
+    assert commands["ipmi-devices"].stdout == "/dev/ipmi0\n"
+    assert commands["ipmi-power-supplies"].stdout == "sdr type Power Supply \n"
+    assert commands["ipmi-events"].stdout == "sel list last 100 \n"
+
+
+@pytest.mark.parametrize("body", [None, "exec sleep 60"])
+def test_a_controller_that_does_not_answer_is_asked_once(tmp_path: Path, body: str | None) -> None:
+    put(tmp_path, "/dev/ipmi0")
+    tools = tmp_path / "bin"
+    tool(tools, "sleep", "exec /bin/sleep 60")
+    if body:
+        tool(tools, "ipmitool", body)
+    commands = collect(tmp_path, tools).commands
+    assert commands["ipmi-fans"].rc == (124 if body else 127)
+    assert "ipmi-power-supplies" not in commands

@@ -1,0 +1,167 @@
+"""daemon.json: merged key by key with what users and other roles wrote, and given back."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpunode.provisioning.daemon_json import DaemonRequest, MergedDaemon, daemon_request, merge_daemon
+
+OURS = {"live-restore": True, "log-opts": {"max-size": "100m"}}
+FOREIGN = '{"dns": ["10.0.0.1"], "log-opts": {"tag": "x"}, "labels": ["rack=7"]}'
+SETTINGS: dict[str, Any] = {
+    "live_restore": True,
+    "log_max_size": "100m",
+    "log_max_files": 5,
+    "storage_driver": "",
+    "daemon": {},
+}
+
+
+def written(merged: MergedDaemon) -> str:
+    assert merged.text is not None
+    return merged.text
+
+
+def document(merged: MergedDaemon) -> Any:
+    return json.loads(written(merged))
+
+
+def test_foreign_keys_survive_also_beside_ours_in_one_object() -> None:
+    answer = merge_daemon(FOREIGN, OURS)
+    assert document(answer) == {
+        "dns": ["10.0.0.1"],
+        "log-opts": {"tag": "x", "max-size": "100m"},
+        "labels": ["rack=7"],
+        "live-restore": True,
+    }
+    assert answer.keys == ("live-restore", "log-opts.max-size")
+    assert answer.restart == ("log-opts.max-size",)
+
+
+@pytest.mark.parametrize("text", [None, "", FOREIGN])
+def test_a_second_merge_changes_nothing(text: str | None) -> None:
+    first = merge_daemon(text, OURS)
+    second = merge_daemon(first.text, OURS, first.memory)
+    assert first.changed
+    assert second == replace(first, changed=False, keys=(), restart=())
+
+
+def test_a_file_that_already_says_so_keeps_its_form() -> None:
+    text = '{"live-restore":true,\n\n"log-opts":{"max-size":"100m"}}'
+    answer = merge_daemon(text, OURS)
+    assert (answer.text, answer.changed, answer.memory) == (text, False, None)
+
+
+def test_what_is_no_longer_requested_gives_way_to_what_stood_there_before() -> None:
+    text = '{"live-restore": false, "dns": []}'
+    first = merge_daemon(text, {"live-restore": True, "features": {"cdi": True}})
+    again = merge_daemon(first.text, {"live-restore": True, "features": {"cdi": True}}, first.memory)
+    last = merge_daemon(again.text, {}, again.memory)
+    assert document(last) == json.loads(text)
+    assert last.memory is None
+    assert last.keys == ("features.cdi", "live-restore")
+
+
+def test_a_file_that_was_made_for_ours_goes_with_it() -> None:
+    first = merge_daemon(None, OURS)
+    last = merge_daemon(first.text, {}, first.memory)
+    assert (last.text, last.changed) == (None, True)
+
+
+def test_an_empty_file_of_a_user_stays() -> None:
+    first = merge_daemon("{}\n", OURS)
+    last = merge_daemon(first.text, {}, first.memory)
+    assert document(last) == {}
+
+
+def test_what_somebody_changed_since_is_theirs_when_ours_goes() -> None:
+    first = merge_daemon(None, OURS)
+    edited = written(first).replace("100m", "1g")
+    last = merge_daemon(edited, {}, first.memory)
+    assert document(last) == {"log-opts": {"max-size": "1g"}}
+
+
+def test_what_somebody_changed_is_put_right_while_it_is_requested() -> None:
+    first = merge_daemon(None, OURS)
+    answer = merge_daemon(written(first).replace("100m", "1g"), OURS, first.memory)
+    assert answer.text == first.text
+    assert answer.keys == ("log-opts.max-size",)
+    assert merge_daemon(answer.text, {}, answer.memory).text is None
+
+
+def test_two_roles_share_the_file_and_do_not_fight() -> None:
+    runtime = {"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}, "features": {"cdi": True}}
+    docker = merge_daemon(None, {**OURS, "features": {"cdi": False}})
+    toolkit = merge_daemon(docker.text, runtime, None, docker.memory)
+    assert document(toolkit)["features"] == {"cdi": False}
+    assert document(toolkit)["runtimes"] == runtime["runtimes"]
+    assert not merge_daemon(toolkit.text, {**OURS, "features": {"cdi": False}}, docker.memory).changed
+    assert not merge_daemon(toolkit.text, runtime, toolkit.memory, docker.memory).changed
+    gone = merge_daemon(toolkit.text, {}, toolkit.memory, docker.memory)
+    assert gone.text == docker.text
+
+
+def test_execution_options_have_owners_of_their_own() -> None:
+    text = '{"exec-opts": ["isolation=process"]}'
+    answer = merge_daemon(text, {"exec-opts": ["native.cgroupdriver=cgroupfs"]})
+    assert document(answer) == {"exec-opts": ["isolation=process", "native.cgroupdriver=cgroupfs"]}
+    assert document(merge_daemon(answer.text, {}, answer.memory)) == json.loads(text)
+
+
+def test_runtimes_and_live_restore_need_no_restart_and_cdi_does() -> None:
+    answer = merge_daemon(
+        None, {"live-restore": True, "runtimes": {"nvidia": {"path": "x"}}, "features": {"cdi": True}}
+    )
+    assert answer.restart == ("features.cdi",)
+    gone = merge_daemon(answer.text, {"runtimes": {"nvidia": {"path": "y"}}}, answer.memory)
+    assert gone.restart == ("features.cdi", "live-restore")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1,}', "it is not JSON: .* in line 1"),
+        ("[]", "it does not hold an object"),
+        ('{"log-opts": "max-size=1m"}', "log-opts is not an object, so log-opts.max-size has no place in it"),
+    ],
+)
+def test_a_file_that_cannot_be_merged_is_refused_and_not_touched(text: str, words: str) -> None:
+    answer = merge_daemon(text, OURS)
+    assert not answer.changed
+    assert answer.problem is not None
+    assert re.search(words, answer.problem)
+
+
+def test_no_request_makes_no_file() -> None:
+    assert merge_daemon(None, {}).text is None
+    assert not merge_daemon(None, None).changed
+
+
+def test_the_defaults_are_live_restore_and_limited_logs() -> None:
+    answer = daemon_request(SETTINGS, None)
+    assert answer == DaemonRequest({"live-restore": True, "log-opts": {"max-size": "100m", "max-file": "5"}})
+
+
+def test_other_log_drivers_are_left_alone() -> None:
+    answer = daemon_request(SETTINGS, '{"log-driver": "journald"}')
+    assert answer.values == {"live-restore": True}
+    assert "journald" in answer.notes[0]
+    by_request = {**SETTINGS, "daemon": {"log-driver": "local"}}
+    assert "log-opts" in daemon_request(by_request, '{"log-driver": "journald"}').values
+
+
+def test_a_swarm_goes_without_live_restore() -> None:
+    answer = daemon_request(SETTINGS, None, swarm=True)
+    assert "live-restore" not in answer.values
+    assert "swarm" in answer.notes[0]
+
+
+def test_further_keys_win_and_a_socket_is_refused() -> None:
+    more = daemon_request({**SETTINGS, "daemon": {"log-opts": {"max-size": "1g"}, "mtu": 1450}}, None)
+    assert more.values["log-opts"] == {"max-size": "1g", "max-file": "5"}
+    assert more.values["mtu"] == 1450
+    refused = daemon_request({**SETTINGS, "daemon": {"hosts": ["tcp://0.0.0.0:2375"]}}, None)
+    assert "docker_daemon must not set hosts" in (refused.problem or "")

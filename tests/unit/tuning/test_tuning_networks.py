@@ -1,0 +1,174 @@
+"""What NCCL is told of a node's network: over made-up networks and the machines of the bench, nothing that it refuses.
+
+NCCL's own reading of its lists is restated here from its documentation (env.rst) and socket.cc, ibvwrap and utils.cc of
+2.27: a value is refused where no interface of the name has an address, and ignored where no active port matches.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_tuning_rules import environment, gpus, left, node
+
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.facts.node import IbDevice, IbPort, Nic, Smi
+from gpunode.facts.parsers import smi_topo
+from gpunode.probe.bundle import Bundle
+from gpunode.tuning import WORKLOADS, tune
+
+sys.path += [str(Path(__file__).parents[2] / name) for name in ("bench", "contract")]
+from bench_machines import MACHINES
+from machines import bundle
+
+GPUS = 8
+
+
+@dataclass(frozen=True)
+class Hca:
+    """One RDMA device: how it is linked to the GPUs, and its port."""
+
+    name: str
+    link: str | None = "NODE"
+    """To the GPU of its place; SYS to the others. None: it is missing in the topology."""
+    state: str = "ACTIVE"
+    rate: float | None = 400.0
+    layer: str = "Ethernet"
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class Network:
+    """A node's network, and what NCCL is to be told of it; None: nothing."""
+
+    nics: dict[str, tuple[str, int | None]]
+    """Hardware alone: state, Mbit/s."""
+    addressed: tuple[str, ...]
+    interface: str | None
+    hcas: tuple[Hca, ...] = ()
+    hca: str | None = None
+
+
+def rails(layer: str, **changes: Any) -> tuple[Hca, ...]:
+    """Eight compute devices, each below its GPU's switch."""
+    return tuple(Hca(f"mlx5_{index}", "PIX", layer=layer, **changes) for index in range(GPUS))
+
+
+STORAGE = (Hca("mlx5_8", "NODE", rate=200.0), Hca("mlx5_9", "SYS", rate=400.0))
+RAILS = "=" + ",".join(f"mlx5_{index}" for index in range(GPUS))
+UP = ("up", 25000)
+NETWORKS = {
+    "one card": Network({"eth0": UP}, ("eth0", "docker0"), "=eth0"),
+    "bond": Network({"eno1": UP, "eno2": UP}, ("bond0", "docker0"), "=bond0"),
+    "bond and a management card": Network({"eno1": ("up", 1000), "ens1": UP, "ens2": UP}, ("bond0", "eno1"), None),
+    "bridge": Network({"eno1": UP}, ("br0", "virbr0", "br-eb3b8d3c84ee"), "=br0"),
+    "VLAN on a card without an address": Network({"ens1": UP}, ("ens1.120",), "=ens1.120"),
+    "two cards, one faster": Network({"eno1": ("up", 1000), "ens1": UP}, ("eno1", "ens1"), "=ens1"),
+    "two cards alike": Network({"ens1": UP, "ens2": UP}, ("ens1", "ens2"), None),
+    "the card with the address is down": Network({"ens1": ("down", None)}, ("ens1", "tailscale0"), None),
+    "InfiniBand rails, one down, and storage": Network(
+        {"eno1": UP, "ib0": ("up", 400000)},
+        ("eno1", "ib0"),
+        "=eno1",
+        (*rails("InfiniBand")[:7], Hca("mlx5_7", "PXB", "DOWN"), *STORAGE, Hca("mlx5_10", None, interface="ib0")),
+        RAILS,
+    ),
+    "RoCE rails with storage on RoCE": Network({"eno1": UP}, ("eno1",), "=eno1", (*rails("Ethernet"), *STORAGE), RAILS),
+    "RoCE rails alone": Network({"eno1": UP}, ("eno1",), "=eno1", rails("Ethernet")),
+    "all rails down, storage up": Network({"eno1": UP}, ("eno1",), "=eno1", (*rails("x", state="DOWN"), *STORAGE)),
+    "a guest, whose topology knows no switches": Network(
+        {"ens1": UP}, ("ens1",), "=ens1", (Hca("mlx5_0", "PHB"), Hca("mlx5_1", "PHB", rate=100.0))
+    ),
+    "a name that is no name": Network({"$(reboot)": UP}, ("$(reboot)", "a:1", "ens1,ens2"), None, (Hca("a b", "PIX"),)),
+    "no network at all": Network({}, (), None),
+}
+
+
+def facts(network: Network, **changes: Any) -> NodeFacts:
+    """The node with this network and eight GPUs."""
+    return node(
+        pci=gpus(GPUS),
+        nics=tuple(
+            Nic(
+                name=name, slot=None, driver=None, state=state, speed_mbit_per_s=speed, mtu=1500, numa_node=0,
+                carrier_changes=1,
+            )
+            for name, (state, speed) in network.nics.items()
+        ),
+        addressed=network.addressed,
+        infiniband=tuple(device(one) for one in network.hcas),
+        topology=topology(network.hcas),
+        **changes,
+    )  # fmt: skip
+
+
+def device(one: Hca) -> IbDevice:
+    port = IbPort(
+        port=1, state=one.state, physical_state="LinkUp", rate_gbit_per_s=one.rate, rate=None, link_layer=one.layer,
+        lid=1, interfaces=(one.interface,) if one.interface else (),
+    )  # fmt: skip
+    return IbDevice(name=one.name, firmware=None, board_id=None, type=None, slot=None, numa_node=0, ports=(port,))
+
+
+def topology(hcas: tuple[Hca, ...]) -> Smi:
+    """As nvidia-smi prints a machine of eight GPUs (captures of 8 x H100), read by the parser."""
+    shown = [one for one in hcas if one.link]
+    labels = [f"GPU{gpu}" for gpu in range(GPUS)] + [f"NIC{index}" for index in range(len(shown))]
+    rows = ["\t".join(["", *labels, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])]
+    for gpu in range(GPUS):
+        peers = ["X" if other == gpu else "NV18" for other in range(GPUS)]
+        nics = [(one.link or "SYS") if index % GPUS == gpu else "SYS" for index, one in enumerate(shown)]
+        rows.append("\t".join([f"GPU{gpu}", *peers, *nics, "0-55,112-167", "0", "N/A"]))
+    legend = [f"  NIC{index}: {one.name}" for index, one in enumerate(shown)]
+    return Smi(document=smi_topo.parse("\n".join([*rows, "", "Legend:", "", "NIC Legend:", "", *legend])))
+
+
+def refused(node: NodeFacts, values: dict[str, str]) -> list[str]:
+    """The settings that NCCL would refuse on the node, or that would leave it without a device."""
+    bad = []
+    chosen = values.get("NCCL_SOCKET_IFNAME")
+    if chosen is not None:
+        names = chosen.removeprefix("=").split(",")
+        has = set(node.addressed or ()) - {"lo"}
+        bad += [chosen] if not chosen.startswith("=") or set(names) - has or max(map(len, names)) > 15 else []
+    chosen = values.get("NCCL_IB_HCA")
+    if chosen is not None:
+        names = chosen.removeprefix("=").split(",")
+        active = {one.name for one in node.infiniband or () if any(port.state == "ACTIVE" for port in one.ports)}
+        there = {one.name for one in node.infiniband or ()}
+        bad += [chosen] if len(names) > 32 or not set(names) & active or set(names) - there else []
+    return bad
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_what_nccl_is_told_of_a_network(name: str) -> None:
+    network = NETWORKS[name]
+    values = environment(tune(facts(network), "pytorch", multi_node=True))
+    assert (values.get("NCCL_SOCKET_IFNAME"), values.get("NCCL_IB_HCA")) == (network.interface, network.hca)
+    assert refused(facts(network), values) == []
+    assert "NCCL_SOCKET_IFNAME" not in environment(tune(facts(network), "pytorch"))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_no_machine_is_told_what_nccl_refuses(name: str, workload: Any) -> None:
+    node = facts_from_bundle(Bundle.model_validate(bundle(MACHINES[name])))
+    values = environment(tune(node, workload, multi_node=True))
+    assert refused(node, values) == []
+    assert values["NCCL_SOCKET_IFNAME"] == "=eth0"
+
+
+def test_what_was_not_seen_is_left_to_nccl() -> None:
+    network = NETWORKS["RoCE rails with storage on RoCE"]
+    bare = facts(network).model_copy(update={"topology": None, "addressed": None, "gaps": {"addressed": "not read"}})
+    tuning = tune(bare, "pytorch", multi_node=True)
+    assert not {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"} & set(environment(tuning))
+    assert "not read" in left(tuning, "NCCL_SOCKET_IFNAME")
+    assert "topo -m was not seen" in left(tuning, "NCCL_IB_HCA")
+
+
+def test_more_devices_than_nccl_reads_are_left_to_it() -> None:
+    many = tuple(Hca(f"mlx5_{index}", "PIX") for index in range(33))
+    tuning = tune(facts(Network({}, (), None, (*many, Hca("mlx5_40", "SYS")))), "pytorch")
+    assert "33 devices" in left(tuning, "NCCL_IB_HCA")
