@@ -20,8 +20,11 @@ _MAJOR, _MINOR, _BUS, _DEVICE, _DOMAIN = 75, 76, 33, 34, 50
 MISMATCH, NO_COMPAT = 803, 804
 
 
-def versions() -> dict[str, Any]:
-    """Values of ``versions.cuda``. Raises Skip without the library, Trouble where it is broken."""
+def versions(module: str | None) -> dict[str, Any]:
+    """Values of ``versions.cuda``. Raises Skip without the library, Trouble where it is broken.
+
+    ``module``: the version of the kernel module by NVML, for where /proc does not show it.
+    """
     library = Library("libcuda.so.1")
     path = os.path.realpath(library.path or library.name)
     result = library.call("cuInit", ctypes.c_uint(0))
@@ -29,7 +32,7 @@ def versions() -> dict[str, Any]:
         "library": path,
         "version": version_in_name(path),
         "result": result,
-        "forward_compat": is_forward_compat(path, module_version(), result),
+        "forward_compat": is_forward_compat(path, module_version() or module, result),
     }
     number = ctypes.c_int()
     if library.call("cuDriverGetVersion", ctypes.byref(number)) == 0 and number.value:
@@ -100,7 +103,8 @@ def uuid_of(library: Library, handle: ctypes.c_int) -> str | None:
     """``GPU-…``, or ``MIG-…`` of a MIG device; None where the library does not tell which of the two it is."""
     raw = (ctypes.c_ubyte * 16)()
     newest = library.has("cuDeviceGetUuid_v2")
-    if library.call("cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid", ctypes.byref(raw), handle) != 0:
+    function = "cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid"
+    if not library.has(function) or library.call(function, ctypes.byref(raw), handle) != 0:
         return None
     # Of a MIG device version 2 gives its own, the older one its GPU's. The name is what tells the two apart.
     buffer = ctypes.create_string_buffer(NAME_BYTES)

@@ -72,9 +72,11 @@ class Session:
             yield from self._node(Task("versions.limits", image.limits, (), 30))
         # What the devices are is looked at for every test, and told where it is asked for.
         looked: dict[str, Outcome] = {}
-        for task in (Task("versions.nvml", nvml.versions, (), 60), Task("versions.cuda", libcuda.versions, (), 120)):
-            for job, each, outcome in run_jobs([Job((task,))], 1, self._clock):
-                looked[each.name] = outcome
+        for name, look, limit_s in (("versions.nvml", nvml.versions, 60), ("versions.cuda", libcuda.versions, 120)):
+            # Where /proc shows no module inside, NVML says which one it talks to.
+            module = (looked["versions.nvml"].values.get("driver_version"),) if looked else ()
+            for job, each, outcome in run_jobs([Job((Task(name, look, module, limit_s),))], 1, self._clock):
+                looked[name] = outcome
                 if "versions" in wanted:
                     yield record(each, job, outcome)
         management = looked["versions.nvml"].values
@@ -138,7 +140,8 @@ class Session:
         )
         reason = self._no_torch(built)
         if reason is not None:
-            job = Job((*tasks_of(ON_EACH, None), *alone))
+            groups = (Task("frameworks.p2p", peers.run), Task("frameworks.collective", collective.rank))
+            job = Job((*tasks_of(ON_EACH, None), *alone, *groups))
             for task in job.tasks:
                 yield record(task, job, Outcome(0.0, skipped=reason))
         else:
