@@ -73,8 +73,10 @@ def package_reasons(change: AptChange | DnfChange | None, state: NodeState) -> I
 def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
     if apt.policy_left:
         yield "an interrupted run left its policy-rc.d"
+    if apt.left:
+        yield "an interrupted run left its transaction"
     for name in apt.unfinished:
-        if any(name == entry.partition("=")[0] for entry in change.install) or (apt.interrupted and change.finish):
+        if any(name == entry.partition("=")[0] for entry in change.install):
             yield f"{name} is half-configured"
     yield from _missing(change.install, apt.installed)
     present = {*apt.installed, *apt.unfinished}

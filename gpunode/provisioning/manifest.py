@@ -71,8 +71,6 @@ class AptChange(Part):
     files: dict[str, str | dict[str, str]] = {}
     """Files of apt's folders as they will be, path to text; empty text: absent. Preferences are obeyed before they are
     written, so that a refusal leaves none behind; the others count in check mode."""
-    finish: bool = False
-    """Finish what dpkg left half-configured first, whatever of it fails."""
     lock_wait_s: int = 300
     limit_s: int = 3600
 
@@ -99,15 +97,13 @@ class DnfChange(Part):
     """``MODULE:STREAM`` that is enabled in the same transaction."""
     reset: str | None = None
     """Module whose stream is reset."""
-    repository: dict[str, str] | None = None
-    """``id``, ``url``, ``proxy`` of a repository as it will be."""
     repositories: tuple[dict[str, str], ...] = ()
-    """More of them."""
+    """``id``, ``url``, ``proxy`` and ``key`` of repositories as they will be."""
     lock: tuple[str, ...] | None = None
     """Lines of the role's own part of the versionlock list; None: the list is left alone, (): the part goes."""
     drop_locks: tuple[str, ...] = ()
     """Lines of others in that list that go."""
-    lock_mark: str = ""
+    lock_mark: str = "gpunode"
     """What the two lines around the role's part end in."""
     ignore_locks: tuple[str, ...] = ()
     memory: str | None = None
@@ -129,7 +125,7 @@ class UnitState(Part):
 class Question(Part):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
-    kind: Literal["apt_preview", "dnf_preview", "repository_key", "old_keys"]
+    kind: Literal["apt_preview", "dnf_preview", "repository_key", "old_keys", "signing_key"]
     body: dict[str, Any] = {}
     private: bool = False
     """The body holds a secret."""
@@ -150,6 +146,8 @@ class Manifest(Part):
     notes: tuple[str, ...] = ()
     """What the owner should know, one line each."""
     reboot_reasons: tuple[str, ...] = ()
+    restarts: dict[str, str] = {}
+    """Units whose restart is held back, with the reason."""
     values: dict[str, Any] = {}
     """What else the role's tasks read: plain data."""
     due_reasons: tuple[str, ...] = ()

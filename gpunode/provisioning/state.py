@@ -74,6 +74,8 @@ class AptState(Known):
     held: Names
     own_holds: Names
     policy_left: bool
+    left: Names = ()
+    """Packages of a transaction of ours that did not end well."""
     interrupted: bool
     key: ModuleKey | None
     architecture: Text

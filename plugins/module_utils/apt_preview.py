@@ -224,11 +224,15 @@ def main():
     """Print one JSON document."""
     for number in SIGNALS:
         signal.signal(number, leave_orderly)
+    json.dump(answered(json.load(sys.stdin)), sys.stdout)
+
+
+def answered(question):
+    """Return the answer; where apt cannot be asked, ``error`` says why."""
     try:
-        said = answer(json.load(sys.stdin))
+        return answer(question)
     except (AptError, OSError) as error:
-        said = {"error": " ".join(str(error).split())}
-    json.dump(said, sys.stdout)
+        return {"error": " ".join(str(error).split())}
 
 
 if __name__ == "__main__":

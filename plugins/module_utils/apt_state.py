@@ -37,6 +37,7 @@ OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
 DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
 MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 # The boot in which the role nvidia_driver staged the key: the next one leads to the console where a person enrols it.
+JOURNAL = Path("/var/lib/gpunode/transaction")
 STAGED_IN = Path("/var/lib/gpunode/nvidia_driver/key-staged")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -176,6 +177,14 @@ def policy_left():
         return False
 
 
+def names_left():
+    """Packages of a transaction of ours that did not end well; [] where there is none."""
+    try:
+        return JOURNAL.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return []
+
+
 def header_packages():
     """Names of all header packages in the node's sources."""
     return said_by(["apt-cache", *settings_for_a_look(), "pkgnames", "linux-headers-"]).split()
@@ -289,6 +298,7 @@ def taken(holder=None):
         **held,
         "own_holds": own_holds(),
         "policy_left": policy_left(),
+        "left": names_left(),
         "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
         "key": key(),
         "architecture": said_by(["dpkg", "--print-architecture"]).strip(),

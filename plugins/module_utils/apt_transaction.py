@@ -26,7 +26,9 @@ done; with ``"done": false`` the transaction itself broke off.
 
 import fcntl
 import fnmatch
+import glob
 import json
+import os
 import re
 import signal
 import sys
@@ -55,6 +57,10 @@ UPDATE_LIMIT_S = 300
 ANSWER_LIMIT_S = 120
 POLICY = Path("/usr/sbin/policy-rc.d")
 DPKG_LOCK = Path("/var/lib/dpkg/lock-frontend")
+DPKG_UPDATES = Path("/var/lib/dpkg/updates")
+JOURNAL = Path("/var/lib/gpunode/transaction")
+"""Names of the packages of a transaction, from before it begins until it has ended well."""
+MAKE_LOGS = "/var/lib/dkms/*/*/build/make.log"
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
 )
@@ -71,7 +77,10 @@ def patient(act, wait_s):
         try:
             return act()
         except AptError as error:
-            if not re.search(r"(Could not get|Unable to acquire).* lock", str(error)) or time.monotonic() > end:
+            if (
+                not re.search(r"(Could not get|Unable to acquire).* lock|lock was locked", str(error))
+                or time.monotonic() > end
+            ):
                 raise
         time.sleep(2)
 
@@ -203,6 +212,7 @@ def coming(question, present):
         arguments = ["--purge", "install", *wanted, *(f"{name}-" for name in sorted(going))]
         install, remove = simulated(options, [*arguments, *before])
         refuse_failed_sources(failed, ["apt-cache", *options], install)
+    question["warnings"] += failed
     install = {name: version for name, version in install.items() if already[0].get(name) != version}
     remove -= already[1]
     refuse_what_is_not_ours({**question, "going": going}, present, install, remove)
@@ -295,18 +305,63 @@ def remove_left_policy():
 def remember(path, present):
     """Write down what is there before the first change, once."""
     if path and not Path(path).exists():
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft = target.with_name(target.name + ".new")
-        draft.write_text("\n".join(sorted(present)) + "\n", encoding="utf-8")
-        draft.replace(target)
+        write_names(Path(path), present)
+
+
+def write_names(path, names):
+    """Write names into a file, one a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".new")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write("\n".join(sorted(names)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def names_in(path):
+    """Names in a file, one a line; none where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return []
+
+
+def finish_interrupted(question):
+    """Finish what a run that was cut short left half-done; return the names of what there was.
+
+    What others left is not ours to finish, unless apt does nothing at all before it. What cannot
+    be finished, the transaction itself completes, or it fails with it.
+    """
+    cut = DPKG_UPDATES.is_dir() and any(path.name.isdigit() for path in DPKG_UPDATES.iterdir())
+    ours = {*names_in(JOURNAL), *(entry.partition("=")[0] for entry in question["install"])}
+    half = sorted(name for name, row in database().items() if not row[1] and (cut or name in ours))
+    if cut or half:
+        argv = ["dpkg", "--configure", "--pending", "--force-confdef", "--force-confold"]
+        with suppress(AptError), services_left_alone():
+            patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
+    return half
+
+
+def compiler_log(since):
+    """Return the compiler's errors in the newest log that DKMS wrote since then; empty where there are none."""
+    logs = [Path(path) for path in glob.glob(MAKE_LOGS)]  # noqa: PTH207
+    new = sorted((path for path in logs if path.stat().st_mtime >= since), key=lambda path: path.stat().st_mtime)
+    if not new:
+        return []
+    lines = new[-1].read_text(encoding="utf-8", errors="replace").splitlines()
+    picked = [number for number, line in enumerate(lines) if re.search(r" error:|Error \d", line)]
+    wanted = sorted({near for number in picked for near in range(number, min(number + 4, len(lines)))})
+    return [lines[number][:200] for number in wanted][-20:]
 
 
 def answer(question):
     """Tell what is to be done, and do it where it is asked for."""
     options = ["-o", f"DPkg::Lock::Timeout={question['lock_wait_s']}"]
     with apt_as_it_will_be(question):
-        return told_and_done({**question, "options": options})
+        finished = [] if question["simulate"] else finish_interrupted(question)
+        said = told_and_done({"unhold": [], **question, "options": options, "warnings": []})
+    return {**said, "finished": finished}
 
 
 def downloaded(question, argv, install, remove):
@@ -335,11 +390,15 @@ def told_and_done(question):
         "install": dict(sorted(install.items())),
         "remove": sorted(remove),
         "hold": sorted(name for name in after - held if matches(name, question["hold"])),
+        "unhold": sorted(held & set(question["unhold"])),
+        "warnings": question["warnings"],
         "done": False,
     }
     if question["simulate"]:
         return said
     try:
+        if said["unhold"]:
+            output_of(["apt-mark", "unhold", *said["unhold"]], ANSWER_LIMIT_S)
         if arguments:
             argv = ["apt-get", *question["options"], "--assume-yes", *OPTIONS]
             argv += [
@@ -353,12 +412,14 @@ def told_and_done(question):
             ]
             if install:
                 argv, said["install"] = downloaded(question, argv, install, remove)
+            write_names(JOURNAL, {*install, *remove})
             if leave:
                 patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
             else:
                 remember(question["memory"], present)
                 with services_left_alone():
                     patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])
+        JOURNAL.unlink(missing_ok=True)
         # A package that moved has lost its hold.
         loose = [name for name, row in database().items() if not row[2] and matches(name, question["hold"])]
         if loose and not leave:
@@ -370,17 +431,24 @@ def told_and_done(question):
 
 def main():
     """Print one JSON document."""
-    question = json.load(sys.stdin)
+    json.dump(answered(json.load(sys.stdin)), sys.stdout)
+
+
+def answered(question):
+    """Return the answer; where nothing was done, ``error`` says why."""
     if not question["simulate"]:
         remove_left_policy()
     for number in SIGNALS:
         # A transaction that began is not cut short because a connection broke.
         signal.signal(number, leave_orderly if question["simulate"] else signal.SIG_IGN)
+    began = time.time()
     try:
         said = answer(question)
     except (AptError, OSError) as error:
         said = {"install": {}, "remove": [], "hold": [], "done": False, "error": " ".join(str(error).split())}
-    json.dump(said, sys.stdout)
+    if "error" in said and not question["simulate"]:
+        said["log"] = compiler_log(began)
+    return said
 
 
 if __name__ == "__main__":

@@ -5,6 +5,10 @@ Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input
     {"repository": {"id": ID, "url": URL, "proxy": URL} | null,  ours, as it will be: asked besides those of the node
      "stream": "MODULE:STREAM" | null,    what is enabled in the same transaction; another stream is left for it
      "reset": "MODULE" | null,            whose stream is given up (where all goes)
+     "repositories": [the same],          more of them; may be missing, as all that follows as "may be missing"
+     "install": ["NAME" | "NAME=PATTERN"], what must be there; a pattern is one of epoch, version and release (may be
+                                          missing)
+     "never": [patterns],                 what must not be touched (may be missing)
      "bound": [names],                    what must be there, all at one release
      "constraint": PATTERN,               shell pattern of releases; the newest that all of bound have is taken
      "free": [names],                     what must be there in any version
@@ -15,6 +19,9 @@ Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input
      "expendable": [patterns],            what may go besides, where something else needs that
      "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and what the lines around our part end in
      "ignore_locks": [lines],             lines of it, of others, that do not count
+     "lock": [lines] | null,              our part of it afterwards; empty: none (may be missing: it stays as it is)
+     "drop_locks": [lines],               lines of others that go (may be missing)
+     "memory": path | null,               list of the packages that were there before, written once (may be missing)
      "simulate": bool, "lock_wait_s": seconds, "limit_s": seconds}
 
 The answer: ``target``, ``install`` ([{name, version}], what is there already left out), ``remove`` (names without what
@@ -31,8 +38,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import dnf
-import dnf.module.module_base
+try:
+    import dnf
+    import dnf.module.module_base
+except ImportError:
+    dnf = None  # type: ignore[assignment] # under another Python than the one that dnf belongs to
+
+
+LOCKLIST = "/etc/dnf/plugins/versionlock.list"
 
 
 class RefusedError(Exception):
@@ -78,12 +91,16 @@ def configured(question, folder):
     base.pre_configure_plugins()
     base.read_all_repos()
     base.configure_plugins()
-    wanted = question["repository"]
-    if wanted:
+    for wanted in [
+        *([question["repository"]] if question.get("repository") else []),
+        *question.get("repositories", []),
+    ]:
         if wanted["id"] not in base.repos:
             base.repos.add_new_repo(wanted["id"], base.conf, baseurl=[wanted["url"]], gpgcheck=True)
         ours = base.repos[wanted["id"]]
-        ours.baseurl, ours.proxy = [wanted["url"]], wanted["proxy"]
+        ours.baseurl, ours.proxy = [wanted["url"]], wanted.get("proxy", "")
+        if wanted.get("key"):
+            ours.gpgkey = [wanted["key"]]
         # It says what there is now, not what there was when it was last fetched.
         ours.metadata_expire = 0
     base.fill_sack(load_system_repo=True, load_available_repos=bool(base.repos) and needs_repositories(question))
@@ -92,7 +109,7 @@ def configured(question, folder):
 
 def needs_repositories(question):
     """Where all goes, no repository has to be within reach."""
-    return bool(question["bound"] or question["free"])
+    return bool(question["bound"] or question["free"] or question.get("install"))
 
 
 def newest_first(base, releases):
@@ -149,9 +166,29 @@ def elsewhere(base, question, target):
     }
 
 
+def best_of(base, entry):
+    """The newest package that an entry ``NAME`` or ``NAME=PATTERN`` allows; None where an installed one fits."""
+    name, _, pattern = entry.partition("=")
+
+    def fits(package):
+        return fnmatch.fnmatchcase(package.evr, pattern or "*")
+
+    if any(fits(package) for package in base.sack.query().installed().filter(name=name)):
+        return None
+    offered = sorted(base.sack.query().available().filter(name=name, arch__neq="src"), reverse=True)
+    native = [package for package in offered if package.arch in (base.conf.arch, "noarch")]
+    for package in native:
+        if fits(package):
+            return package
+    have = ", ".join(dict.fromkeys(package.evr for package in native[:8])) or "none of that name"
+    raise RefusedError(f"the node's repositories do not have {f'{name} {pattern}'.strip()}; they have {have}")
+
+
 def mark(base, question, target):
     """Tell dnf's solver what is wanted."""
     installed = base.sack.query().installed()
+    for package in filter(None, [best_of(base, entry) for entry in question.get("install", [])]):
+        base.package_install(package)
     for name in question["bound"]:
         package = at(base, name, target)
         if package is None:
@@ -216,6 +253,11 @@ def resolved(base, question):
     ]
     if others:
         raise RefusedError(f"would-remove: dnf would take away {', '.join(others[:5])} for it")
+    never = sorted(
+        name for name in {*coming, *going} if any(fnmatch.fnmatch(name, one) for one in question.get("never", []))
+    )
+    if never:
+        raise RefusedError(f"it would also touch {', '.join(never[:5])}, which is not this role's affair")
     install = [{"name": name, "version": version} for name, version in sorted(coming.items())]
     return {"target": target, "install": install, "remove": going, "stream": stream}
 
@@ -233,8 +275,46 @@ def fetch(base):
             raise RefusedError(f"not signed as it has to be: {said or package}")
 
 
-def answered(question):
-    """The answer to a question."""
+def locks_that_change(question):
+    """(lines that our part of the list lacks, lines that go)."""
+    if question.get("lock") is None and not question.get("drop_locks"):
+        return [], []
+    path, mark_of_ours = question["locklist"], question["lock_mark"]
+    others = foreign_locks(path, mark_of_ours, [])
+    there = Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
+    own = [line for line in there if line not in others and not line.startswith("#")]
+    wanted = own if question.get("lock") is None else question["lock"]
+    dropped = [line for line in others if line.strip() in question.get("drop_locks", [])]
+    return [line for line in wanted if line not in own], [line for line in own if line not in wanted] + dropped
+
+
+def write_locks(question):
+    """Write our part of the list, without the lines of others that go."""
+    path, mark_of_ours = Path(question["locklist"]), question["lock_mark"]
+    others = [
+        line for line in foreign_locks(path, mark_of_ours, []) if line.strip() not in question.get("drop_locks", [])
+    ]
+    ours = [f"# BEGIN {mark_of_ours}", *question["lock"], f"# END {mark_of_ours}"] if question.get("lock") else []
+    draft = path.with_name(path.name + ".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_text("".join(f"{line}\n" for line in [*others, *ours]), encoding="utf-8")
+    draft.chmod(0o644)
+    draft.replace(path)
+
+
+def remember(path, base):
+    """Write down what is there before the first change, once."""
+    if path and not Path(path).exists():
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(target.name + ".new")
+        names = sorted({package.name for package in base.sack.query().installed()})
+        draft.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        draft.replace(target)
+
+
+def carried_out(question):
+    """The answer to a question, and the transaction where it is not simulated."""
     with tempfile.TemporaryDirectory(prefix="gpunode-dnf-") as folder:
         end = time.monotonic() + question["lock_wait_s"]
         while True:
@@ -253,6 +333,7 @@ def answered(question):
             if changes and not question["simulate"]:
                 fetch(base)
                 signal.alarm(0)
+                remember(question.get("memory"), base)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:
@@ -260,22 +341,35 @@ def answered(question):
                 except dnf.exceptions.Error as err:
                     return {**answer, "done": False, "error": " ".join(str(err).split())}
                 answer["done"] = True
-            return answer
+        answer["hold"], answer["unhold"] = locks_that_change(question)
+        if (answer["hold"] or answer["unhold"]) and not question["simulate"]:
+            write_locks(question)
+        return answer
 
 
 def main():
     """Answer the question on standard input."""
-    question = json.load(sys.stdin)
+    json.dump(answered(json.load(sys.stdin)), sys.stdout)
+
+
+def answered(question):
+    """Return the answer; where nothing was done, ``error`` says why."""
+    question = {"repository": None, "locklist": LOCKLIST, **question}
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(int(question["limit_s"]))
+    if not question["simulate"]:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            # A transaction that began is not cut short because a connection broke.
+            signal.signal(number, signal.SIG_IGN)
     # dnf and its plugins write to standard output as they please.
     say, sys.stdout = sys.stdout, sys.stderr
     try:
-        answer = answered(question)
+        return carried_out(question)
     except (RefusedError, dnf.exceptions.Error, OSError) as err:
-        answer = {"error": " ".join(str(err).split())}
-    json.dump(answer, say)
-    say.flush()  # at its end Python does so with what sys.stdout is by then
+        return {"error": " ".join(str(err).split())}
+    finally:
+        signal.alarm(0)
+        sys.stdout = say
 
 
 if __name__ == "__main__":

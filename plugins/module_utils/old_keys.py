@@ -14,16 +14,22 @@ KEYS = ("7FA2AF80", "3BF863CC", "8793F200")
 
 def main():
     """Print one path a line."""
+    sys.stdout.write("".join(f"{path}\n" for path in found(change="--tell" not in sys.argv)))
+
+
+def found(change):
+    """Return the keyrings that hold NVIDIA's keys, and take the keys out where ``change`` is set."""
+    touched = []
     for path in (Path("/etc/apt/trusted.gpg"), *sorted(Path("/etc/apt/trusted.gpg.d").glob("*.gpg"))):
         try:
-            found = keys(path.read_bytes())
+            there = keys(path.read_bytes())
         except (OSError, ValueError):
             continue
-        left = b"".join(whole for fingerprint, whole in found if not fingerprint.endswith(KEYS))
-        if all(not fingerprint.endswith(KEYS) for fingerprint, _ in found):
+        left = b"".join(whole for fingerprint, whole in there if not fingerprint.endswith(KEYS))
+        if all(not fingerprint.endswith(KEYS) for fingerprint, _ in there):
             continue
-        sys.stdout.write(f"{path}\n")
-        if "--tell" in sys.argv:
+        touched.append(str(path))
+        if not change:
             continue
         if left:
             draft = path.with_name(path.name + ".new")
@@ -32,6 +38,7 @@ def main():
             draft.replace(path)
         else:
             path.unlink()
+    return touched
 
 
 if __name__ == "__main__":

@@ -131,11 +131,15 @@ def from_keyring(asked):
 
 def main():
     """Print one JSON document."""
-    asked = json.load(sys.stdin)
+    json.dump(answered(json.load(sys.stdin)), sys.stdout)
+
+
+def answered(asked):
+    """Return the answer."""
     if asked.get("proxy"):
         proxies = {"http": asked["proxy"], "https": asked["proxy"]}
         urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler(proxies)))
-    said = {}
+    said: dict[str, object] = {}
     if not is_whole(asked["path"], asked["record"]):
         ways = [way for way, name in ((from_file, "file"), (from_keyring, "keyring")) if asked[name]]
         for way in ways:
@@ -149,7 +153,7 @@ def main():
             except (OSError, ValueError, urllib.error.URLError) as error:
                 text = f"{asked['url']}{asked['file'] or asked['keyring']}: {error}"
                 said = said or {"error": " ".join(text.split())}
-    json.dump(said, sys.stdout)
+    return said
 
 
 if __name__ == "__main__":
