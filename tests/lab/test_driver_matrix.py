@@ -12,12 +12,12 @@ from playbook_runs import Run, Site
 
 from gpunode.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
 
 SYSTEMS = {
     # hardware, first branch, the others in the order in which the node is moved to them
     "ubuntu-22.04": ("t4-1", "570", ("580", "595", "610", "580")),
-    "ubuntu-24.04": ("hgx-h100-8", "595", ("610", "580", "570")),
+    "ubuntu-24.04": ("hgx-h100-8", "570", ("580", "595", "610", "595", "580", "570")),
     "ubuntu-26.04": ("l40s-4", "595", ("610", "595")),
     "debian-12": ("l40s-4", "595", ("610", "580")),
     "debian-13": ("hgx-h100-8", "580", ("595", "610")),
