@@ -23,6 +23,7 @@ SYSTEMS = {
     "debian-13": ("hgx-h100-8", "580", ("595", "610")),
 }
 TOO_OLD_DKMS = ("ubuntu-22.04", "ubuntu-24.04", "debian-12")
+VERSION_OF = "dpkg-query -W -f '${{Version}}' {}"
 PARTS = [f"nvidia_{role}_{part}" for role in ("repository", "driver") for part in ("install", "configure", "service")]
 
 
@@ -72,11 +73,17 @@ def assert_whole(site: Site, system: str, branch: str) -> None:
 
 @pytest.fixture(scope="module")
 def installed(site: Site, system: str) -> Run:
+    """The first run; an Ubuntu has libxnvctrl0 before, which hwloc brings and which is no driver."""
+    if system.startswith("ubuntu"):
+        site.sh("apt-get --quiet update && apt-get --quiet --yes install libhwloc-plugins")
+        assert site.sh(VERSION_OF.format("libxnvctrl0")).startswith("510.47.03-0ubuntu")
     return to(site, SYSTEMS[system][1])
 
 
 def test_a_bare_node_gets_it(site: Site, system: str, installed: Run) -> None:
     assert_whole(site, system, SYSTEMS[system][1])
+    if system.startswith("ubuntu"):
+        assert site.sh(VERSION_OF.format("libhwloc-plugins"))
 
 
 def test_the_second_run_changes_nothing(site: Site, system: str, installed: Run) -> None:
@@ -95,8 +102,10 @@ def test_every_other_branch_follows_in_one_transaction(site: Site, system: str, 
         assert_whole(site, system, branch)
 
 
-def test_a_library_that_hwloc_brings_is_no_driver_and_dkms_goes_back(site: Site, system: str, installed: Run) -> None:
+def test_absent_removes_the_driver_and_puts_dkms_back(site: Site, system: str, installed: Run) -> None:
     run = site.play("-e", "nvidia_driver_state=absent", "-e", "nvidia_repository_state=absent")
     assert run.rc == 0, run.output[-4000:]
     assert site.held() == set()
     assert not [line for line in site.packages() if line.startswith(("nvidia-", "libnvidia-", "dkms 1:"))]
+    if system.startswith("ubuntu"):
+        assert site.sh(VERSION_OF.format("libhwloc-plugins"))
