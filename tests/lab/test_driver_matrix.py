@@ -5,7 +5,9 @@ GPUNODE_TEST_DRIVER_SYSTEMS names the systems, comma between them, or all: each 
 """
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playbook_runs import Run, Site
@@ -100,6 +102,28 @@ def test_every_other_branch_follows_in_one_transaction(site: Site, system: str, 
         assert int(site.sh(count)) == before + 1
         assert site.sh("dpkg --audit") == ""
         assert_whole(site, system, branch)
+
+
+def test_a_run_that_is_cut_off_while_dpkg_works_is_finished_by_the_next(
+    site: Site, system: str, installed: Run
+) -> None:
+    branches = SYSTEMS[system][2]
+    branch = next(one for one in branches if one != branches[-1])
+    with ThreadPoolExecutor(1) as pool:
+        cut = pool.submit(site.play, "-e", f"nvidia_driver_version={branch}")
+        deadline = time.monotonic() + 1200
+        while site.sh("pgrep -f '^/usr/bin/dpkg .*--(unpack|configure)' || true") == "":
+            assert not cut.done(), cut.result().output[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        site.node.restart()  # as a power cut: nothing of apt, dpkg or dkms ends by itself
+        assert cut.result().rc != 0
+    assert site.sh("dpkg --audit || true") != ""
+    to(site, branch)
+    assert site.sh("dpkg --audit") == ""
+    assert site.sh("ls /usr/sbin/policy-rc.d 2>/dev/null || true") == ""
+    assert_whole(site, system, branch)
+    assert to(site, branch).recap["changed"] == 0
 
 
 def test_absent_removes_the_driver_and_puts_dkms_back(site: Site, system: str, installed: Run) -> None:
