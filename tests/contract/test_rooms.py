@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stack": {"catalog", "facts"},
     "tuning": {"catalog", "facts"},
     "checks": {"catalog", "facts", "tuning"},
-    "provisioning": {"catalog", "facts", "stack", "tuning", "checks"},
+    "provisioning": {"catalog", "facts", "stack", "tuning", "checks", "probe"},
     "workload": {"facts"},
     "fleet": {"probe"},
     "report": {"checks", "facts"},

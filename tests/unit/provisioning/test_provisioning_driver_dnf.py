@@ -17,7 +17,7 @@ from gpunode.provisioning import node_stack as resolver
 repository = load("rpm_repository")
 node = load("node")
 
-ROLES = Path(__file__).parents[3] / "roles"
+MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
 PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
 SETTINGS = {"profile": "headless", "extra_packages": [], "header_packages": [], "switch": False}
 DNF: dict[str, Any] = {
@@ -294,7 +294,7 @@ def script(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "dnf", ModuleType("dnf"))
     monkeypatch.setitem(sys.modules, "dnf.module", ModuleType("dnf.module"))
     monkeypatch.setitem(sys.modules, "dnf.module.module_base", base)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROLES / path)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, MODULE_UTILS / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -303,8 +303,8 @@ def script(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_our_locks_are_told_from_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = script("preflight/files/dnf_state.py", monkeypatch)
-    transaction = script("nvidia_driver/files/dnf_transaction.py", monkeypatch)
+    state = script("dnf_state.py", monkeypatch)
+    transaction = script("dnf_transaction.py", monkeypatch)
     mark = state.LOCK_MARK
     path = tmp_path / "versionlock.list"
     path.write_text(f"bash-5.*\n# BEGIN {mark}\nnvidia-a-1.*\n# END {mark}\n\nzsh-5.*\n", encoding="utf-8")

@@ -90,7 +90,8 @@ def asked(script: ModuleType, machine: Machine, **parts: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def no_policy(script: ModuleType, tmp_path: Path) -> None:
-    script.POLICY = tmp_path / "policy-rc.d"  # type: ignore[attr-defined]
+    for name in ("POLICY", "JOURNAL", "DPKG_UPDATES"):
+        setattr(script, name, tmp_path / name)
 
 
 def test_what_fits_is_left_alone_and_apt_is_not_asked(script: ModuleType) -> None:
@@ -114,6 +115,46 @@ def test_a_missing_package_comes_with_what_it_needs_and_is_held(script: ModuleTy
 def test_a_half_configured_package_is_not_there(script: ModuleType) -> None:
     machine = Machine("Inst half [1.0-1] (1.0-1 Debian [amd64])", "half | 1.0-1 | http://vendor")
     assert asked(script, machine, install=["half"])["install"] == {"half": "1.0-1"}
+
+
+def test_what_a_run_that_was_cut_short_left_is_finished_first(script: ModuleType) -> None:
+    script.JOURNAL.write_text("half\n")
+    machine = Machine()
+    said = asked(script, machine)
+    assert said["finished"] == ["half"]
+    assert machine.changes == [["dpkg", "--configure", "--pending", "--force-confdef", "--force-confold"]]
+    assert not script.JOURNAL.exists()
+    assert asked(script, Machine())["finished"] == []
+
+
+def test_what_others_left_half_done_is_finished_only_where_apt_stops_for_it(script: ModuleType) -> None:
+    assert asked(script, Machine())["finished"] == []
+    script.DPKG_UPDATES.mkdir()
+    (script.DPKG_UPDATES / "0001").touch()
+    assert asked(script, Machine())["finished"] == ["half"]
+
+
+def test_a_transaction_that_breaks_off_leaves_its_journal(script: ModuleType) -> None:
+    machine = Machine("Inst libnccl-dev (1 NVIDIA [amd64])", "libnccl-dev | 1 | x")
+
+    def broken(argv: list[str], *_: Any) -> str:
+        raise script.AptError(f"E: {argv[0]} was stopped")
+
+    machine.error = script.AptError
+    script.output_of = machine.output_of  # type: ignore[attr-defined]
+    script.said_by_all = lambda argv, *_: (0, machine.output_of(argv), "")  # type: ignore[attr-defined]
+    script.carried_out = broken  # type: ignore[attr-defined]
+    said = script.answered(question(install=["libnccl-dev"]))
+    assert "it broke off" in said["error"]
+    assert script.JOURNAL.read_text() == "libnccl-dev\n"
+    assert not script.POLICY.exists()
+
+
+def test_a_hold_is_released_and_told(script: ModuleType) -> None:
+    machine = Machine()
+    said = asked(script, machine, unhold=["libcuda1", "libc6"])
+    assert said["unhold"] == ["libcuda1"]
+    assert machine.changes == [["apt-mark", "unhold", "libcuda1"]]
 
 
 def test_check_mode_tells_the_same_and_does_nothing(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-FILES = Path(__file__).parents[3] / "roles" / "nvidia_repository" / "files"
+FILES = Path(__file__).parents[3] / "plugins" / "module_utils"
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
 
 

@@ -1,0 +1,45 @@
+"""What a plan gets beside state and the role's own settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Planned:
+    """In check mode: what the roles before would have done by now."""
+
+    files: Mapping[str, Any] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    purge: tuple[str, ...] = ()
+
+    def installed(self, there: Mapping[str, str]) -> dict[str, str]:
+        """Return the packages that there would be, given those that there are."""
+        gone = set(self.purge) - self.packages.keys()
+        return {name: version for name, version in {**there, **self.packages}.items() if name not in gone}
+
+
+@dataclass(frozen=True)
+class Context:
+    """The run that a plan is made in."""
+
+    host: str
+    settings_of: Callable[[str], Mapping[str, Any]]
+    """Settings of another role, by its name: names without the role's prefix."""
+    check: bool = False
+    force: bool = False
+    today: date = field(default_factory=date.today)
+    lock: Mapping[str, Any] | None = None
+    """The stack that ``gpunode plan --write`` locked."""
+    answers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Answers to the questions of the same plan, by their names."""
+    planned: Planned = field(default_factory=Planned)
+    variables: tuple[str, ...] = ()
+    """Names of all variables of the host."""
+    inventories: tuple[str, ...] = ()
+    """Inventory sources, for messages."""
+
+    def with_answers(self, answers: Mapping[str, Mapping[str, Any]]) -> "Context":
+        """Return the same context with answers of the node."""
+        return replace(self, answers=dict(answers))

@@ -1,0 +1,144 @@
+"""Whether something is due: one comparison of a manifest with a node's state. What is unknown counts as due."""
+
+import hashlib
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.state import AptState, DnfState, NodeState
+
+
+def judged(manifest: Manifest, state: NodeState) -> Manifest:
+    """Return the manifest with all reasons why something is due, the role's own first, each one line."""
+    found = [*manifest.due_reasons]
+    for file in manifest.files:
+        found += file_reasons(file, state)
+    for folder in manifest.folders:
+        found += folder_reasons(folder, state)
+    found += package_reasons(manifest.packages, state)
+    for unit in manifest.units:
+        found += unit_reasons(unit, state)
+    return manifest.model_copy(update={"due_reasons": tuple(dict.fromkeys(found))})
+
+
+def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:
+    """Yield how a file on the node differs from what it has to be."""
+    there = state.files.get(file.path)
+    if there is None or there.kind == "unknown":
+        yield f"{file.path} could not be determined"
+    elif file.content is None:
+        if there.kind != "absent":
+            yield f"{file.path} has to go"
+    elif there.kind == "absent":
+        yield f"{file.path} is missing"
+    elif there.kind != "file":
+        yield f"{file.path} is a {there.kind}, not a file"
+    else:
+        if there.sha256 != hashlib.sha256(file.content.encode()).hexdigest():
+            yield f"{file.path} differs"
+        if there.mode != file.mode:
+            yield f"{file.path} has mode {there.mode}, not {file.mode}"
+        if (there.owner, there.group) != (file.owner, file.group):
+            yield f"{file.path} belongs to {there.owner}:{there.group}, not {file.owner}:{file.group}"
+
+
+def folder_reasons(folder: ManagedFolder, state: NodeState) -> Iterator[str]:
+    """Yield how a folder differs."""
+    there = state.files.get(folder.path)
+    if there is None or there.kind == "unknown":
+        yield f"{folder.path} could not be determined"
+    elif folder.state == "absent_if_empty":
+        if there.kind == "folder" and there.entries == 0:
+            yield f"{folder.path} is empty and has to go"
+    elif there.kind != "folder":
+        yield f"{folder.path} is no folder"
+    elif there.mode != folder.mode:
+        yield f"{folder.path} has mode {there.mode}, not {folder.mode}"
+
+
+def package_reasons(change: AptChange | DnfChange | None, state: NodeState) -> Iterator[str]:
+    """Yield which packages are missing, have to go, or are not held."""
+    if isinstance(change, AptChange):
+        if state.apt is None:
+            yield "the state of apt is unknown"
+        else:
+            yield from _apt_reasons(change, state.apt)
+    elif isinstance(change, DnfChange):
+        if state.dnf is None or state.dnf.error is not None:
+            yield "the state of dnf is unknown"
+        else:
+            yield from _dnf_reasons(change, state.dnf)
+
+
+def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
+    if apt.policy_left:
+        yield "an interrupted run left its policy-rc.d"
+    if apt.left:
+        yield "an interrupted run left its transaction"
+    for name in apt.unfinished:
+        if any(name == entry.partition("=")[0] for entry in change.install):
+            yield f"{name} is half-configured"
+    yield from _missing(change.install, apt.installed)
+    present = {*apt.installed, *apt.unfinished}
+    for name in sorted(present):
+        if _fits(name, change.purge):
+            yield f"{name} has to go"
+    held = set(apt.held)
+    if change.state == "present":
+        for name in sorted(apt.installed):
+            if name not in held and _fits(name, change.hold):
+                yield f"{name} is not held"
+    for name in change.unhold:
+        if name in held:
+            yield f"{name} is held"
+
+
+def _dnf_reasons(change: DnfChange, dnf: DnfState) -> Iterator[str]:
+    yield from _missing((*change.install, *change.bound, *change.free), dnf.installed)
+    for name in sorted(dnf.installed):
+        if name in change.remove:
+            yield f"{name} has to go"
+    if change.stream is not None:
+        name, _, stream = change.stream.partition(":")
+        if dnf.streams.get(name) != stream:
+            yield f"the module stream {change.stream} is not enabled"
+    if change.reset is not None and change.reset in dnf.streams:
+        yield f"the module {change.reset} has a stream enabled"
+    if change.lock is not None and set(change.lock) - set(dnf.own_locks):
+        yield f"not locked: {', '.join(sorted(set(change.lock) - set(dnf.own_locks))[:5])}"
+    yield from (f"the lock {line} is in the way" for line in change.drop_locks if line in dnf.locks)
+
+
+def _missing(wanted: tuple[str, ...], installed: dict[str, str]) -> Iterator[str]:
+    for entry in wanted:
+        name, _, pattern = entry.partition("=")
+        if name not in installed:
+            yield f"{name} is not installed"
+        elif pattern and not fnmatchcase(installed[name], pattern):
+            yield f"{name} is installed at {installed[name]}, not {pattern}"
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def unit_reasons(unit: UnitState, state: NodeState) -> Iterator[str]:
+    """Yield how a unit differs; one that has to be restarted is due."""
+    there = state.unit(unit.name)
+    if there is None:
+        # A unit that is not installed is neither enabled nor running.
+        if state.facts.units is None or unit.enabled or unit.state in ("started", "restarted"):
+            yield f"{unit.name} is not known"
+        return
+    on = there.enabled in ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
+    if unit.enabled is True and not on:
+        yield f"{unit.name} is not enabled"
+    if unit.enabled is False and there.enabled == "enabled":
+        yield f"{unit.name} is enabled"
+    runs = there.active in ("active", "activating", "reloading")
+    if unit.state == "started" and not runs:
+        yield f"{unit.name} does not run"
+    if unit.state == "stopped" and runs:
+        yield f"{unit.name} runs"
+    if unit.state == "restarted":
+        yield f"{unit.name} has to be restarted"

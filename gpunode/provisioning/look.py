@@ -1,0 +1,63 @@
+"""From what ``node_state`` returned to ``NodeState``: the node's answer is hostile until it is parsed and bounded."""
+
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from gpunode.catalog.origins import publisher
+from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts, facts_from_bundle
+from gpunode.probe import Bundle
+from gpunode.provisioning.state import AptState, DnfState, NodeState
+
+MAX_BYTES = 64 << 20
+
+
+def parsed(text: str, where: str) -> bytes:
+    """Return a ``NodeState`` as JSON. Raise UsageError with one line that names ``where`` for what is none."""
+    if len(text) > MAX_BYTES:
+        raise UsageError(f"{where} is longer than {MAX_BYTES >> 20} MiB")
+    try:
+        document: Any = from_json(text)
+    except ValueError as err:
+        raise UsageError(f"{where} is no JSON: {err}") from None
+    if not isinstance(document, dict) or not isinstance(document.get("bundle"), str):
+        raise UsageError(f"{where} holds no bundle of the probe")
+    apt = document.get("apt")
+    if isinstance(apt, dict) and apt.get("error"):
+        raise UsageError(
+            f"apt-refuses: apt cannot be asked what the node has: {apt['error']}: see that apt-config dump, apt-cache "
+            "policy and apt-get indextargets answer there, then run this again"
+        )
+    facts = facts_from_bundle(Bundle.from_json(document["bundle"], where))
+    try:
+        known = AptState.model_validate(apt) if apt is not None else None
+        state = NodeState(
+            facts=with_publishers(facts, known),
+            apt=known,
+            dnf=DnfState.model_validate(document["dnf"]) if document.get("dnf") is not None else None,
+            files=document.get("files") or {},
+            contents=document.get("contents") or {},
+            engine=document.get("engine") or {},
+        )
+    except ValidationError as err:
+        first = err.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])[:200]
+        raise UsageError(f"{where}: {place}: {first['msg']}") from None
+    return state.model_dump_json().encode()
+
+
+def with_publishers(facts: NodeFacts, apt: AptState | None) -> NodeFacts:
+    """Return facts whose packages name their publisher by apt's lists.
+
+    A package that no known repository lists, or repositories of two publishers, stays as it is: name, version and
+    maintainer then decide.
+    """
+    if facts.packages is None or apt is None:
+        return facts
+    packages = []
+    for package in facts.packages:
+        named = {publisher(release, label) for release, label in apt.publishers.get(package.name, ())} - {None}
+        packages.append(package.model_copy(update={"published": named.pop()}) if len(named) == 1 else package)
+    return facts.model_copy(update={"packages": tuple(packages)})

@@ -1,0 +1,159 @@
+"""The manifest of a role: everything that it wants of a node, computed once from state and settings."""
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Part(BaseModel):
+    """Base of a manifest's parts: immutable, closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ManagedFile(Part):
+    """One file that the role owns, as it has to be."""
+
+    path: str
+    content: str | None
+    """None: the file must not exist."""
+    mode: str = "0644"
+    owner: str = "root"
+    group: str = "root"
+    phase: Literal["before", "after"] = "before"
+    """Before or after the packages."""
+    validate_with: tuple[str, ...] | None = None
+    """Command that must accept the file; ``%s`` is the temporary file."""
+    backup: bool = False
+    """Keep a copy of what was there before, as ``PATH.TIME~``."""
+    expect_sha256: str | None = None
+    """Digest of the file that the content was computed from: another one means that somebody else wrote meanwhile."""
+    private: bool = False
+    """Holds a secret: its content is in no diff and in no log."""
+
+    @model_validator(mode="after")
+    def _path_is_absolute(self) -> Self:
+        if not self.path.startswith("/"):
+            raise ValueError(f"{self.path}: write an absolute path")
+        return self
+
+
+class ManagedFolder(Part):
+    """One folder: present with a mode, or removed where nothing is in it."""
+
+    path: str
+    state: Literal["present", "absent_if_empty"] = "present"
+    mode: str = "0755"
+    phase: Literal["before", "after"] = "before"
+
+
+class AptChange(Part):
+    """What apt is to do, in one transaction. ``roles`` read it as the options of ``package_transaction``."""
+
+    manager: Literal["apt"] = "apt"
+    state: Literal["present", "absent"] = "present"
+    install: tuple[str, ...] = ()
+    """``NAME`` or ``NAME=PATTERN``, a shell pattern of versions. Installed packages that fit are left alone."""
+    purge: tuple[str, ...] = ()
+    """Shell patterns of packages that go in the same transaction."""
+    purge_new: tuple[str, ...] = ()
+    """With absent: what goes too, unless ``memory`` lists it."""
+    restore: tuple[str, ...] = ()
+    """With absent: packages that stay and return from NVIDIA's version to the distribution's."""
+    never: tuple[str, ...] = ()
+    """Shell patterns of packages that the transaction must not touch."""
+    hold: tuple[str, ...] = ()
+    """Shell patterns of packages that are held afterwards; with absent: that go where they are held and new."""
+    unhold: tuple[str, ...] = ()
+    """Names of packages whose hold is released."""
+    memory: str | None = None
+    """File on the node that lists the packages that were there before the first change; written once."""
+    files: dict[str, str | dict[str, str]] = {}
+    """Files of apt's folders as they will be, path to text; empty text: absent. Preferences are obeyed before they are
+    written, so that a refusal leaves none behind; the others count in check mode."""
+    lock_wait_s: int = 300
+    limit_s: int = 3600
+
+
+class DnfChange(Part):
+    """What dnf is to do, in one transaction."""
+
+    manager: Literal["dnf"] = "dnf"
+    state: Literal["present", "absent"] = "present"
+    install: tuple[str, ...] = ()
+    """``NAME`` or ``NAME=PATTERN``, a shell pattern of ``VERSION-RELEASE`` or ``EPOCH:VERSION-RELEASE``."""
+    bound: tuple[str, ...] = ()
+    """Packages that must be there, all at one release: the newest that fits ``constraint`` and that all have."""
+    constraint: str = "*"
+    free: tuple[str, ...] = ()
+    """Packages that must be there, in any version."""
+    closure: tuple[str, ...] = ()
+    """Installed packages that move to that release, or go where it has none of them."""
+    remove: tuple[str, ...] = ()
+    expendable: tuple[str, ...] = ()
+    """Shell patterns of packages that may go besides."""
+    never: tuple[str, ...] = ()
+    stream: str | None = None
+    """``MODULE:STREAM`` that is enabled in the same transaction."""
+    reset: str | None = None
+    """Module whose stream is reset."""
+    repositories: tuple[dict[str, str], ...] = ()
+    """``id``, ``url``, ``proxy`` and ``key`` of repositories as they will be."""
+    lock: tuple[str, ...] | None = None
+    """Lines of the role's own part of the versionlock list; None: the list is left alone, (): the part goes."""
+    drop_locks: tuple[str, ...] = ()
+    """Lines of others in that list that go."""
+    lock_mark: str = "gpunode"
+    """What the two lines around the role's part end in."""
+    ignore_locks: tuple[str, ...] = ()
+    memory: str | None = None
+    lock_wait_s: int = 300
+    limit_s: int = 900
+
+
+PackageChange = AptChange | DnfChange
+
+
+class UnitState(Part):
+    """One systemd unit as it has to be."""
+
+    name: str
+    enabled: bool | None = None
+    state: Literal["started", "stopped", "restarted"] | None = None
+
+
+class Question(Part):
+    """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
+
+    kind: Literal["apt_preview", "dnf_preview", "repository_key", "old_keys", "signing_key"]
+    body: dict[str, Any] = {}
+    private: bool = False
+    """The body holds a secret."""
+
+
+class Manifest(Part):
+    """What a role wants of a node, and whether something is due."""
+
+    role: str
+    files: tuple[ManagedFile, ...] = ()
+    folders: tuple[ManagedFolder, ...] = ()
+    packages: AptChange | DnfChange | None = Field(default=None, discriminator="manager")
+    units: tuple[UnitState, ...] = ()
+    questions: dict[str, Question] = {}
+    """Not empty: the plan is not complete; it is computed again with the answers."""
+    refusals: tuple[str, ...] = ()
+    """Why the node must not be changed, one line each."""
+    notes: tuple[str, ...] = ()
+    """What the owner should know, one line each."""
+    reboot_reasons: tuple[str, ...] = ()
+    restarts: dict[str, str] = {}
+    """Units whose restart is held back, with the reason."""
+    values: dict[str, Any] = {}
+    """What else the role's tasks read: plain data."""
+    due_reasons: tuple[str, ...] = ()
+    """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
+
+    @property
+    def due(self) -> bool:
+        """True where the node differs from the manifest."""
+        return bool(self.due_reasons)

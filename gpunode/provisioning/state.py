@@ -1,0 +1,145 @@
+"""What is known of a node, in types: parsed from what the module ``node_state`` returned, and bounded."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpunode.facts import NodeFacts
+from gpunode.facts.models.system import Unit
+
+Text = Annotated[str, Field(max_length=4096)]
+Names = Annotated[tuple[Text, ...], Field(max_length=50_000)]
+Versions = Annotated[dict[Text, Text], Field(max_length=50_000)]
+Content = Annotated[str, Field(max_length=1 << 20)]
+
+
+class Known(BaseModel):
+    """Base of what a node reported: immutable; what is not ours is dropped."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class FileState(Known):
+    """One path on the node."""
+
+    kind: Literal["file", "folder", "link", "other", "absent", "unknown"]
+    sha256: Text | None = None
+    mode: Text | None = None
+    owner: Text | None = None
+    group: Text | None = None
+    target: Text | None = None
+    """Where a link leads."""
+    mtime: float | None = None
+    entries: int | None = None
+    """How many entries a folder has."""
+
+
+class SourceOrigin(Known):
+    """What a Release file says."""
+
+    origin: Text
+    codename: Text
+
+
+class AptSource(Known):
+    """One enabled entry of apt's sources."""
+
+    file: Text
+    types: Names
+    uris: Names
+    suites: Names
+    components: Names
+    options: dict[Text, Content] = {}
+    origins: dict[Text, SourceOrigin] = {}
+
+
+class ModuleKey(Known):
+    """The key that signs modules built by DKMS."""
+
+    path: Text
+    enrolled: bool | None
+    waits: bool
+    fresh: bool
+
+
+class AptState(Known):
+    """What apt and dpkg hold."""
+
+    sources: Annotated[tuple[AptSource, ...], Field(max_length=10_000)]
+    headers: Names
+    publishers: dict[Text, Annotated[tuple[tuple[Text, Text], ...], Field(max_length=1000)]]
+    lists: bool
+    installed: Versions
+    unfinished: Names
+    held: Names
+    own_holds: Names
+    policy_left: bool
+    left: Names = ()
+    """Packages of a transaction of ours that did not end well."""
+    interrupted: bool
+    key: ModuleKey | None
+    architecture: Text
+    lock_holder: Text | None
+    runfile: bool
+
+
+class DnfRepository(Known):
+    """One repository of yum.repos.d."""
+
+    id: Text
+    file: Text
+    urls: Names
+
+
+class DnfState(Known):
+    """What dnf and rpm hold."""
+
+    error: Text | None
+    lock_holder: Text | None = None
+    unfinished: Names = ()
+    installed: Versions = {}
+    twice: Names = ()
+    streams: Versions = {}
+    repositories: Annotated[tuple[DnfRepository, ...], Field(max_length=10_000)] = ()
+    locks: Names = ()
+    own_locks: Names = ()
+    version: Text | None = None
+    versionlock: bool = False
+    runfile: bool = False
+
+
+class NodeState(Known):
+    """Everything that the plans read."""
+
+    facts: NodeFacts
+    apt: AptState | None
+    dnf: DnfState | None
+    files: Annotated[dict[Text, FileState], Field(max_length=10_000)] = {}
+    """By path; a path that was not asked for is no key."""
+    contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = {}
+    """Documents of at most 1 MiB; None: absent, or not text."""
+    engine: dict[str, Any] = {}
+    """What the container engine answers: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
+
+    def unit(self, name: str) -> Unit | None:
+        """Return a unit that the probe looks at; None where it is not installed or not known."""
+        return next((unit for unit in self.facts.units or () if unit.name == name and unit.load == "loaded"), None)
+
+    @property
+    def installed(self) -> dict[str, str]:
+        """Installed packages, name to version, of the node's package manager."""
+        manager = self.apt or self.dnf
+        return manager.installed if manager is not None else {}
+
+
+class Look(BaseModel):
+    """What a role has ``node_state`` look at beyond what every role needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    paths: tuple[str, ...] = ()
+    """Digest, mode and owner of each."""
+    globs: tuple[str, ...] = ()
+    """The same of what matches."""
+    contents: tuple[str, ...] = ()
+    """Documents that are read; they are among ``files`` too."""

@@ -1,0 +1,23 @@
+"""Bring files about; what is known of the node is out of date then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction
+
+
+class ActionModule(GpunodeAction):  # type: ignore[misc]
+    """The action plugin of ``managed_files``."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the action."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        self.begin(task_vars)
+        answer = self.call("managed_files", dict(self._task.args))
+        if answer.get("changed") and not self._task.check_mode:
+            self.node.forget("state")
+        answer.pop("invocation", None)
+        return {**result, **answer}

@@ -1,0 +1,37 @@
+"""Change packages; in check mode keep for the roles to come what would have been done."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction, planned_of
+
+with suppress(ImportError):  # GpunodeAction.begin reports it
+    from gpunode.variables import plain
+
+
+class ActionModule(GpunodeAction):  # type: ignore[misc]
+    """The action plugin of ``package_transaction``."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the action."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        self.begin(task_vars)
+        given = plain(self._task.args)
+        arguments = {**(given.pop("change", None) or {}), **given}
+        if not self._task.check_mode:
+            self.node.forget("state")
+            return {**result, **self.call("package_transaction", arguments)}
+        before = planned_of(self.node.read("planned"), self.variable("gpunode_apt_planned"))
+        mine = {"files": dict(arguments.get("files") or {})}
+        arguments |= {"planned": before, "files": {**before["files"], **mine["files"]}}
+        answer = self.call("package_transaction", arguments)
+        done = {"packages": plain(answer["install"]), "purge": plain(answer["remove"])}
+        whole = planned_of(before, mine, done)
+        self.node.keep("planned", json.dumps(whole))
+        # Roles that have no plan yet read the fact.
+        return {**result, **answer, "ansible_facts": {"gpunode_apt_planned": whole}}

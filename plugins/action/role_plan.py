@@ -1,0 +1,105 @@
+"""Compute the plan of a role on the controller, from what is known of the node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import PLANS, GpunodeAction
+
+try:
+    from gpunode.errors import GpunodeError
+    from gpunode.printable import printable
+    from gpunode.provisioning.due import judged
+    from gpunode.provisioning.manifest import Manifest, Question
+    from gpunode.variables import plain
+except ImportError:
+    pass  # GpunodeAction.begin reports it
+
+ROUNDS = 5
+"""How often a plan may ask the node before it is complete."""
+
+
+class ActionModule(GpunodeAction):  # type: ignore[misc]
+    """The action plugin of ``role_plan``."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the action."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        self.begin(task_vars)
+        role = str(self._task.args.get("role", ""))
+        if role not in PLANS:
+            raise AnsibleActionFail(f"role: {role or 'nothing'} has no plan; there are {', '.join(sorted(PLANS))}")
+        manifest = self.planned(role, plain(self._task.args.get("settings") or {}))
+        if manifest.refusals:
+            lines = "\n  - ".join(["refused, nothing was changed:", *map(printable, manifest.refusals)])
+            raise AnsibleActionFail(lines)
+        self.remember_reboot(role, manifest)
+        due = manifest.due or self.context(role).force
+        if due and not self._task.check_mode:
+            # What follows changes the node: the next plan looks again.
+            self.node.forget("state")
+        result["ansible_facts"] = {"gpunode_restart_required": self.restarts(role, manifest)}
+        result["warnings"] = [printable(note) for note in manifest.notes]
+        return {
+            **result,
+            "changed": False,
+            "due": due,
+            "due_reasons": [printable(reason) for reason in manifest.due_reasons],
+            "reboot_reasons": list(manifest.reboot_reasons),
+            "manifest": manifest.model_dump(mode="json"),
+            "_ansible_verbose_override": True,
+        }
+
+    def planned(self, role: str, extra: dict[str, Any]) -> Manifest:
+        """Return the complete manifest: the plan is computed again with the answers to what it asks."""
+        context = self.context(role, extra)
+        settings = context.settings_of(role)
+        state = self.state()
+        answers: dict[str, Any] = {}
+        for _ in range(ROUNDS):
+            try:
+                manifest = PLANS[role](state, settings, context)
+            except GpunodeError as err:
+                raise AnsibleActionFail(f"{self.host}: role {role}: {err}") from None
+            asked = {name: one for name, one in manifest.questions.items() if name not in answers}
+            if not asked or manifest.refusals:
+                return judged(manifest, state)
+            answers.update(self.answers(asked))
+            context = context.with_answers(answers)
+        raise AnsibleActionFail(
+            f"{self.host}: role {role}: the plan asks more than {ROUNDS} times: report this as a bug"
+        )
+
+    def answers(self, questions: dict[str, Question]) -> dict[str, Any]:
+        """Return the node's answers; what was asked before in this run is not asked again."""
+        digests = {
+            name: hashlib.sha256(json.dumps([one.kind, one.body], sort_keys=True).encode()).hexdigest()[:24]
+            for name, one in questions.items()
+        }
+        found = {name: self.node.read(f"answer-{digest}") for name, digest in digests.items()}
+        for name in [name for name, answer in found.items() if answer is None]:
+            one = questions[name]
+            answer = self.call("node_question", {"kind": one.kind, "question": one.body})
+            found[name] = json.loads(str(answer["answer"]))
+            self.node.keep(f"answer-{digests[name]}", json.dumps(found[name]))
+        return found
+
+    def restarts(self, role: str, manifest: Manifest) -> dict[str, str]:
+        """Return the units whose restart is held back, with the reason, of all roles of this run."""
+        by_role = self.node.read("restarts") or {}
+        if manifest.restarts != by_role.get(role, {}):
+            by_role[role] = dict(manifest.restarts)
+            self.node.keep("restarts", json.dumps(by_role))
+        return {unit: reason for units in by_role.values() for unit, reason in units.items()}
+
+    def remember_reboot(self, role: str, manifest: Manifest) -> None:
+        """Keep why the node has to be rebooted, by role, for the playbook that does it."""
+        reasons = self.node.read("reboot") or {}
+        if list(manifest.reboot_reasons) != reasons.get(role, []):
+            reasons[role] = list(manifest.reboot_reasons)
+            self.node.keep("reboot", json.dumps(reasons))

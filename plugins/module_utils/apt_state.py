@@ -1,0 +1,319 @@
+"""Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
+
+Runs as ``python3 -I - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
+python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``;
+where apt cannot be asked at all: ``{"error": one line}``.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    APT,
+    SIGNALS,
+    SOURCES,
+    AptError,
+    leave_orderly,
+    output_of,
+    passing_over_damaged,
+)
+
+LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock")
+# apt writes a cache that is out of date anew whenever it is asked; a look is to change nothing. Without one it is slow.
+CACHE = Path("/var/cache/apt/pkgcache.bin")
+CACHED = ("/var/lib/dpkg/status", "/var/lib/apt/lists", "/etc/apt", "/etc/apt/sources.list.d", "/etc/apt/preferences.d")
+NO_CACHE = ("-o", "Dir::Cache::pkgcache=", "-o", "Dir::Cache::srcpkgcache=")
+# Whose publisher matters: what may belong to a driver, and what its modules are built with.
+GPU_STACK = re.compile(r"nvidia|libcuda|libnv|libxnvctrl|cuda-drivers|^(dh-)?dkms$")
+POLICY = Path("/usr/sbin/policy-rc.d")
+UNATTENDED = ("apt-daily.service", "apt-daily-upgrade.service")
+OWN_LIST = Path("/etc/apt/apt.conf.d/52gpunode-nvidia-driver")
+DKMS_SETTINGS = Path("/etc/dkms/framework.conf")
+MACHINE_OWNER_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
+# The boot in which the role nvidia_driver staged the key: the next one leads to the console where a person enrols it.
+JOURNAL = Path("/var/lib/gpunode/transaction")
+STAGED_IN = Path("/var/lib/gpunode/nvidia_driver/key-staged")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def said_by(argv):
+    """Standard output of a command; empty where it fails, for the callers then know nothing."""
+    try:
+        return output_of(argv, 60)
+    except (AptError, OSError):
+        return ""
+
+
+def deb822_entries(text):
+    """Stanzas of a .sources file as field dicts; a field's further lines are joined by line ends."""
+    for block in re.split(r"\n[ \t]*\n", text):
+        fields, name = {}, None
+        for line in block.splitlines():
+            if line.startswith("#"):
+                continue
+            if line[:1] in (" ", "\t"):
+                if name:
+                    fields[name] += "\n" + line[1:]
+            elif ":" in line:
+                name, value = line.split(":", 1)
+                fields[name] = value.strip()
+        named = {name.lower(): value for name, value in fields.items()}
+        if "uris" in named and named.get("enabled", "yes").lower() not in ("no", "false", "without", "off"):
+            yield {
+                "types": named.get("types", "deb").split(),
+                "uris": named["uris"].split(),
+                "suites": named.get("suites", "").split(),
+                "components": named.get("components", "").split(),
+                "options": {
+                    name: value
+                    for name, value in fields.items()
+                    if name.lower() not in ("types", "uris", "suites", "components", "enabled")
+                },
+            }
+
+
+def one_line_entries(text):
+    """Lines of a .list file in the same shape; ``arch`` gets the name that it has in the other format."""
+    for line in text.splitlines():
+        found = re.match(r"\s*(deb|deb-src)\s+(?:\[([^\]]*)\]\s*)?(\S+)\s+(\S+)\s*([^#]*)", line)
+        if found:
+            kind, options, uri, suite, components = found.groups()
+            pairs = [option.split("=", 1) for option in (options or "").split() if "=" in option]
+            yield {
+                "types": [kind],
+                "uris": [uri],
+                "suites": [suite],
+                "components": components.split(),
+                "options": {
+                    {"arch": "Architectures"}.get(name, name): value.replace(",", " ") for name, value in pairs
+                },
+            }
+
+
+def origins():
+    """(file, suite) of a source to what its Release file says; only of what was fetched already."""
+    form = "$(SOURCESENTRY)|$(RELEASE)|$(ORIGIN)|$(CODENAME)"
+    seen = {}
+    for line in said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines():
+        parts = line.split("|")
+        if len(parts) == 4:
+            entry, suite, origin, codename = parts
+            file = Path(entry.rpartition(":")[0])
+            # Where a damaged file was passed over, apt was given links to the others.
+            own = APT / SOURCES / file.name if file.parent.name == SOURCES else file
+            seen[str(own), suite] = {"origin": origin, "codename": codename}
+    return seen
+
+
+def sources():
+    """Every enabled entry of the node's sources, with the file that it stands in."""
+    seen = origins()
+    found = []
+    for path in (APT / "sources.list", *sorted((APT / SOURCES).glob("*"))):
+        if path.suffix not in (".list", ".sources") or not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for entry in (deb822_entries if path.suffix == ".sources" else one_line_entries)(text):
+            known = {suite: seen[str(path), suite] for suite in entry["suites"] if (str(path), suite) in seen}
+            found.append({"file": str(path), "origins": known, **entry})
+    return found
+
+
+def packages():
+    """Installed ones (name to version), names of those that dpkg left half-done, and of those that are held."""
+    form = "${db:Status-Status}\\t${db:Status-Want}\\t${Package}\\t${Version}\\n"
+    installed, unfinished, held = {}, [], []
+    for line in said_by(["dpkg-query", "-W", "-f", form]).splitlines():
+        status, want, name, version = line.split("\t")
+        if want == "hold":
+            held.append(name)
+        if status in ("installed", "triggers-awaited", "triggers-pending"):
+            installed[name] = version
+        elif status not in ("config-files", "not-installed"):
+            unfinished.append(name)
+    return {"installed": installed, "unfinished": unfinished, "held": held}
+
+
+def publishers(installed):
+    """Name of each installed package of the GPU stack to (Origin, Label) of the repositories that list its version."""
+    names = [name for name in installed if GPU_STACK.search(name)]
+    if not names:
+        return {}
+    form = "$(REPO_URI)|$(ORIGIN)|$(LABEL)"
+    targets = said_by(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
+    repositories = [line.split("|") for line in targets if line.count("|") == 2]
+    found: dict[str, list[list[str]]] = {}
+    name, exact = "", False
+    for line in said_by(["apt-cache", *settings_for_a_look(), "policy", *names]).splitlines():
+        if re.match(r"\S+:$", line):
+            name, exact = line[:-1], False
+        elif re.match(r" (\*\*\*|   ) \S", line):
+            exact = line.startswith(" ***")
+        elif exact and re.match(r" +-?\d+ \w+:/", line):
+            uri = line.split()[1].rstrip("/") + "/"
+            found.setdefault(name, []).extend(pair for known, *pair in repositories if uri == known.rstrip("/") + "/")
+    return found
+
+
+def settings_for_a_look():
+    """Options with which apt-cache writes nothing: it uses its cache where that is fresh, and none otherwise."""
+    fresh = CACHE.exists() and all(
+        Path(path).stat().st_mtime < CACHE.stat().st_mtime for path in CACHED if Path(path).exists()
+    )
+    return () if fresh else NO_CACHE
+
+
+def policy_left():
+    """A run that was killed left its policy-rc.d: no service of a package starts any more."""
+    try:
+        return "# Of gpunode," in POLICY.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def names_left():
+    """Packages of a transaction of ours that did not end well; [] where there is none."""
+    try:
+        return JOURNAL.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return []
+
+
+def header_packages():
+    """Names of all header packages in the node's sources."""
+    return said_by(["apt-cache", *settings_for_a_look(), "pkgnames", "linux-headers-"]).split()
+
+
+def own_holds():
+    """Names that the role nvidia_driver holds: those that it keeps from unattended upgrades."""
+    try:
+        text = OWN_LIST.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [re.sub(r"\[(.)\]", r"\1", name) for name in re.findall(r'"\^(.+)\$";', text)]
+
+
+def certificates():
+    """Where the key that signs modules may lie: what DKMS was told, the last word first, then its own places."""
+    told = []
+    for path in (DKMS_SETTINGS, *sorted(Path(f"{DKMS_SETTINGS}.d").glob("*.conf"))):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        told += re.findall(r"(?m)^\s*mok_certificate=[\"']?(/[^\s\"'#]+)", text)
+    return [*reversed(told), *MACHINE_OWNER_KEYS]
+
+
+def key():
+    """The key that signs modules built by DKMS: its path, whether the firmware knows it (None: not to be told).
+
+    ``waits``: it is staged; ``fresh``: since then the node was not restarted.
+    """
+    path = next((path for path in certificates() if Path(path).exists()), None)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            ["mokutil", "--test-key", path], check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        )
+        said = (done.stdout + done.stderr).decode("utf-8", "replace")
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    # By shim, in the firmware's own list, or built into the kernel. What the exit status means depends on the version.
+    known = re.search(r"already (enrolled|in db|in the built-in trusted keyring)", said)
+    enrolled = True if known else False if "is not enrolled" in said else None
+    fresh = STAGED_IN.exists() and STAGED_IN.read_text(encoding="ascii") == BOOT.read_text(encoding="ascii")
+    return {"path": path, "enrolled": enrolled, "waits": "enrollment request" in said, "fresh": fresh}
+
+
+def lock_holder():
+    """``NAME (pid N)`` of the process that holds a package lock, None where nobody does.
+
+    The kernel names device and inode; on some file systems (btrfs, overlay) it knows the device by another number than
+    stat does, and the inode alone then has to do.
+    """
+    files = [Path(path).stat() for path in LOCKS if Path(path).exists()]
+    exact = {(os.major(one.st_dev), os.minor(one.st_dev), one.st_ino) for one in files}
+    mounted = set(re.findall(r"(?m)^\d+ \d+ (\d+:\d+) ", Path("/proc/self/mountinfo").read_text(encoding="utf-8")))
+    for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+        held = re.search(r" (\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", line)
+        if not held:
+            continue
+        major, minor, inode = int(held[2], 16), int(held[3], 16), int(held[4])
+        alike = inode in {one.st_ino for one in files} and f"{major}:{minor}" not in mounted
+        if (major, minor, inode) in exact or alike:
+            return f"{process_name(held[1])} (pid {held[1]})"
+    return None
+
+
+def process_name(pid):
+    """The short name of a process, or a word for one that is gone or not in our view."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "a process"
+
+
+def unattended_run():
+    """The unit of apt's own upgrades that is at work; None where none is. Between two steps it holds no lock."""
+    argv = ["systemctl", "show", "--property=Id,ActiveState", *UNATTENDED]
+    units = [dict(re.findall(r"(?m)^(\w+)=(.*)$", block)) for block in said_by(argv).split("\n\n")]
+    return next((unit["Id"] for unit in units if unit.get("ActiveState") == "activating"), None)
+
+
+def at_work():
+    """Who holds a package lock, or is about to; None where nobody does."""
+    return lock_holder() or unattended_run()
+
+
+def awaited(limit_s):
+    """Who is still at work after waiting for it; None where nobody is."""
+    end = time.monotonic() + limit_s
+    while at_work() and time.monotonic() < end:
+        time.sleep(2)
+    return at_work()
+
+
+def taken(holder=None):
+    """Return what apt and dpkg hold; None without dpkg, ``{"error": one line}`` where apt cannot be asked."""
+    if not Path("/var/lib/dpkg/status").exists():
+        return None
+    try:
+        with passing_over_damaged({}):
+            held = packages()
+            asked = {"sources": sources(), "headers": header_packages(), "publishers": publishers(held["installed"])}
+    except (AptError, OSError) as error:
+        # With nothing in its place the node would be refused for what apt did not say: no sources, no headers.
+        return {"error": " ".join(str(error).split())}
+    return {
+        **asked,
+        "lists": any(Path("/var/lib/apt/lists").glob("*_Packages*")),
+        **held,
+        "own_holds": own_holds(),
+        "policy_left": policy_left(),
+        "left": names_left(),
+        "interrupted": any(path.name.isdigit() for path in Path("/var/lib/dpkg/updates").glob("*")),
+        "key": key(),
+        "architecture": said_by(["dpkg", "--print-architecture"]).strip(),
+        "lock_holder": holder,
+        "runfile": Path("/usr/bin/nvidia-uninstall").exists(),
+    }
+
+
+def main():
+    """Print one JSON document."""
+    for number in SIGNALS:
+        signal.signal(number, leave_orderly)
+    there = Path("/var/lib/dpkg/status").exists()
+    json.dump(taken(awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)) if there else None, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

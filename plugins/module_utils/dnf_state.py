@@ -1,0 +1,130 @@
+"""Print what dnf and rpm hold on this node, as JSON: repositories, streams, locks, who is at work.
+
+Runs as ``python3 -I - SECONDS``. It waits that long for another package manager to finish. ``error``: why dnf cannot be
+used at all.
+"""
+
+import configparser
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# dnf writes the process that holds a lock into these; root's own are in the first two folders.
+LOCKS = ("/var/cache/dnf/*_lock.pid", "/var/lib/dnf/*_lock.pid", "/run/dnf/*_lock.pid")
+PLUGIN = Path("/etc/dnf/plugins/versionlock.conf")
+LOCKLIST = "/etc/dnf/plugins/versionlock.list"
+LOCK_MARK = "gpunode (role nvidia_driver)"
+# Of these rpm keeps several versions side by side by design.
+SEVERAL = re.compile(r"kernel|gpg-pubkey|kmod-(?!nvidia)")
+
+
+def lock_holder():
+    """``NAME (pid N)`` of the process that holds one of dnf's locks, None where nobody does."""
+    for pattern in LOCKS:
+        folder, name = os.path.split(pattern)
+        for path in Path(folder).glob(name):
+            try:
+                pid = int(path.read_text(encoding="ascii").strip())
+                comm = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+            except (OSError, ValueError):
+                continue  # left by one that is gone
+            return f"{comm} (pid {pid})"
+    return None
+
+
+def awaited(limit_s):
+    """Who still is at work after waiting for it; None where nobody is."""
+    end = time.monotonic() + limit_s
+    while lock_holder() and time.monotonic() < end:
+        time.sleep(1)
+    return lock_holder()
+
+
+def packages():
+    """Installed ones (name to version), and those of which a broken transaction left two versions."""
+    form = "%{NAME}\\t%{ARCH}\\t%{EVR}\\n"
+    done = subprocess.run(
+        ["rpm", "--query", "--all", "--queryformat", form],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+    if done.returncode != 0:
+        raise OSError(f"rpm's database: {done.stderr.decode('utf-8', 'replace').strip()}")
+    seen, twice = {}, set()
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        name, arch, version = line.split("\t")
+        if (name, arch) in seen and not SEVERAL.match(name):
+            twice.add(name)
+        seen[name, arch] = version
+    return {"installed": {name: version for (name, _), version in seen.items()}, "twice": sorted(twice)}
+
+
+def repositories():
+    """Every repository in a file of its own or with others: its name, its file, its addresses."""
+    found = []
+    for path in sorted(Path("/etc/yum.repos.d").glob("*.repo")):
+        parser = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError):
+            continue  # dnf says so itself when it is asked
+        for name in parser.sections():
+            found.append({"id": name, "file": str(path), "urls": parser[name].get("baseurl", "").split()})
+    return found
+
+
+def streams():
+    """Module to its enabled stream."""
+    found = {}
+    for path in Path("/etc/dnf/modules.d").glob("*.module"):
+        parser = configparser.ConfigParser(interpolation=None, strict=False)
+        parser.read(path, encoding="utf-8")
+        for name in parser.sections():
+            if parser[name].get("state") == "enabled":
+                found[name] = parser[name].get("stream", "")
+    return found
+
+
+def locks():
+    """(lines of others, our own lines) of the list that the plugin versionlock keeps."""
+    others: list[str] = []
+    own: list[str] = []
+    inside = False
+    path = Path(LOCKLIST)
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        if line.startswith("#"):
+            inside ^= line.endswith(LOCK_MARK)
+        elif line.strip():
+            (own if inside else others).append(line.strip())
+    return others, own
+
+
+def taken(holder=None):
+    """Return what dnf and rpm hold, with ``error`` where dnf cannot be used."""
+    state = {"error": None, "lock_holder": holder, "unfinished": [], "installed": {}, "twice": [], "streams": {}}
+    try:
+        # Where python3 is not the Python that dnf belongs to, this is what says so.
+        state["version"] = importlib.import_module("dnf.const").VERSION
+        others, own = locks()
+        state.update(packages(), streams=streams(), repositories=repositories(), locks=others, own_locks=own)
+    except (ImportError, OSError, configparser.Error, subprocess.TimeoutExpired) as err:
+        state["error"] = " ".join(str(err).split())
+    state["versionlock"] = PLUGIN.exists()
+    state["runfile"] = Path("/usr/bin/nvidia-uninstall").exists()
+    return state
+
+
+def main():
+    """Print one JSON document."""
+    json.dump(taken(awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

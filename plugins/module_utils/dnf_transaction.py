@@ -1,0 +1,376 @@
+"""One transaction of dnf on this node: told, or told and done. Prints what it is as JSON.
+
+Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input is the question::
+
+    {"repository": {"id": ID, "url": URL, "proxy": URL} | null,  ours, as it will be: asked besides those of the node
+     "stream": "MODULE:STREAM" | null,    what is enabled in the same transaction; another stream is left for it
+     "reset": "MODULE" | null,            whose stream is given up (where all goes)
+     "repositories": [the same],          more of them; may be missing, as all that follows as "may be missing"
+     "install": ["NAME" | "NAME=PATTERN"], what must be there; a pattern is one of epoch, version and release (may be
+                                          missing)
+     "never": [patterns],                 what must not be touched (may be missing)
+     "bound": [names],                    what must be there, all at one release
+     "constraint": PATTERN,               shell pattern of releases; the newest that all of bound have is taken
+     "free": [names],                     what must be there in any version
+     "closure": [names],                  installed ones that move to that release, or go where it has none of them
+     "line": {"names": [patterns], "except": [patterns]},
+                                          packages that come at that release or not at all, whoever requires them
+     "remove": [names],                   what goes
+     "expendable": [patterns],            what may go besides, where something else needs that
+     "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and what the lines around our part end in
+     "ignore_locks": [lines],             lines of it, of others, that do not count
+     "lock": [lines] | null,              our part of it afterwards; empty: none (may be missing: it stays as it is)
+     "drop_locks": [lines],               lines of others that go (may be missing)
+     "memory": path | null,               list of the packages that were there before, written once (may be missing)
+     "simulate": bool, "lock_wait_s": seconds, "limit_s": seconds}
+
+The answer: ``target``, ``install`` ([{name, version}], what is there already left out), ``remove`` (names without what
+is replaced), ``stream`` (null: enabled already). ``lacking`` ({name: releases}) and ``common``: where no release that
+fits has all of bound. An ``error`` is one line that says why nothing was done; with ``"done": false``, what broke off.
+"""
+
+import fnmatch
+import functools
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+try:
+    import dnf
+    import dnf.module.module_base
+except ImportError:
+    dnf = None  # type: ignore[assignment] # under another Python than the one that dnf belongs to
+
+
+LOCKLIST = "/etc/dnf/plugins/versionlock.list"
+
+
+class RefusedError(Exception):
+    """Why nothing was done, in one line."""
+
+
+def out_of_time(*_):
+    """Handle SIGALRM."""
+    raise RefusedError("did not end within its time")
+
+
+def foreign_locks(path, mark, ignored):
+    """Lines of the plugin's list that are not ours; ours are between the two lines that end in ``mark``."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    kept, ours = [], False
+    for line in lines:
+        if line.startswith("#") and line.endswith(mark):
+            ours = not ours
+        elif not ours and line.strip() not in ignored:
+            kept.append(line)
+    return kept
+
+
+def configured(question, folder):
+    """A base with the node's own configuration, plugins and repositories, and without our own locks."""
+    base = dnf.Base()
+    base.conf.read()
+    base.conf.substitutions.update_from_etc("/")
+    base.conf.best = True
+    base.conf.clean_requirements_on_remove = False
+    base.conf.module_stream_switch = True
+    base.conf.assumeyes = True  # the keys that the repositories' files name
+    locks = foreign_locks(question["locklist"], question["lock_mark"], question["ignore_locks"])
+    own_list = Path(folder, "list")
+    own_list.write_text("".join(line + "\n" for line in locks), encoding="utf-8")
+    Path(folder, "versionlock.conf").write_text(f"[main]\nenabled=1\nlocklist={own_list}\n", encoding="utf-8")
+    base.conf.pluginconfpath = [*base.conf.pluginconfpath, folder]
+    # It expects a command line and fails without one.
+    base.init_plugins(disabled_glob=["show_leaves", "show-leaves"])
+    base.pre_configure_plugins()
+    base.read_all_repos()
+    base.configure_plugins()
+    for wanted in [
+        *([question["repository"]] if question.get("repository") else []),
+        *question.get("repositories", []),
+    ]:
+        if wanted["id"] not in base.repos:
+            base.repos.add_new_repo(wanted["id"], base.conf, baseurl=[wanted["url"]], gpgcheck=True)
+        ours = base.repos[wanted["id"]]
+        ours.baseurl, ours.proxy = [wanted["url"]], wanted.get("proxy", "")
+        if wanted.get("key"):
+            ours.gpgkey = [wanted["key"]]
+        # It says what there is now, not what there was when it was last fetched.
+        ours.metadata_expire = 0
+    base.fill_sack(load_system_repo=True, load_available_repos=bool(base.repos) and needs_repositories(question))
+    return base
+
+
+def needs_repositories(question):
+    """Where all goes, no repository has to be within reach."""
+    return bool(question["bound"] or question["free"] or question.get("install"))
+
+
+def newest_first(base, releases):
+    """Releases in the order in which rpm compares versions."""
+    return sorted(releases, key=functools.cmp_to_key(base.sack.evr_cmp), reverse=True)
+
+
+def release_for(base, question):
+    """(the newest release that fits and all of bound have, releases by name, releases that all have)."""
+    by_name = {
+        name: {package.version for package in base.sack.query().available().filter(name=name)}
+        for name in question["bound"]
+    }
+    every = newest_first(base, set.intersection(*by_name.values()) if by_name else set())
+    fitting = [release for release in every if fnmatch.fnmatch(release, question["constraint"])]
+    return (fitting[0] if fitting else None), {k: newest_first(base, v) for k, v in by_name.items()}, every
+
+
+def at(base, name, release):
+    """The newest build of a package at a release, for this machine; None where there is none."""
+    query = base.sack.query().available().filter(name=name, version=release, arch__neq="src")
+    found = sorted(query, reverse=True)
+    native = [package for package in found if package.arch in (base.conf.arch, "noarch")]
+    return native[0] if native else None
+
+
+def in_line(name, line):
+    """Return whether a package carries the driver's release."""
+    return any(fnmatch.fnmatchcase(name, one) for one in line["names"]) and not any(
+        fnmatch.fnmatchcase(name, one) for one in line["except"]
+    )
+
+
+def bind_line(base, question, target):
+    """Hide other releases of every package that carries the driver's: a requirement without a version takes the newest.
+
+    A package without a build at the target stays visible; the caller refuses it where the transaction needs it.
+    """
+    available = base.sack.query().available()
+    for name in sorted({package.name for package in available.filter(name__glob=question["line"]["names"])}):
+        builds = available.filter(name=name)
+        bound = builds.filter(version=target)
+        if in_line(name, question["line"]) and bound:
+            base.sack.add_excludes(builds.difference(bound))
+
+
+def elsewhere(base, question, target):
+    """Packages of the line that come at another release than the target: name to the releases there are."""
+    names = {package.name for package in base.transaction.install_set if package.version != target}
+    return {
+        name: newest_first(base, {package.version for package in base.sack.query().available().filter(name=name)})
+        for name in sorted(names)
+        if target is not None and in_line(name, question["line"])
+    }
+
+
+def best_of(base, entry):
+    """The newest package that an entry ``NAME`` or ``NAME=PATTERN`` allows; None where an installed one fits."""
+    name, _, pattern = entry.partition("=")
+
+    def fits(package):
+        return fnmatch.fnmatchcase(package.evr, pattern or "*")
+
+    if any(fits(package) for package in base.sack.query().installed().filter(name=name)):
+        return None
+    offered = sorted(base.sack.query().available().filter(name=name, arch__neq="src"), reverse=True)
+    native = [package for package in offered if package.arch in (base.conf.arch, "noarch")]
+    for package in native:
+        if fits(package):
+            return package
+    have = ", ".join(dict.fromkeys(package.evr for package in native[:8])) or "none of that name"
+    raise RefusedError(f"the node's repositories do not have {f'{name} {pattern}'.strip()}; they have {have}")
+
+
+def mark(base, question, target):
+    """Tell dnf's solver what is wanted."""
+    installed = base.sack.query().installed()
+    for package in filter(None, [best_of(base, entry) for entry in question.get("install", [])]):
+        base.package_install(package)
+    for name in question["bound"]:
+        package = at(base, name, target)
+        if package is None:
+            raise RefusedError(f"{name} {target} is there for another machine only")
+        base.package_install(package)
+    for name in question["free"]:
+        if not installed.filter(name=name) and not dnf.subject.Subject(name).get_best_query(base.sack).installed():
+            base.install(name)
+    for name in set(question["closure"]) - set(question["bound"]):
+        package = at(base, name, target) if target else None
+        if package is not None:
+            base.package_install(package)
+        elif target:
+            for there in installed.filter(name=name):
+                base.package_remove(there)
+    for name in question["remove"]:
+        for there in installed.filter(name=name):
+            base.package_remove(there)
+
+
+def streams(base, question):
+    """Enable or give up a module's stream; the stream that is new, or None."""
+    modules = dnf.module.module_base.ModuleBase(base)
+    if question["reset"]:
+        if base._moduleContainer.getEnabledStream(question["reset"]):
+            modules.reset([question["reset"]])
+            return ""
+        return None
+    if not question["stream"]:
+        return None
+    name, stream = question["stream"].split(":", 1)
+    if not modules.get_modules(question["stream"])[0]:
+        raise RefusedError(f"module-stream: no repository has the stream {question['stream']}")
+    before = base._moduleContainer.getEnabledStream(name)
+    if before != stream:
+        modules.enable([question["stream"]])
+        return question["stream"]
+    return None
+
+
+def resolved(base, question):
+    """What the transaction is, as the answer tells it."""
+    stream = streams(base, question)
+    target, by_name, every = release_for(base, question)
+    if question["bound"] and target is None:
+        return {"lacking": by_name, "common": every, "constraint": question["constraint"]}
+    if target is not None:
+        bind_line(base, question, target)
+    mark(base, question, target)
+    base.resolve(allow_erasing=True)
+    astray = elsewhere(base, question, target)
+    if astray:
+        common = [release for release in every if all(release in there for there in astray.values())]
+        return {"lacking": astray, "common": common, "constraint": target}
+    coming = {package.name: package.evr for package in base.transaction.install_set}
+    going = sorted({package.name for package in base.transaction.remove_set} - set(coming))
+    known = set(question["remove"]) | set(question["closure"])
+    others = [
+        name
+        for name in going
+        if name not in known and not any(fnmatch.fnmatch(name, one) for one in question["expendable"])
+    ]
+    if others:
+        raise RefusedError(f"would-remove: dnf would take away {', '.join(others[:5])} for it")
+    never = sorted(
+        name for name in {*coming, *going} if any(fnmatch.fnmatch(name, one) for one in question.get("never", []))
+    )
+    if never:
+        raise RefusedError(f"it would also touch {', '.join(never[:5])}, which is not this role's affair")
+    install = [{"name": name, "version": version} for name, version in sorted(coming.items())]
+    return {"target": target, "install": install, "remove": going, "stream": stream}
+
+
+def fetch(base):
+    """Fetch what comes and verify every signature; nothing is changed by it."""
+    packages = list(base.transaction.install_set)
+    base.download_packages(packages)
+    for package in packages:
+        result, said = base.package_signature_check(package)
+        if result == 1:
+            base.package_import_key(package)
+            result, said = base.package_signature_check(package)
+        if result != 0:
+            raise RefusedError(f"not signed as it has to be: {said or package}")
+
+
+def locks_that_change(question):
+    """(lines that our part of the list lacks, lines that go)."""
+    if question.get("lock") is None and not question.get("drop_locks"):
+        return [], []
+    path, mark_of_ours = question["locklist"], question["lock_mark"]
+    others = foreign_locks(path, mark_of_ours, [])
+    there = Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
+    own = [line for line in there if line not in others and not line.startswith("#")]
+    wanted = own if question.get("lock") is None else question["lock"]
+    dropped = [line for line in others if line.strip() in question.get("drop_locks", [])]
+    return [line for line in wanted if line not in own], [line for line in own if line not in wanted] + dropped
+
+
+def write_locks(question):
+    """Write our part of the list, without the lines of others that go."""
+    path, mark_of_ours = Path(question["locklist"]), question["lock_mark"]
+    others = [
+        line for line in foreign_locks(path, mark_of_ours, []) if line.strip() not in question.get("drop_locks", [])
+    ]
+    ours = [f"# BEGIN {mark_of_ours}", *question["lock"], f"# END {mark_of_ours}"] if question.get("lock") else []
+    draft = path.with_name(path.name + ".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft.write_text("".join(f"{line}\n" for line in [*others, *ours]), encoding="utf-8")
+    draft.chmod(0o644)
+    draft.replace(path)
+
+
+def remember(path, base):
+    """Write down what is there before the first change, once."""
+    if path and not Path(path).exists():
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(target.name + ".new")
+        names = sorted({package.name for package in base.sack.query().installed()})
+        draft.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        draft.replace(target)
+
+
+def carried_out(question):
+    """The answer to a question, and the transaction where it is not simulated."""
+    with tempfile.TemporaryDirectory(prefix="gpunode-dnf-") as folder:
+        end = time.monotonic() + question["lock_wait_s"]
+        while True:
+            try:
+                base = configured(question, folder)
+                break
+            except dnf.exceptions.LockError as err:
+                if time.monotonic() > end:
+                    raise RefusedError(f"package-lock: {err}") from None
+                time.sleep(2)
+        with base:
+            answer = resolved(base, question)
+            changes = "lacking" not in answer and (
+                answer["install"] or answer["remove"] or answer["stream"] is not None
+            )
+            if changes and not question["simulate"]:
+                fetch(base)
+                signal.alarm(0)
+                remember(question.get("memory"), base)
+                try:
+                    base.do_transaction()
+                except dnf.exceptions.TransactionCheckError:
+                    raise
+                except dnf.exceptions.Error as err:
+                    return {**answer, "done": False, "error": " ".join(str(err).split())}
+                answer["done"] = True
+        answer["hold"], answer["unhold"] = locks_that_change(question)
+        if (answer["hold"] or answer["unhold"]) and not question["simulate"]:
+            write_locks(question)
+        return answer
+
+
+def main():
+    """Answer the question on standard input."""
+    json.dump(answered(json.load(sys.stdin)), sys.stdout)
+
+
+def answered(question):
+    """Return the answer; where nothing was done, ``error`` says why."""
+    question = {"repository": None, "locklist": LOCKLIST, **question}
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(int(question["limit_s"]))
+    if not question["simulate"]:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            # A transaction that began is not cut short because a connection broke.
+            signal.signal(number, signal.SIG_IGN)
+    # dnf and its plugins write to standard output as they please.
+    say, sys.stdout = sys.stdout, sys.stderr
+    try:
+        return carried_out(question)
+    except (RefusedError, dnf.exceptions.Error, OSError) as err:
+        return {"error": " ".join(str(err).split())}
+    finally:
+        signal.alarm(0)
+        sys.stdout = say
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Files and folders as they have to be: compared, validated, and exchanged by one rename each."""
+
+from __future__ import annotations
+
+import grp
+import hashlib
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+VALIDATION_LIMIT_S = 60
+LARGEST_DIFF = 1 << 18
+
+
+class RefusedError(Exception):
+    """Why a file was not changed, in one line."""
+
+
+def brought_about(
+    files: list[dict[str, Any]], folders: list[dict[str, Any]], pretend: bool
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return (paths that changed, diffs). ``pretend``: only tell. Everything is validated before the first change."""
+    changed: list[str] = []
+    diffs: list[dict[str, Any]] = []
+    due = [file for file in files if differs(file)]
+    for file in due:
+        refuse_foreign(file)
+        validate(file)
+    for folder in folders:
+        if folder["state"] == "present":
+            _note(changed, diffs, made(folder, pretend))
+    for file in due:
+        diffs.append(difference(file))
+        if not pretend:
+            remove(file) if file["content"] is None else write(file)
+        changed.append(file["path"])
+    going = {file["path"] for file in files if file["content"] is None}
+    for folder in sorted(folders, key=lambda one: -len(one["path"])):
+        if folder["state"] == "absent_if_empty":
+            _note(changed, diffs, emptied(folder, going, pretend))
+            going.add(folder["path"])
+    return changed, diffs
+
+
+def _note(changed: list[str], diffs: list[dict[str, Any]], diff: dict[str, Any] | None) -> None:
+    if diff is not None:
+        changed.append(diff["before_header"])
+        diffs.append(diff)
+
+
+def there(path: str) -> os.stat_result | None:
+    """Return what lies under a path, links not followed; None where nothing does."""
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def attributes(found: os.stat_result) -> str:
+    """Return mode, owner and group as one line."""
+    return f"mode {stat.S_IMODE(found.st_mode):04o}, {_user(found.st_uid)}:{_group(found.st_gid)}"
+
+
+def wanted_attributes(file: dict[str, Any]) -> str:
+    """Return mode, owner and group that a file has to have, as one line."""
+    return f"mode {int(file['mode'], 8):04o}, {file['owner']}:{file['group']}"
+
+
+def content_of(path: str, found: os.stat_result | None) -> bytes | None:
+    """Return the bytes of a file; None where there is none."""
+    return Path(path).read_bytes() if found is not None and stat.S_ISREG(found.st_mode) else None
+
+
+def differs(file: dict[str, Any]) -> bool:
+    """Return whether a file is not as it has to be."""
+    found = there(file["path"])
+    if file["content"] is None or found is None:
+        return (file["content"] is None) != (found is None)
+    if not stat.S_ISREG(found.st_mode) or attributes(found) != wanted_attributes(file):
+        return True
+    data = file["content"].encode()
+    return found.st_size != len(data) or content_of(file["path"], found) != data
+
+
+def refuse_foreign(file: dict[str, Any]) -> None:
+    """Raise RefusedError where a folder is in a file's place, or the file is not the one that the content is from."""
+    found = there(file["path"])
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        raise RefusedError(f"{file['path']} is a folder, and a file has to be there: move it away")
+    expected = file["expect_sha256"]
+    if expected is not None:
+        now = content_of(file["path"], found)
+        if (hashlib.sha256(now).hexdigest() if now is not None else "absent") != expected:
+            raise RefusedError(f"{file['path']} was changed by somebody else meanwhile: run this again")
+
+
+def validate(file: dict[str, Any]) -> None:
+    """Have the file's command judge its new content."""
+    if not file["validate_with"] or file["content"] is None:
+        return
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as folder:
+        draft = Path(folder) / Path(file["path"]).name
+        draft.write_text(file["content"], encoding="utf-8")
+        argv = [word.replace("%s", str(draft)) for word in file["validate_with"]]
+        try:
+            done = subprocess.run(
+                argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=VALIDATION_LIMIT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as err:
+            raise RefusedError(f"{file['path']} was not validated: {err}") from None
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
+        raise RefusedError(f"{file['path']} is not valid: {'; '.join(said[-3:])}".replace(str(draft), file["path"]))
+
+
+def difference(file: dict[str, Any]) -> dict[str, Any]:
+    """Return the diff of a file as Ansible prints it: its attributes are lines above the content."""
+    found = there(file["path"])
+    now, later = content_of(file["path"], found), None if file["content"] is None else file["content"].encode()
+    texts = []
+    for data in (now, later):
+        text = "" if data is None else data.decode("utf-8", "replace")
+        if file["private"] or len(text) > LARGEST_DIFF or "\0" in text:
+            text = "" if data is None else "(content not shown)\n"
+        texts.append(text)
+    if file["private"] and now is not None and later is not None and now != later:
+        texts[1] = "(other content, not shown)\n"
+    if found is not None and later is not None and attributes(found) != wanted_attributes(file):
+        texts = [f"# {attributes(found)}\n{texts[0]}", f"# {wanted_attributes(file)}\n{texts[1]}"]
+    return {
+        "before_header": file["path"],
+        "after_header": file["path"] if later is not None else "(removed)",
+        "before": texts[0],
+        "after": texts[1],
+    }
+
+
+def write(file: dict[str, Any]) -> None:
+    """Exchange a file by one rename; where it is a link, the link is replaced."""
+    path = Path(file["path"])
+    make_parents(path)
+    if file["backup"] and path.is_file() and not path.is_symlink():
+        shutil.copy2(path, f"{path}.{time.strftime('%Y-%m-%d@%H:%M:%S')}~")
+    number, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".gpunode", dir=path.parent)
+    try:
+        with os.fdopen(number, "wb") as out:
+            out.write(file["content"].encode())
+            os.fchown(out.fileno(), _uid(file["owner"]), _gid(file["group"]))
+            os.fchmod(out.fileno(), int(file["mode"], 8))
+            out.flush()
+            os.fsync(out.fileno())
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def remove(file: dict[str, Any]) -> None:
+    """Remove a file; its copy stays where one is asked for."""
+    path = Path(file["path"])
+    if file["backup"] and path.is_file() and not path.is_symlink():
+        shutil.copy2(path, f"{path}.{time.strftime('%Y-%m-%d@%H:%M:%S')}~")
+    path.unlink(missing_ok=True)
+
+
+def make_parents(path: Path) -> None:
+    """Make the folders above a file, for all to read whatever the umask is."""
+    for folder in reversed(path.parents):
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(0o755)
+
+
+def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
+    """Make a folder or set its mode; return the diff, None where it is as it has to be."""
+    path, mode = Path(folder["path"]), int(folder["mode"], 8)
+    found = there(folder["path"])
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise RefusedError(f"{path} is no folder, and has to be one: move it away")
+    if found is not None and stat.S_IMODE(found.st_mode) == mode:
+        return None
+    if not pretend:
+        if found is None:
+            make_parents(path / "any")
+        path.chmod(mode)
+    before = "(absent)\n" if found is None else f"folder, mode {stat.S_IMODE(found.st_mode):04o}\n"
+    return {
+        "before_header": str(path),
+        "after_header": str(path),
+        "before": before,
+        "after": f"folder, mode {mode:04o}\n",
+    }
+
+
+def emptied(folder: dict[str, Any], going: set[str], pretend: bool) -> dict[str, Any] | None:
+    """Remove a folder in which nothing is, or nothing but what goes; return the diff, None where it stays."""
+    path = Path(folder["path"])
+    found = there(folder["path"])
+    if found is None or not stat.S_ISDIR(found.st_mode) or any(str(one) not in going for one in path.iterdir()):
+        return None
+    if not pretend:
+        path.rmdir()
+    return {"before_header": str(path), "after_header": "(removed)", "before": "folder\n", "after": ""}
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def _uid(name: str) -> int:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise RefusedError(f"there is no user {name} on the node") from None
+
+
+def _gid(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise RefusedError(f"there is no group {name} on the node") from None

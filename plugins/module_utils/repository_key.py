@@ -1,0 +1,160 @@
+"""Print the key of NVIDIA's repository where the node has none that is whole, as JSON. Changes nothing on the node.
+
+Runs as ``python3 -I -c``, behind openpgp.py, with the standard library alone. Standard input is the question::
+
+    {"path": where the key is on the node, "record": file with the sum that it had when it was written,
+     "url": folder of the repository, "proxy": URL, perhaps with a password | "",
+     "file": name of the key in it | null, "fingerprint": of the key | null,
+     "sha256_without_version": of the file without its Version line | null,
+     "keyring": name of the package that holds the key, which is asked where the file is not there | null,
+     "keyring_sha256": of that package | null}
+
+The answer is ``{}`` where the key is as it was written, ``{"key": base64, "fingerprint": …}``, or ``{"error": one line,
+"differs": true where something was fetched and is not NVIDIA's key}``.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from ansible_collections.gpunode.node.plugins.module_utils.openpgp import keys
+
+LIMIT_S = 30
+LARGEST = 1 << 20
+TRIES = 3
+PAUSE_S = 2
+
+
+class DiffersError(ValueError):
+    """Something was fetched, and it is not the key."""
+
+
+def is_whole(path, record):
+    """The key is there and as it was written."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() == Path(record).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return False
+
+
+def fetched(url):
+    """The content behind an address. A fault of the network is tried again; that it is not there is not."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:  # noqa: S310
+                return answer.read(LARGEST)
+        except (OSError, urllib.error.URLError) as error:
+            code = getattr(error, "code", 0) or 0
+            if attempt == TRIES or 400 <= code < 500 or isinstance(getattr(error, "reason", None), FileNotFoundError):
+                raise
+        time.sleep(PAUSE_S * attempt)
+    raise AssertionError
+
+
+def keyring_of(package):
+    """The keyring in a Debian package."""
+    with tempfile.NamedTemporaryFile(suffix=".deb") as file:
+        file.write(package)
+        file.flush()
+        done = subprocess.run(
+            ["dpkg-deb", "--fsys-tarfile", file.name],
+            check=True,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT_S,
+        )
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tree:
+        for member in tree:
+            if member.isfile() and member.name.endswith("/cuda-archive-keyring.gpg"):
+                inside = tree.extractfile(member)
+                return inside.read() if inside is not None else b""
+    raise DiffersError("the package holds no keyring")
+
+
+def the_key(data, asked, url):
+    """(fingerprint, bytes) of the key that is wanted, out of what was fetched."""
+    if re.match(rb"\s*<(!doctype|html|\?xml)", data, re.IGNORECASE):
+        raise DiffersError(f"{url} answers with a page of HTML: a proxy or a login page stands in between")
+    try:
+        found = keys(data)
+    except ValueError as error:
+        raise DiffersError(f"{url} is no OpenPGP key: {error}") from None
+    names = ", ".join(fingerprint for fingerprint, _ in found) or "no key"
+    if asked["fingerprint"]:
+        found = [pair for pair in found if pair[0] == asked["fingerprint"]]
+        if not found:
+            raise DiffersError(f"{url} holds {names}, and NVIDIA's key is {asked['fingerprint']}")
+    elif asked["file"]:
+        found = [pair for pair in found if pair[0].endswith(Path(asked["file"]).stem.upper())]
+        if not found:
+            raise DiffersError(f"{url} holds {names}, which does not end in {Path(asked['file']).stem.upper()}")
+    if not found:
+        raise DiffersError(f"{url} holds no key")
+    return found[0][0], b"".join(whole for _, whole in found)
+
+
+def from_file(asked):
+    """The key in the file beside the packages."""
+    url = asked["url"] + asked["file"]
+    data = fetched(url)
+    wanted = asked["sha256_without_version"]
+    key = the_key(data, asked, url)
+    lines = b"".join(line for line in data.splitlines(keepends=True) if not line.startswith(b"Version"))
+    if wanted and not asked["fingerprint"] and hashlib.sha256(lines).hexdigest() != wanted:
+        raise DiffersError(f"{url} has without its Version line another sum than {wanted}")
+    return key
+
+
+def from_keyring(asked):
+    """The key in the keyring package."""
+    url = asked["url"] + asked["keyring"]
+    package = fetched(url)
+    found = hashlib.sha256(package).hexdigest()
+    if asked["keyring_sha256"] and not asked["fingerprint"] and found != asked["keyring_sha256"]:
+        raise DiffersError(f"{url} has the sum {found}, not {asked['keyring_sha256']}")
+    try:
+        keyring = keyring_of(package)
+    except (subprocess.SubprocessError, tarfile.TarError):
+        keyring = package  # no package at all: what it is instead is reported
+    return the_key(keyring, asked, url)
+
+
+def main():
+    """Print one JSON document."""
+    json.dump(answered(json.load(sys.stdin)), sys.stdout)
+
+
+def answered(asked):
+    """Return the answer."""
+    if asked.get("proxy"):
+        proxies = {"http": asked["proxy"], "https": asked["proxy"]}
+        urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler(proxies)))
+    said: dict[str, object] = {}
+    if not is_whole(asked["path"], asked["record"]):
+        ways = [way for way, name in ((from_file, "file"), (from_keyring, "keyring")) if asked[name]]
+        for way in ways:
+            try:
+                fingerprint, key = way(asked)
+                said = {"key": base64.b64encode(key).decode("ascii"), "fingerprint": fingerprint}
+                break
+            except DiffersError as error:
+                said = {"error": " ".join(str(error).split()), "differs": True}
+                break
+            except (OSError, ValueError, urllib.error.URLError) as error:
+                text = f"{asked['url']}{asked['file'] or asked['keyring']}: {error}"
+                said = said or {"error": " ".join(text.split())}
+    return said
+
+
+if __name__ == "__main__":
+    main()

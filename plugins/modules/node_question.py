@@ -1,0 +1,100 @@
+# Copyright: The gpunode maintainers
+# SPDX-License-Identifier: Apache-2.0
+"""Answer one question of a plan; nothing is changed."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_question
+short_description: Answer one question of a plan
+description:
+  - Asks apt or dnf in a private folder what it would do, or fetches and verifies a key, for a plan that cannot be
+    completed without the answer (M(gpunode.node.role_plan)). Changes nothing on the node.
+options:
+  kind:
+    description: What is asked.
+    type: str
+    choices: [apt_preview, dnf_preview, repository_key, old_keys, signing_key]
+    required: true
+  question:
+    description: The question.
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: The module only reads.
+  diff_mode:
+    support: none
+    description: Nothing is changed.
+author:
+  - The gpunode maintainers
+"""
+
+EXAMPLES = r"""
+- name: List keyrings in which apt trusts NVIDIA's keys for every repository
+  gpunode.node.node_question:
+    kind: old_keys
+  become: true
+"""
+
+RETURN = r"""
+answer:
+  description: The answer as JSON.
+  returned: success
+  type: str
+"""
+
+import json
+import signal
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
+from ansible_collections.gpunode.node.plugins.module_utils import (
+    apt_preview,
+    dnf_transaction,
+    old_keys,
+    repository_key,
+    signing_key,
+)
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
+
+PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "kind": {
+                "type": "str",
+                "choices": ["apt_preview", "dnf_preview", "repository_key", "old_keys", "signing_key"],
+                "required": True,
+            },
+            "question": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    kind, question = module.params["kind"], module.params["question"]
+    for number in SIGNALS:
+        signal.signal(number, leave_orderly)
+    if kind == "dnf_preview" and dnf_transaction.dnf is None:
+        interpreter = None if has_respawned() else probe_interpreters_for_module(PYTHONS, "dnf")
+        if interpreter is None:
+            module.exit_json(
+                changed=False, answer=json.dumps({"error": "dnf 4 has no bindings in any Python of the node"})
+            )
+        respawn_module(interpreter)
+    answers: dict[str, Any] = {
+        "apt_preview": apt_preview.answered,
+        "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
+        "repository_key": repository_key.answered,
+        "signing_key": signing_key.answered,
+        "old_keys": lambda _: {"files": old_keys.found(change=False)},
+    }
+    module.exit_json(changed=False, answer=json.dumps(answers[kind](question)))
+
+
+if __name__ == "__main__":
+    main()

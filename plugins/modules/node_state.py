@@ -1,0 +1,148 @@
+# Copyright: The gpunode maintainers
+# SPDX-License-Identifier: Apache-2.0
+"""Look at a node once, for all roles."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_state
+short_description: Look at a node once, for all roles
+description:
+  - Returns in one round trip what the roles of this collection decide from. The probe of gpunode, the package database
+    and its sources, kind, digest, mode and owner of files, the text of a few documents, and what the container engine
+    answers.
+  - Changes nothing on the node, in check mode and out of it.
+  - An action plugin hands in what is to be looked at, and keeps the answer for the rest of the run on the controller,
+    where the plans of the roles read it (M(gpunode.node.role_plan)). Call it after tasks of your own that changed what
+    the roles decide from.
+options:
+  lock_wait_s:
+    description: How long to wait, in seconds, for another package manager to finish.
+    type: int
+    default: 900
+  probe:
+    description: Source text of the probe. The action plugin hands it in.
+    type: str
+  paths:
+    description: Further paths of which kind, digest, mode and owner are returned.
+    type: list
+    elements: str
+    default: []
+  globs:
+    description: Further shell patterns of such paths.
+    type: list
+    elements: str
+    default: []
+  contents:
+    description: Further documents, of at most 1 MiB each, whose text is returned.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode:
+    support: full
+    description: The module only reads.
+  diff_mode:
+    support: none
+    description: Nothing is changed.
+requirements:
+  - The Python package gpunode on the controller.
+author:
+  - The gpunode maintainers
+"""
+
+EXAMPLES = r"""
+- name: Look at the node again after a change of your own
+  gpunode.node.node_state:
+  become: true
+"""
+
+RETURN = r"""
+host:
+  description: The node that was looked at.
+  returned: success
+  type: str
+  sample: gpu1
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpunode.node.plugins.module_utils import apt_state, dnf_state, engine_state, files_state
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
+
+PROBE_LIMIT_S = 150
+
+
+def by_dnf() -> bool:
+    """Return whether rpm manages the packages; a dpkg beside it is a tool there, as rpm is one on Debian."""
+    return not Path("/etc/debian_version").exists() and Path("/usr/bin/rpm").exists()
+
+
+def started(text: str) -> subprocess.Popen[bytes]:
+    """Start the probe in a process group of its own."""
+    argv = [sys.executable, "-I", "-"]
+    child = subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    source, child.stdin = child.stdin, None
+    if source is not None:
+        with source:
+            source.write(text.encode())
+    return child
+
+
+def looked(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return everything; the probe runs beside the other looks."""
+    package_state = dnf_state if by_dnf() else apt_state
+    holder = package_state.awaited(float(parameters["lock_wait_s"]))
+    probe = started(parameters["probe"])
+    try:
+        packages = package_state.taken(holder)
+        found: dict[str, Any] = files_state.taken(parameters["paths"], parameters["globs"], parameters["contents"])
+        found["engine"] = engine_state.taken()
+        output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
+    finally:
+        if probe.poll() is None:
+            os.killpg(probe.pid, signal.SIGKILL)
+            probe.communicate()
+    if probe.returncode != 0:
+        said = errors.decode("utf-8", "replace").strip().splitlines()
+        raise OSError(f"the probe ended with status {probe.returncode}: {said[-1] if said else 'no message'}")
+    found["bundle"] = output.decode("utf-8", "replace")
+    found["apt"], found["dnf"] = (None, packages) if package_state is dnf_state else (packages, None)
+    return found
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "lock_wait_s": {"type": "int", "default": 900},
+            "probe": {"type": "str"},
+            "paths": {"type": "list", "elements": "str", "default": []},
+            "globs": {"type": "list", "elements": "str", "default": []},
+            "contents": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    if not module.params["probe"]:
+        module.fail_json(msg="node_state needs the Python package gpunode on the controller, whose probe it runs")
+    for number in SIGNALS:
+        signal.signal(number, leave_orderly)
+    try:
+        found = looked(module.params)
+    except (OSError, subprocess.SubprocessError, ValueError) as err:
+        module.fail_json(msg=f"the node could not be looked at: {' '.join(str(err).split())}")
+    # One text: the controller parses it by itself, bounded, instead of value by value.
+    module.exit_json(changed=False, state=json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

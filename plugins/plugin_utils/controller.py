@@ -1,0 +1,216 @@
+"""What the action plugins have in common: the import of gpunode, the look at a node, and what a run remembers of it.
+
+Ansible imports an action plugin in its main process and forks a worker for each task: what is loaded here is loaded
+once. What a worker found out reaches the next one through files in the run's own temporary folder, which Ansible
+removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible import constants
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from ansible.plugins.action import ActionBase
+
+try:
+    from gpunode.catalog import load
+    from gpunode.errors import GpunodeError
+    from gpunode.isolation import Exceeded, Workers
+    from gpunode.printable import printable
+    from gpunode.probe import script_text
+    from gpunode.provisioning.context import Context, Planned
+    from gpunode.provisioning.look import parsed
+    from gpunode.provisioning.roles import LOOKS, PLANS
+    from gpunode.provisioning.state import NodeState
+    from gpunode.variables import plain
+
+    load()
+except ImportError as err:
+    MISSING: str | None = str(err)
+else:
+    MISSING = None
+
+ROOT = Path(__file__).resolve().parents[2]
+OLDEST_S = 900
+"""A look that is older is taken again: others may have changed the node meanwhile."""
+READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def need_gpunode() -> None:
+    """Raise AnsibleActionFail where the package is missing."""
+    if MISSING is not None:
+        raise AnsibleActionFail(
+            f"the Python package gpunode is needed beside Ansible on the controller ({MISSING}): "
+            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
+        )
+
+
+def specifications() -> dict[str, dict[str, Any]]:
+    """Return the options of each role, by its name."""
+    found = {}
+    for file in sorted(ROOT.glob("roles/*/meta/argument_specs.yml")):
+        document = yaml.load(file.read_text(encoding="utf-8"), READER)  # noqa: S506 - a safe loader
+        found[file.parts[-3]] = document["argument_specs"]["main"]["options"]
+    return found
+
+
+SPECIFICATIONS = specifications()
+
+
+class Run:
+    """What the run remembers of one node."""
+
+    def __init__(self, host: str) -> None:
+        digest = hashlib.sha256(host.encode()).hexdigest()[:24]
+        self.folder = Path(constants.DEFAULT_LOCAL_TMP) / "gpunode" / digest
+
+    def read(self, name: str) -> Any:
+        """Return what was kept under a name; None where nothing was."""
+        try:
+            return json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def text(self, name: str, oldest_s: float) -> str | None:
+        """Return a kept text; None where there is none, or it is older than that."""
+        path = self.folder / name
+        try:
+            return path.read_text(encoding="utf-8") if time.time() - path.stat().st_mtime < oldest_s else None
+        except FileNotFoundError:
+            return None
+
+    def keep(self, name: str, text: str) -> None:
+        """Keep a text under a name, for our own user alone."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self.folder / f".{name}.{os.getpid()}"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(self.folder / name)
+
+    def forget(self, name: str) -> None:
+        """Drop what was kept under a name."""
+        (self.folder / name).unlink(missing_ok=True)
+
+
+class GpunodeAction(ActionBase):  # type: ignore[misc]
+    """Base of our action plugins."""
+
+    task_vars: dict[str, Any]
+    node: Run
+
+    def begin(self, task_vars: dict[str, Any] | None) -> None:
+        """Take the task's variables."""
+        need_gpunode()
+        self.task_vars = task_vars or {}
+        self.host = str(self._task.delegate_to or self.task_vars.get("inventory_hostname", "the node"))
+        self.node = Run(self.host)
+
+    def call(self, module: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Run a module of ours on the node. Its arguments stay out of the node's log: they are long, or secret."""
+        kept, self._task.no_log = self._task.no_log, True
+        try:
+            answer: dict[str, Any] = self._execute_module(
+                module_name=f"gpunode.node.{module}", module_args=arguments, task_vars=self.task_vars
+            )
+        finally:
+            self._task.no_log = kept
+        if answer.get("failed"):
+            raise AnsibleActionFail(f"{self.host}: {plain(answer.get('msg')) or _words(answer)}")
+        return answer
+
+    def state(self, fresh: bool = False) -> NodeState:
+        """Return what is known of the node; look at it where nothing is, or where it may have changed."""
+        known = None if fresh else self.node.text("state", OLDEST_S)
+        if known is not None:
+            return NodeState.model_validate_json(known)
+        wanted = {
+            name: sorted({path for look in LOOKS.values() for path in getattr(look, name)})
+            for name in ("paths", "globs", "contents")
+        }
+        for name, more in wanted.items():
+            more += [str(path) for path in plain(self._task.args.get(name) or [])]
+        arguments = {
+            "probe": script_text(),
+            "lock_wait_s": int(self.settings("preflight")["lock_wait_s"]),
+            **wanted,
+        }
+        answer = self.call("node_state", arguments)
+        # Ansible waits for the slowest node of a task, and sets no limit of its own.
+        where = f"what {self.host} answered"
+        try:
+            with Workers(parsed, most=1) as apart:
+                text = apart(str(answer["state"]), where).decode()
+        except GpunodeError as err:
+            raise AnsibleActionFail(str(err)) from None
+        except Exceeded as err:
+            raise AnsibleActionFail(f"{where}: {err}") from None
+        state = NodeState.model_validate_json(text)
+        self.node.keep("state", text)
+        return state
+
+    def settings(self, role: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return a role's settings, converted as its argument specification says, without the role's name in front."""
+        options = SPECIFICATIONS[role]
+        values = {name: option.get("default") for name, option in options.items()}
+        values |= {name: self.task_vars[name] for name in options if name in self.task_vars}
+        values = {name: plain(self._templar.template(value)) for name, value in values.items()}
+        values |= {name: value for name, value in (extra or {}).items() if name in options}
+        given = {name: value for name, value in values.items() if value is not None}
+        checked = ArgumentSpecValidator(options).validate(given)
+        if checked.error_messages:
+            raise AnsibleActionFail(f"{self.host}: role {role}: {'; '.join(checked.error_messages)}")
+        result = {**dict.fromkeys(options), **plain(checked.validated_parameters)}
+        return {name.removeprefix(f"{role}_"): result[name] for name in options}
+
+    def variable(self, name: str, default: Any = None) -> Any:
+        """Return a variable of the host, templated."""
+        return plain(self._templar.template(self.task_vars[name])) if name in self.task_vars else default
+
+    def context(self, role: str, extra: Mapping[str, Any] | None = None) -> Context:
+        """Return what a plan gets beside the state."""
+        known: dict[str, dict[str, Any]] = {}
+
+        def settings_of(other: str) -> dict[str, Any]:
+            if other not in known:
+                known[other] = self.settings(other, extra if other == role else None)
+            return known[other]
+
+        planned = planned_of(self.node.read("planned"), self.variable("gpunode_apt_planned"))
+        return Context(
+            host=self.host,
+            settings_of=settings_of,
+            check=bool(self._task.check_mode),
+            force=str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1"),
+            lock=self.variable("gpunode_stack") or None,
+            planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"])),
+            variables=tuple(str(name) for name in self.task_vars),
+            inventories=tuple(map(str, self.variable("ansible_inventory_sources") or ())),
+        )
+
+
+def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return in one what several say is planned: ``files``, ``packages``, ``purge``."""
+    whole: dict[str, Any] = {"files": {}, "packages": {}, "purge": []}
+    for part in parts:
+        whole["files"].update((part or {}).get("files") or {})
+        whole["packages"].update((part or {}).get("packages") or {})
+        whole["purge"] = sorted({*whole["purge"], *((part or {}).get("purge") or ())})
+    return whole
+
+
+def _words(answer: Mapping[str, Any]) -> str:
+    """Return what a module that crashed left: its last line."""
+    lines = [line for name in ("module_stderr", "module_stdout") for line in str(answer.get(name, "")).splitlines()]
+    return printable(lines[-1]) if lines else "the module gave no reason"
+
+
+__all__ = ["LOOKS", "OLDEST_S", "PLANS", "GpunodeAction", "Run", "need_gpunode", "planned_of"]
