@@ -18,10 +18,10 @@ OBSTACLES = {
     "no-permission": "the BMC was not asked without root",
 }
 FAULTS = re.compile(
-    r"\bfail(?:ed|ure)\b|\b(?:AC|input) lost\b|out-of-range|redundancy lost|non-redundant: insufficient|uncorrectable"
-    r"|\bIERR\b|thermal trip|bus (?:fatal|uncorrectable) error|\b[PS]ERR\b|FRB\d|kernel panic|run-time critical stop"
-    r"|transition to (?:critical|non-recoverable)|(?:upper|lower) (?:critical|non-recoverable) going"
-    r"|config(?:uration)? error",
+    r"(?<!predictive )\bfail(?:ed|ure)\b|\b(?:AC|input) lost\b|out-of-range|redundancy lost|uncorrectable"
+    r"|non-redundant: insufficient|\bIERR\b|thermal trip|bus (?:fatal|uncorrectable) error|\b[PS]ERR\b|FRB\d"
+    r"|kernel panic|run-time critical stop|transition to (?:critical|non-recoverable)"
+    r"|(?:upper|lower) (?:critical|non-recoverable) going|config(?:uration)? error",
     re.I,
 )
 SIGNS = re.compile(r"predictive|non-redundant|redundancy degraded|inactive|non-critical", re.I)
@@ -84,7 +84,7 @@ def _not_over(recent: list[BmcEvent]) -> dict[str, list[BmcEvent]]:
         if event.asserted is False:
             left = [one for one in faults.get(event.sensor, []) if one.event != event.event]
             faults[event.sensor] = left
-        elif FAULTS.search(f"{event.event} {event.sensor if not event.event else ''}"):
+        elif FAULTS.search(event.event or event.sensor) or "predictive" in event.event.lower():
             faults.setdefault(event.sensor, []).append(event)
     return {sensor: found for sensor, found in faults.items() if found}
 

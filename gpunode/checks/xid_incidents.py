@@ -28,17 +28,20 @@ def by_gpu(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]]
 
 
 def incidents(events: list[KernelEvent]) -> list[Incident]:
-    """Return the events of one GPU in bursts. One whose time is not known is in the burst before it."""
-    found: list[Incident] = []
+    """Return the events of one GPU in bursts. Of those without a time, each number is one: nothing joins them."""
+    bursts: list[Incident] = []
+    timeless: dict[int | None, Incident] = defaultdict(list)
     last = None
     for event in events:
         now = moment(event.time)
-        silent = last is not None and now is not None and (now - last).total_seconds() > GAP.value
-        if not found or silent:
-            found.append([])
-        found[-1].append(event)
-        last = now or last
-    return found
+        if now is None:
+            timeless[event.xid].append(event)
+            continue
+        if last is None or (now - last).total_seconds() > GAP.value:
+            bursts.append([])
+        bursts[-1].append(event)
+        last = now
+    return [*bursts, *timeless.values()]
 
 
 def cancelled(events: list[KernelEvent]) -> Mapping[int, int]:

@@ -93,7 +93,7 @@ def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> I
         numbers = dict.fromkeys(event.xid or 0 for event in incident)
         ranks = {number: _rank(number, incident, model, over) for number in numbers}
         led[min(numbers, key=lambda number: ranks[number])].append(incident)
-    for number, bursts in led.items():
+    for number, bursts in sorted(led.items()):
         others = tuple(sorted({event.xid or 0 for burst in bursts for event in burst} - {number}))
         same = [event for burst in bursts for event in burst if event.xid == number]
         verdict = xid_verdict(component, number, same, model, others)
