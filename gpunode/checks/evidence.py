@@ -1,4 +1,4 @@
-"""On what each check was proven, and how long its data takes: the file that tests/captures/evidence.py writes."""
+"""On what each check was proven, and how long its data takes: the file that tests/captures/maturity.py writes."""
 
 import json
 from functools import cache

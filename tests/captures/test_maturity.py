@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from evidence import BUNDLES, EVIDENCE, document, hardware, recordings, seconds
+from maturity import BUNDLES, EVIDENCE, document, hardware, recordings, seconds
 from test_captures_judged import pytestmark as of_captures
 
 from gpunode.checks import registry
@@ -17,7 +17,7 @@ pytestmark = of_captures
 def test_the_file_is_what_the_tests_come_to() -> None:
     now = document()
     written = json.loads(EVIDENCE.read_text(encoding="utf-8"))
-    assert written == now, "out of date: .venv/bin/python tests/captures/evidence.py"
+    assert written == now, "out of date: .venv/bin/python tests/captures/maturity.py"
 
 
 def test_it_names_checks_alone() -> None:
