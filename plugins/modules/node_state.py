@@ -74,7 +74,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils import apt_state, dnf_state, engine_state, files_state
+from ansible_collections.gpunode.node.plugins.module_utils import (
+    apt_state,
+    dnf_state,
+    engine_state,
+    files_state,
+    old_keys,
+)
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
 PROBE_LIMIT_S = 150
@@ -116,6 +122,8 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
         said = errors.decode("utf-8", "replace").strip().splitlines()
         raise OSError(f"the probe ended with status {probe.returncode}: {said[-1] if said else 'no message'}")
     found["bundle"] = output.decode("utf-8", "replace")
+    if package_state is apt_state and packages is not None:
+        packages["old_keys"] = old_keys.remainders()
     found["apt"], found["dnf"] = (None, packages) if package_state is dnf_state else (packages, None)
     return found
 
