@@ -1,5 +1,6 @@
 """The workload of ``validate``: its options, the way to a node's engine, and its records in the bundle."""
 
+import contextlib
 import functools
 import os
 import socket
@@ -29,6 +30,8 @@ DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
 _END_S = 3.0
 """What the launcher leaves of the node's time, to say itself what was not done in time."""
+_BETWEEN_S = 60.0
+"""For all that is asked of an engine beside the image and the run."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +43,36 @@ class Options:
     no_container: bool
     force: bool
     workload_timeout_s: float | None
+    image_timeout_s: float | None
+
+    @property
+    def run_limit_s(self) -> float:
+        """How long a node's workload may run."""
+        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S
+
+    @property
+    def image_limit_s(self) -> float:
+        """How long bringing its image may take."""
+        return self.image_timeout_s or IMAGE_TIMEOUT_S
 
     @property
     def limit_s(self) -> float:
-        """How long a node's workload may take."""
-        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S
+        """How long both may take on a node; one without a container has no image."""
+        return self.run_limit_s + _END_S + (0.0 if self.no_container else self.image_limit_s + _BETWEEN_S)
 
     @property
     def given(self) -> list[str]:
         """The options that somebody wrote."""
-        values = (self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s)
+        values = (
+            *(self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s),
+            self.image_timeout_s,
+        )
         return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
 
 
-NAMES = ("--image", "--image-file", "--no-container", "--force", "--workload-timeout")
+NAMES = ("--image", "--image-file", "--no-container", "--force", "--workload-timeout", "--image-timeout")
 WORKLOAD_TIMEOUT_S = 900.0
+IMAGE_TIMEOUT_S = 1800.0
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,7 +100,14 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "workload_timeout_s",
                 type=Seconds(20),
                 metavar="SECONDS",
-                help=f"Hard limit for a node's workload, its image included.  [default: {WORKLOAD_TIMEOUT_S:g}]",
+                help=f"Hard limit for a node's workload, image aside.  [default: {WORKLOAD_TIMEOUT_S:g}]",
+            ),
+            click.option(
+                "--image-timeout",
+                "image_timeout_s",
+                type=Seconds(20),
+                metavar="SECONDS",
+                help=f"Hard limit for pulling or loading its image.  [default: {IMAGE_TIMEOUT_S:g}]",
             ),
         )
     ):
@@ -94,6 +119,8 @@ def read_wish(options: Options) -> Wish:
     """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
     if options.image is not None and not options.image.strip():
         raise UsageError("--image: an image needs a name")
+    if options.no_container and options.image_timeout_s is not None:
+        raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
     if options.no_container and (options.image or options.image_file):
         raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
     file = read_image_file(options.image_file) if options.image_file else None
@@ -103,6 +130,8 @@ def read_wish(options: Options) -> Wish:
         file=file,
         in_container=not options.no_container,
         force=options.force,
+        image_limit_s=options.image_limit_s,
+        run_limit_s=options.run_limit_s,
         settings=payload_settings(),
     )
 
@@ -182,7 +211,7 @@ class NodeWay:
         if self._node.is_root:
             return (False,)
         if self._node.becomes_root:
-            return (True,)
+            return (True, False)
         return (False, True) if self._node.target.become is None else (False,)
 
     @property
@@ -253,5 +282,7 @@ class _LocalEngine:
         return ""
 
     def close(self) -> None:
-        """See workload.Stream."""
+        """See workload.Stream: whoever reads from it is told, which closing alone would not do."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

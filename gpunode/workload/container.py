@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Literal
 
 from docker.errors import APIError
 from docker.types import DeviceRequest, LogConfig, Ulimit
 
+from gpunode.workload.causes import explained
 from gpunode.workload.engine import Engine, raw_socket
 from gpunode.workload.image import Image
 from gpunode.workload.output import Output
@@ -44,14 +46,15 @@ class Devices:
     """GPUs as the container gets them."""
 
     how: str
-    """``cdi``, ``runtime``, ``none``."""
+    """``cdi``; ``runtime``: by the engine's device request, which NVIDIA's hook answers; ``nvidia``: by the runtime of
+    that name and its variable; ``none``."""
     names: tuple[str, ...] | None = None
     """As ``how`` has them: names of a CDI specification, or ``INDEX`` and ``INDEX:MIG``. None: all."""
 
     @property
     def requests(self) -> list[DeviceRequest]:
         """As the engine's API takes it."""
-        if self.how == "none":
+        if self.how in ("none", "nvidia"):
             return []
         if self.how == "cdi":
             names = ("all",) if self.names is None else self.names
@@ -60,6 +63,30 @@ class Devices:
         if self.names is None:
             return [DeviceRequest(count=-1, capabilities=capabilities)]
         return [DeviceRequest(device_ids=list(self.names), capabilities=capabilities)]
+
+    @property
+    def recorded(self) -> Literal["cdi", "runtime", "none"]:
+        """As a record has it."""
+        match self.how:
+            case "cdi" | "none" as how:
+                return how
+        return "runtime"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """For the container: what the NVIDIA runtime reads. Only a device request brings its own."""
+        if self.how == "runtime":
+            return {}
+        if self.how == "nvidia":
+            visible = "all" if self.names is None else ",".join(self.names)
+            return {"NVIDIA_VISIBLE_DEVICES": visible, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        # An image's own value would bring all GPUs in where nvidia is the default runtime.
+        return {"NVIDIA_VISIBLE_DEVICES": "void"}
+
+    @property
+    def means(self) -> str:
+        """For a sentence."""
+        return {"cdi": "by CDI", "runtime": "by --gpus", "nvidia": "by its runtime nvidia"}.get(self.how, "for none")
 
 
 @dataclass(frozen=True)
@@ -129,7 +156,7 @@ def run(engine: Engine, job: Job, output: Output) -> None:
                 engine.api.start(container)
             _listen(raw_socket(attached), job, engine.deadline, output)
         except LaunchFailure as err:
-            trying = trying.without(str(err)) if err.kind == "start" else None
+            trying = trying.without(err.said) if err.kind == "start" else None
             if trying is None:
                 raise _plain(err, engine, job) from None
         else:
@@ -219,12 +246,11 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         # Equal to it: no swap beyond.
         memswap_limit=memory if memory and engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
+        runtime="nvidia" if job.devices.how == "nvidia" else None,
     )
     # A user without an entry in the image's /etc/passwd has neither name nor home.
     environment = {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode"} if confinement.user else {}  # noqa: S108
-    if job.devices.how != "runtime":
-        # An image's own value would bring all GPUs in where nvidia is the default runtime.
-        environment["NVIDIA_VISIBLE_DEVICES"] = "void"
+    environment |= job.devices.variables
     with engine.doing("start", f"creating a container of {job.image.name}"):
         created = api.create_container(
             job.image.id,
@@ -243,22 +269,14 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
 
 
 def _plain(err: LaunchFailure, engine: Engine, job: Job) -> LaunchFailure:
-    """What the engine said of a start that failed, in words of what is wrong."""
-    if err.kind != "start":
+    """Return what the engine said of a start that failed, in words of what is wrong."""
+    known = explained(err.said, job.image.name) if err.kind == "start" else None
+    if known is None:
         return err
-    said = str(err)
-    text = said.lower()
-    if "python3" in text and ("not found" in text or "no such file" in text):
-        return LaunchFailure("no-python", f"image {job.image.name} has no python3: name another with --image")
-    if "device driver" in text or "cdi device" in text:
-        asked = "by CDI" if job.devices.how == "cdi" else "by its NVIDIA runtime, for it offers no CDI"
-        return LaunchFailure(
-            "no-gpu-support",
-            f"{engine.name} gives no GPUs to containers ({said}); asked {asked}: role nvidia_container_toolkit",
-        )
-    if any(word in text for word in ("nvidia-container", "nvidia-ctk", "nvidia-cdi-hook", "libnvidia", "libcuda")):
-        return LaunchFailure("no-gpu-support", f"the NVIDIA container toolkit could not set the container up ({said})")
-    return err
+    kind, line = known
+    if kind == "no-gpu-support":
+        line = f"{engine.name} gives no GPUs to containers, asked {job.devices.means}: {line}"
+    return LaunchFailure(kind, line, err.said)
 
 
 def remove(engine: Engine, container: str) -> None:

@@ -1,12 +1,13 @@
 """The container engine of a node: reached over streams, found out and judged."""
 
 import contextlib
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import docker
@@ -16,10 +17,14 @@ import urllib3
 import urllib3.connection
 from docker.errors import APIError, DockerException
 
+from gpunode.workload.causes import shortened
 from gpunode.workload.way import LaunchFailure, Stream, Way
 
 LOWEST_API = (1, 40)
 """Docker 19.03: the first that can be asked for GPUs."""
+PODMAN_CDI = (5, 4)
+"""The first Podman whose Docker API honours a request for CDI devices; earlier ones start without a word and without
+the GPU, and no other request brings one in (containers/podman pull 25171, lablup/backend.ai issue 13820)."""
 API_TIMEOUT_S = 60
 MAX_BODY = 16 * 1024 * 1024
 """Of one answer that is no stream: what an engine says of itself, or of all containers of ours, is some KiB."""
@@ -113,16 +118,43 @@ class Engine:
     api_version: str
     info: dict[str, Any] = field(repr=False)
     deadline: float
+    option: str = "--workload-timeout"
+    """Of the command line: what sets the deadline."""
+    podman: bool = False
+    """It is Podman, answering as Docker does."""
+    cut: Callable[[], None] = lambda: None
+    """End all that goes on with it."""
 
     @property
     def name(self) -> str:
         """As people call it."""
-        return f"Docker Engine {self.version}"
+        return f"Podman {self.version}" if self.podman else f"Docker Engine {self.version}"
+
+    @property
+    def label(self) -> str:
+        """For a record."""
+        return f"{'podman' if self.podman else 'docker'} {self.version}"
 
     @property
     def knows_cdi(self) -> bool:
         """True where it looks for CDI specifications: where features.cdi says so, later engines by themselves."""
+        if self.podman:
+            numbers = re.match(r"(\d{1,3})\.(\d{1,3})", self.version)
+            return numbers is not None and tuple(map(int, numbers.groups())) >= PODMAN_CDI
         return bool(self.info.get("CDISpecDirs"))
+
+    @property
+    def security(self) -> tuple[str, ...]:
+        """What confines its containers, or itself: ``selinux``, ``apparmor``, ``rootless``, ``seccomp`` …"""
+        words = (str(one).partition(",")[0] for one in self.info.get("SecurityOptions") or ())
+        return tuple(word.removeprefix("name=") for word in words)
+
+    @contextmanager
+    def within(self, limit_s: float, option: str) -> Iterator["Engine"]:
+        """The same engine with a deadline of its own, at which whatever goes on is cut; never later than its own."""
+        ends = min(self.deadline, time.monotonic() + limit_s)
+        with _cut_at(ends, self.cut):
+            yield replace(self, deadline=ends, option=option if ends < self.deadline else self.option)
 
     @property
     def has_nvidia_runtime(self) -> bool:
@@ -138,49 +170,61 @@ class Engine:
             for cause in _causes(err):
                 if isinstance(cause, LaunchFailure):
                     raise cause from None
-            text = one_line(err)
+            said = whole_text(err)
+            text = shortened(said)
             if time.monotonic() >= self.deadline:
-                raise LaunchFailure(
-                    "time-limit", f"{what}: not done within the time limit (--workload-timeout S)"
-                ) from None
-            if "no space left" in text.lower():
+                raise LaunchFailure("time-limit", f"{what}: not done within the time limit ({self.option} S)") from None
+            if "no space left" in said.lower():
                 raise LaunchFailure("no-space", f"{what}: no space left on the node's disk ({text})") from None
-            raise LaunchFailure(kind if isinstance(err, APIError) else "broke-off", f"{what}: {text}") from None
+            raise LaunchFailure(kind if isinstance(err, APIError) else "broke-off", f"{what}: {text}", said) from None
 
 
 @contextmanager
 def found(way: Way, deadline: float) -> Iterator[Engine]:
-    """The engine behind the way, as who may use it; closed at the end of the context.
+    """Return the engine behind the way, as who may use it; closed at the end of the context.
+
+    Where root has none, the user may have a rootless one, and the other way round.
 
     Raises LaunchFailure: ``no-engine``, ``permission``, ``engine-too-old``, ``broke-off``.
     """
-    refusals: list[str] = []
+    refusals: list[LaunchFailure] = []
     for root in way.as_root:
         adapter = _Adapter(way, root=root)
         try:
             engine = _asked(adapter, deadline)
         except LaunchFailure as err:
             adapter.cut()
-            if err.kind != "permission":
+            if err.kind not in ("permission", "no-engine"):
                 raise
-            refusals.append(str(err))
+            refusals.append(err)
             continue
-        # The SDK waits without limit for a pull: what holds it is taken away when the time is over.
-        watch = threading.Timer(max(0.0, deadline - time.monotonic()), adapter.cut)
-        watch.daemon = True
-        watch.start()
         try:
-            yield engine
+            with _cut_at(deadline, adapter.cut):
+                yield engine
         finally:
-            watch.cancel()
             engine.api.close()
             adapter.cut()
         return
+    for refusal in refusals:
+        if refusal.kind == "no-engine":
+            raise refusal
     raise LaunchFailure(
         "permission",
-        f"user {way.user} may not use the node's Docker engine: {'; '.join(refusals)} (log in as root, "
+        f"user {way.user} may not use the node's Docker engine: {'; '.join(map(str, refusals))} (log in as root, "
         "give the password of sudo with -K, or add the user to the group docker)",
     )
+
+
+@contextmanager
+def _cut_at(deadline: float, cut: Callable[[], None]) -> Iterator[None]:
+    """The SDK waits without limit for a pull: what holds it is taken away when the time is over."""
+    watch = threading.Timer(max(0.0, deadline - time.monotonic()), cut)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
 
 
 def _asked(adapter: _Adapter, deadline: float) -> Engine:
@@ -202,10 +246,12 @@ def _asked(adapter: _Adapter, deadline: float) -> Engine:
                 "can (role docker)",
             )
         api = client(api_version)
-        return Engine(api, version, api_version, api.info(), deadline)
+        names = {str(part.get("Name")) for part in told.get("Components") or ()}
+        podman = "Podman Engine" in names
+        return Engine(api, version, api_version, api.info(), deadline, podman=podman, cut=adapter.cut)
     except _UNREACHABLE as err:
         raise _why(err, adapter, deadline) from None
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise LaunchFailure("no-engine", "what answers on the node is no Docker engine") from None
 
 
@@ -223,7 +269,9 @@ def _why(err: Exception, adapter: _Adapter, deadline: float) -> LaunchFailure:
         return LaunchFailure("engine-too-old", f"the node's docker is older than 18.09 ({said}): role docker")
     if "cannot connect" in text or "no such file" in text or "connection refused" in text:
         return LaunchFailure(
-            "no-engine", "the node's Docker engine does not run: systemctl status docker, or role docker"
+            "no-engine",
+            "the node's Docker engine does not run: systemctl status docker, or role docker (a rootless engine: docker "
+            "context use rootless)",
         )
     return LaunchFailure("broke-off", f"the node's Docker engine does not answer: {said or one_line(err)}")
 
@@ -242,10 +290,14 @@ def _causes(err: BaseException | None) -> Iterator[BaseException]:
         waiting += [part for part in one.args if isinstance(part, BaseException)]
 
 
+def whole_text(err: object) -> str:
+    """Return the engine's own words, or the exception's, as they came."""
+    return str(getattr(err, "explanation", None) or err)
+
+
 def one_line(err: object) -> str:
-    """The engine's own words, or the exception's, as one line without control codes."""
-    text = getattr(err, "explanation", None) or str(err)
-    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())[:300]
+    """Return the same as one line without control codes, of a long one the beginning and the end."""
+    return shortened(whole_text(err))
 
 
 def raw_socket(response: Any) -> socket.socket:

@@ -15,6 +15,9 @@ from gpunode.workload.way import LaunchFailure
 
 Say = Callable[[str], None]
 _NO_REGISTRY = ("dial tcp", "lookup ", "timeout", "connection refused", "no such host", "unreachable", "tls:", "eof")
+_GO_NAMES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
+"""An engine names its machine as the kernel does, and an image's as Go does."""
+_MOST_JSON = 4 * 1024 * 1024
 _LOADED = ("Loaded image: ", "Loaded image ID: ")
 
 
@@ -35,48 +38,78 @@ class ImageFile:
     path: Path
     id: str
     name: str | None
+    layers: tuple[str, ...] = ()
+    """Digests of its unpacked layers: an engine on containerd's image store knows the image by no other of these."""
 
 
 def read_image_file(path: Path) -> ImageFile:
-    """What an archive holds; UsageError with one line where it is none, or holds several images."""
+    """Return what an archive holds; UsageError with one line where it is none, or holds several images."""
     try:
         with tarfile.open(path) as archive:
-            manifest = archive.extractfile("manifest.json")
-            entries: list[Any] = json.load(manifest) if manifest else []
-            (entry,) = entries
+            (entry,) = _json(archive, "manifest.json")
             config, tags = str(entry["Config"]), [str(tag) for tag in entry["RepoTags"] or ()]
+            layers = _json(archive, config).get("rootfs", {}).get("diff_ids", ()) if config in _names(archive) else ()
     except OSError as err:
         raise UsageError(f"--image-file {path}: {err.strerror or err}") from None
-    except (tarfile.TarError, KeyError, TypeError, ValueError, EOFError):
+    except (tarfile.TarError, KeyError, TypeError, ValueError, AttributeError, EOFError):
         raise UsageError(f"--image-file {path}: not an archive of one image as docker save writes it") from None
     digest = config.rsplit("/", 1)[-1].removesuffix(".json")
-    return ImageFile(path, f"sha256:{digest}", tags[0] if tags else None)
+    return ImageFile(path, f"sha256:{digest}", tags[0] if tags else None, tuple(map(str, layers)))
+
+
+def _names(archive: tarfile.TarFile) -> set[str]:
+    return {member.name for member in archive.getmembers() if member.isfile()}
+
+
+def _json(archive: tarfile.TarFile, name: str) -> Any:
+    member = archive.extractfile(name)
+    text = member.read(_MOST_JSON + 1) if member else b""
+    if len(text) > _MOST_JSON:
+        raise ValueError(name)
+    return json.loads(text)
 
 
 def provide(engine: Engine, name: str, file: ImageFile | None, say: Say) -> Image:
-    """The image on the node, brought there where it is not. Raises LaunchFailure (``image``, ``no-space`` …)."""
-    wanted = file.id if file else name
-    there = _id(engine, wanted)
-    if there is not None:
-        return Image(name, there, brought=False)
-    if file is not None:
-        return Image(name, _load(engine, file, say), brought=True)
-    _pull(engine, name, say)
-    pulled = _id(engine, name)
-    if pulled is None:
-        raise LaunchFailure("image", f"image {name} was pulled and is not there: another image was named?")
-    return Image(name, pulled, brought=True)
+    """Return the image on the node, brought there where it is not.
+
+    Raises LaunchFailure: ``image``, also where it is for another architecture, ``no-space``, ``time-limit`` …
+    """
+    there = _of_file(engine, file) if file else _seen(engine, name)
+    brought = there is None
+    if there is None:
+        there = _load(engine, file, say) if file is not None else _pull(engine, name, say)
+    built_for = there.get("Architecture")
+    own = _GO_NAMES.get(str(engine.info.get("Architecture")))
+    if own is not None and built_for and built_for != own:
+        raise LaunchFailure(
+            "image", f"image {name} is for {built_for}, and the node is {own}: name another with --image"
+        )
+    return Image(name, str(there["Id"]), brought=brought)
 
 
-def _id(engine: Engine, name: str) -> str | None:
+def _of_file(engine: Engine, file: ImageFile) -> dict[str, Any] | None:
+    """Return the archive's image where the engine has it: by its id, or by name and with the same layers."""
+    there = _seen(engine, file.id)
+    if there is not None or file.name is None or not file.layers:
+        return there
+    named = _seen(engine, file.name)
+    same = named is not None and tuple((named.get("RootFS") or {}).get("Layers") or ()) == file.layers
+    return named if same else None
+
+
+def _seen(engine: Engine, name: str) -> dict[str, Any] | None:
+    """Return what the engine says of an image; None where it has none of the name."""
     with engine.doing("image", f"looking for image {name}"):
         try:
-            return str(engine.api.inspect_image(name)["Id"])
+            seen: dict[str, Any] = engine.api.inspect_image(name)
         except (ImageNotFound, NotFound):
             return None
+    if not isinstance(seen, dict) or not isinstance(seen.get("Id"), str):
+        raise LaunchFailure("broke-off", f"looking for image {name}: the engine's answer has no Id")
+    return seen
 
 
-def _load(engine: Engine, file: ImageFile, say: Say) -> str:
+def _load(engine: Engine, file: ImageFile, say: Say) -> dict[str, Any]:
     say(f"loading {file.path.name}, {file.path.stat().st_size >> 20} MiB")
     doing = f"loading {file.path}"
     loaded: list[str] = []
@@ -84,13 +117,13 @@ def _load(engine: Engine, file: ImageFile, say: Say) -> str:
         for line in _lines(engine.api.load_image(stream), doing):
             text = str(line.get("stream", "")).strip()
             loaded += [text.removeprefix(start) for start in _LOADED if text.startswith(start)]
-    found = next((identity for name in (file.id, *loaded) if (identity := _id(engine, name))), None)
+    found = next((seen for name in (file.id, *loaded) if (seen := _seen(engine, name))), None)
     if found is None:
         raise LaunchFailure("image", f"{doing}: the engine took it and has no image of it")
     return found
 
 
-def _pull(engine: Engine, name: str, say: Say) -> None:
+def _pull(engine: Engine, name: str, say: Say) -> dict[str, Any]:
     doing = f"pulling image {name}"
     layers: dict[str, tuple[int, int]] = {}
     say(doing)
@@ -108,6 +141,10 @@ def _pull(engine: Engine, name: str, say: Say) -> None:
         if err.kind != "image":
             raise
         raise LaunchFailure("image", _why_not_pulled(name, str(err).removeprefix(f"{doing}: "))) from None
+    pulled = _seen(engine, name)
+    if pulled is None:
+        raise LaunchFailure("image", f"image {name} was pulled and is not there: another image was named?")
+    return pulled
 
 
 def _why_not_pulled(name: str, said: str) -> str:

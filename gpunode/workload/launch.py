@@ -3,13 +3,14 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record, RecordContainer
 from gpunode.workload import container, devices, engine, gpus
+from gpunode.workload.causes import REGENERATE
 from gpunode.workload.container import KIND, Devices, Job, Program
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
@@ -47,6 +48,9 @@ class Wish:
     in_container: bool = True
     force: bool = False
     """Busy GPUs too."""
+    image_limit_s: float = 1800.0
+    """For bringing the image: pull, or loading, and extraction."""
+    run_limit_s: float = 900.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     """For the payload."""
 
@@ -95,34 +99,60 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
     run.container = RecordContainer(image=name)  # told also where the engine refuses
     with engine.found(way, deadline) as found:
         given = devices_for(found, run.use, run.node)
-        run.container = RecordContainer(image=name, engine=f"docker {found.version}", gpus=given.how)
+        run.container = RecordContainer(image=name, engine=found.label, gpus=given.recorded)
         run.values |= {"engine_version": found.version, "api_version": found.api_version}
+        run.values["security"] = list(found.security)
         run.values["removed_stale"] = len(container.sweep(found))
-        image = provide(found, name, wish.file, say)
+        with found.within(wish.image_limit_s, "--image-timeout") as bringing:
+            image = provide(bringing, name, wish.file, say)
         run.values |= {"image_id": image.id, "brought": image.brought}
         say("running")
-        limit_s = _limit(deadline)
+        ends = min(deadline, time.monotonic() + wish.run_limit_s)
+        limit_s = _limit(ends)
         job = Job(image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node))
-        container.run(found, job, run.output)
+        container.run(replace(found, deadline=ends), job, run.output)
         run.output.judge(limit_s)
 
 
 def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
-    """How the engine is asked for the GPUs: by CDI where it looks for it and the node has a specification.
+    """Return how the engine is asked for the GPUs: by CDI where it looks for it and the node has a specification.
 
-    Raises LaunchFailure where a part of the GPUs is to be asked for by CDI and the specification lacks one of them.
+    Else by a device request, which NVIDIA's hook answers; not in the toolkit's modes cdi and csv, where the runtime is
+    asked. Raises LaunchFailure where the engine gives no GPU in any way, and where a part of the GPUs is to be asked
+    for by CDI and the specification lacks one of them.
     """
     if not use.indices:
         return Devices("none")
     described = any(spec.kind == KIND for spec in node.cdi_specs or ())
+    if found.podman:
+        _need_podman_cdi(found, described=described, known=node.cdi_specs is not None)
     by_cdi = found.knows_cdi and (described or not found.has_nvidia_runtime)
-    how = "cdi" if by_cdi else "runtime"
+    mode = node.containers.toolkit_mode if node.containers else None
+    how = "cdi" if by_cdi else "nvidia" if mode in ("cdi", "csv") and found.has_nvidia_runtime else "runtime"
     if use.all:
         return Devices(how)
-    return Devices(how, devices.cdi_names(use, node) if by_cdi else tuple(one.id for one in devices.of_gpus(use, node)))
+    by_name = by_cdi or (how == "nvidia" and mode == "cdi" and described)
+    return Devices(
+        how, devices.cdi_names(use, node) if by_name else tuple(one.id for one in devices.of_gpus(use, node))
+    )
+
+
+def _need_podman_cdi(found: Engine, *, described: bool, known: bool) -> None:
+    if not found.knows_cdi:
+        lowest = ".".join(map(str, engine.PODMAN_CDI))
+        raise LaunchFailure(
+            "no-gpu-support",
+            f"{found.name} answers on Docker's socket, and brings no GPU in over Docker's API before Podman {lowest}: "
+            "role docker, a newer Podman, or --no-container",
+        )
+    if known and not described:
+        raise LaunchFailure(
+            "no-gpu-support", f"{found.name} takes GPUs by CDI alone, and no specification has {KIND}: {REGENERATE}"
+        )
 
 
 def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
+    deadline = min(deadline, time.monotonic() + wish.run_limit_s)
     limit_s = _limit(deadline)
     program = _program(run, wish, limit_s)
     start = program.code

@@ -5,11 +5,15 @@ from typing import Protocol
 
 
 class LaunchFailure(Exception):  # noqa: N818 - it is what the record says, not a programming error
-    """Why the payload did not run, or not to its end: ``kind`` for programs, one line for people."""
+    """Why the payload did not run, or not to its end: ``kind`` for programs, one line for people.
 
-    def __init__(self, kind: str, message: str) -> None:
+    ``said`` is what the engine said of it, whole; the line may have a part of it.
+    """
+
+    def __init__(self, kind: str, message: str, said: str | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.said = message if said is None else said
 
 
 class Stream(Protocol):

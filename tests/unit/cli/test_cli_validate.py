@@ -200,6 +200,8 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--image-file", "/no/such.tar"], ["--image-file /no/such.tar", "No such file"]),
         (["validate", "--image-file", str(BUNDLE)], ["not an archive of one image"]),
         (["validate", "--workload-timeout", "1"], ["--workload-timeout"]),
+        (["validate", "--image-timeout", "1"], ["--image-timeout"]),
+        (["validate", "--no-container", "--image-timeout", "60"], ["--no-container", "--image-timeout"]),
         (["validate", "--workload-timeout", "nan"], ["--workload-timeout", "'nan' is no time"]),
         (["validate", "--workload-timeout", "inf"], ["--workload-timeout", "range"]),
         (["validate", "--image", ""], ["--image: an image needs a name"]),
@@ -392,7 +394,8 @@ def test_a_workload_follows_the_probe_unless_the_level_is_quick(
     ended = gpunode("validate", "--image", "site/image:1", "--force", "--workload-timeout", "77", "--format", "json")
     assert json.loads(ended.out)["level"] == "standard"
     then = asked["then"]
-    assert (then.limit_s, then.wish.force, then.wish.in_container) == (77.0, True, True)
+    assert (then.wish.run_limit_s, then.wish.force, then.wish.in_container) == (77.0, True, True)
+    assert then.limit_s > then.wish.run_limit_s + then.wish.image_limit_s == 77 + 1800
     assert then.wish.image(None) == "site/image:1"
     gpunode("validate", "--no-container")
     assert not asked["then"].wish.in_container

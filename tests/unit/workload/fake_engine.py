@@ -1,10 +1,11 @@
 """An engine of the test's own: a real HTTP server that says what it was told to. tests/lab asks a real one."""
 
+import contextlib
 import json
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -44,15 +45,18 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
 
         def _say(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            while self.headers.get("Transfer-Encoding") == "chunked" and self.rfile.readline() != b"0\r\n":
+                pass
             status, body = engine.answer(self.command, self.path)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
-            if isinstance(body, list) and self.command == "POST":
+            if isinstance(body, list | Iterator) and self.command == "POST":
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 for line in body:
                     data = json.dumps(line).encode() + b"\r\n"
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                    self.wfile.flush()
                 self.wfile.write(b"0\r\n\r\n")
                 return
             data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
@@ -83,6 +87,9 @@ class Stream:
         return self._said
 
     def close(self) -> None:
+        # As the connection to a node's program ends: whoever reads from it is told.
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
 
 

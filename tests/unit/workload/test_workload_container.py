@@ -1,6 +1,7 @@
 """The exact request for the payload's container; the Docker SDK makes it, no engine is asked."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import docker
@@ -8,10 +9,11 @@ import pytest
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.gpu import DeviceNode
-from gpunode.workload.container import Confinement, Devices, Job, Program, _create, _memory, _user
+from gpunode.workload.container import Confinement, Devices, Job, Program, _create, _memory, _plain, _user
 from gpunode.workload.devices import open_to_all
 from gpunode.workload.engine import Engine
 from gpunode.workload.image import Image
+from gpunode.workload.way import LaunchFailure
 
 GIB = 2**30
 INFO = {"MemTotal": 64 * GIB, "MemoryLimit": True, "SwapLimit": True}
@@ -114,6 +116,26 @@ def test_gpus_that_are_not_open_to_all_need_the_images_user() -> None:
 
     assert open_to_all(facts())
     assert not open_to_all(facts(("/dev/nvidia1", "0660")))
+
+
+def test_the_nvidia_runtime_is_told_its_gpus_by_its_own_variables() -> None:
+    of = engine()
+    _create(of, replace(job(), devices=Devices("nvidia", ("0", "2"))), Confinement())
+    assert of.api.sent["host_config"]["Runtime"] == "nvidia"
+    assert not of.api.sent["host_config"]["DeviceRequests"]
+    assert of.api.sent["environment"] == {
+        "NVIDIA_VISIBLE_DEVICES": "0,2",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    }
+
+
+def test_a_refusal_that_is_known_is_told_with_its_cause_whatever_stands_before_it() -> None:
+    said = "failed to create shim task: " + "x" * 5000 + "unsatisfied condition: cuda>=12.8, please update"
+    refused = _plain(LaunchFailure("start", "starting a container of registry/image:1: cut", said), engine(), job())
+    assert refused.kind == "image"
+    assert "registry/image:1 asks for a driver with CUDA 12.8" in str(refused)
+    other = LaunchFailure("start", "starting: no known words")
+    assert _plain(other, engine(), job()) is other
 
 
 @pytest.mark.parametrize("info", [{"MemoryLimit": False}, {"MemTotal": 0}, {"MemTotal": "64G"}, {"MemTotal": -1}])

@@ -44,9 +44,50 @@ OLD = Engine(None, "20.10.24", "1.41", {}, 0.0)
 )
 def test_the_way_that_both_sides_have(info: dict[str, Any], specs: Any, how: str) -> None:
     engine = Engine(None, "28.5.1", "1.51", info, 0.0)
-    node: Any = SimpleNamespace(cdi_specs=specs)
+    node: Any = SimpleNamespace(cdi_specs=specs, containers=None)
     assert devices_for(engine, USE, node).how == how
     assert devices_for(engine, Use(), node).how == "none"
+
+
+@pytest.mark.parametrize(
+    ("mode", "runtimes", "specs", "how"),
+    [
+        ("cdi", {"nvidia": {}}, (), "nvidia"),
+        ("csv", {"nvidia": {}}, (), "nvidia"),
+        ("auto", {"nvidia": {}}, (), "runtime"),
+        ("legacy", {"nvidia": {}}, (), "runtime"),
+        (None, {"nvidia": {}}, (), "runtime"),
+        ("cdi", {"runc": {}}, (), "runtime"),
+    ],
+)
+def test_the_runtime_is_asked_where_its_hook_takes_no_request(
+    mode: str | None, runtimes: dict[str, Any], specs: Any, how: str
+) -> None:
+    engine = Engine(None, "20.10.24", "1.41", {"Runtimes": runtimes}, 0.0)
+    node: Any = SimpleNamespace(cdi_specs=specs, containers=SimpleNamespace(toolkit_mode=mode))
+    given = devices_for(engine, USE, node)
+    assert (given.how, given.recorded) == (how, "runtime")
+    assert given.requests == [] if how == "nvidia" else given.requests
+    assert given.variables.get("NVIDIA_VISIBLE_DEVICES") == ("all" if how == "nvidia" else None)
+
+
+@pytest.mark.parametrize(
+    ("version", "able"),
+    [("5.4.0", True), ("5.10.1", True), ("6.0.0", True), ("5.3.9", False), ("4.9.3", False), ("?", False)],
+)
+def test_podman_is_asked_by_cdi_or_refused_by_name(version: str, able: bool) -> None:
+    """No request but by CDI is honoured by its Docker API, and that from 5.4 on (lablup/backend.ai issue 13820)."""
+    podman = Engine(None, version, "1.41", {"Runtimes": {"nvidia": {}}}, 0.0, podman=True)
+    node: Any = SimpleNamespace(cdi_specs=SPEC, containers=None)
+    if able:
+        assert devices_for(podman, USE, node).how == "cdi"
+        with pytest.raises(LaunchFailure, match="by CDI alone") as caught:
+            devices_for(podman, USE, SimpleNamespace(cdi_specs=(), containers=None))  # type: ignore[arg-type]
+    else:
+        with pytest.raises(LaunchFailure, match=r"before Podman 5\.4") as caught:
+            devices_for(podman, USE, node)
+    assert caught.value.kind == "no-gpu-support"
+    assert devices_for(podman, Use(), node).how == "none"
 
 
 def spec(*devices: str, path: str = PATH, kind: str = "nvidia.com/gpu") -> CdiSpec:

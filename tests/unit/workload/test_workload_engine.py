@@ -1,15 +1,17 @@
 """The engine found and judged, images and leftovers, over a real HTTP connection to an engine of the test's own."""
 
+import threading
 import time
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from fake_engine import FakeEngine, FakeWay
 
 from gpunode.workload.container import LABEL, LIMIT_LABEL, Devices, sweep
 from gpunode.workload.engine import found
-from gpunode.workload.image import provide
+from gpunode.workload.image import ImageFile, provide
 from gpunode.workload.way import LaunchFailure
 
 SHA = "sha256:" + "7" * 64
@@ -26,6 +28,11 @@ def server(engine: FakeEngine) -> Iterator[ThreadingHTTPServer]:
     yield server
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def way(server: ThreadingHTTPServer) -> FakeWay:
+    return FakeWay(server)
 
 
 def ends() -> float:
@@ -91,6 +98,141 @@ def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTP
 def test_what_docker_complains_of_has_a_name(server: ThreadingHTTPServer, said: str, kind: str) -> None:
     way = FakeWay(server, refuse=lambda _: said or "\x00")
     assert failure(way).kind == kind
+
+
+def test_podman_behind_dockers_socket_is_known_by_its_components(
+    server: ThreadingHTTPServer, engine: FakeEngine
+) -> None:
+    # As Podman 5.4.2 of Debian 13 answers, shortened.
+    engine.version = {
+        "Platform": {"Name": "linux/amd64/debian-13"},
+        "Components": [{"Name": "Podman Engine", "Version": "5.4.2"}, {"Name": "Conmon", "Version": "conmon 2.1.12"}],
+        "Version": "5.4.2",
+        "ApiVersion": "1.41",
+    }
+    with found(FakeWay(server), ends()) as one:
+        assert (one.podman, one.name, one.label, one.knows_cdi) == (True, "Podman 5.4.2", "podman 5.4.2", True)
+
+
+@pytest.mark.parametrize("components", [None, [], [{}]])
+def test_an_engine_without_components_is_docker(
+    server: ThreadingHTTPServer, engine: FakeEngine, components: object
+) -> None:
+    engine.version["Components"] = components
+    with found(FakeWay(server), ends()) as one:
+        assert not one.podman
+
+
+@pytest.mark.parametrize("components", ["text", [1], 7])
+def test_components_that_are_none_are_no_engine(
+    server: ThreadingHTTPServer, engine: FakeEngine, components: object
+) -> None:
+    engine.version["Components"] = components
+    assert failure(FakeWay(server)).kind == "no-engine"
+
+
+def test_what_confines_containers_is_kept_for_the_record(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+    engine.info["SecurityOptions"] = ["name=seccomp,profile=builtin", "name=selinux", "name=rootless"]
+    with found(FakeWay(server), ends()) as one:
+        assert one.security == ("seccomp", "selinux", "rootless")
+
+
+def test_a_rootless_engine_is_found_where_root_has_none(server: ThreadingHTTPServer) -> None:
+    """With sudo's password at hand root is asked first."""
+    way = FakeWay(
+        server, as_root=(True, False), refuse=lambda root: "Cannot connect to the Docker daemon" if root else None
+    )
+    with found(way, ends()) as one:
+        assert one.version == "28.5.1"
+    assert (way.opened[0], way.opened[-1]) == (True, False)
+
+
+def test_no_engine_for_anybody_is_that_and_no_question_of_permission(server: ThreadingHTTPServer) -> None:
+    way = FakeWay(
+        server,
+        as_root=(True, False),
+        refuse=lambda root: "Cannot connect to the Docker daemon" if root else "connect: permission denied",
+    )
+    assert failure(way).kind == "no-engine"
+
+
+LAYERS = ("sha256:" + "a" * 64, "sha256:" + "b" * 64)
+
+
+@pytest.mark.parametrize(
+    ("layers", "name", "brought"),
+    [
+        (LAYERS, "site/image:1", False),
+        (LAYERS[:1], "site/image:1", True),
+        ((), "site/image:1", True),
+        (LAYERS, None, True),
+    ],
+)
+def test_an_archive_is_not_loaded_again_where_containerd_keeps_the_images(
+    way: FakeWay, engine: FakeEngine, layers: tuple[str, ...], name: str | None, brought: bool
+) -> None:
+    """There an image's id is its manifest's digest, which an archive of an older docker save does not have."""
+    there = {"Id": SHA, "RootFS": {"Type": "layers", "Layers": list(LAYERS)}}
+    engine.answers["GET /images/site/image:1/json"] = (200, there)
+    engine.answers["POST /images/load"] = (200, [{"stream": "Loaded image: site/image:1\n"}])
+    file = ImageFile(Path(__file__), "sha256:" + "c" * 64, name, layers)
+    with found(way, ends()) as one:
+        image = provide(one, "site/image:1", file, lambda _: None)
+    assert (image.id, image.brought) == (SHA, brought)
+
+
+@pytest.mark.parametrize(
+    ("machine", "built_for", "refused"),
+    [
+        ("x86_64", "arm64", True),
+        ("aarch64", "amd64", True),
+        ("x86_64", "amd64", False),
+        ("x86_64", "", False),
+        ("?", "arm64", False),
+    ],
+)
+def test_an_image_for_another_architecture_is_not_started(
+    server: ThreadingHTTPServer, engine: FakeEngine, machine: str, built_for: str, refused: bool
+) -> None:
+    engine.info["Architecture"] = machine
+    engine.answers["GET /images/site/image:1/json"] = (200, {"Id": SHA, "Architecture": built_for})
+    with found(FakeWay(server), ends()) as one:
+        if not refused:
+            provide(one, "site/image:1", None, lambda _: None)
+            return
+        with pytest.raises(LaunchFailure, match=f"is for {built_for}") as caught:
+            provide(one, "site/image:1", None, lambda _: None)
+    assert caught.value.kind == "image"
+
+
+def test_an_answer_that_is_no_image_is_told(server: ThreadingHTTPServer, engine: FakeEngine) -> None:
+    engine.answers["GET /images/site/image:1/json"] = (200, {"Id": 5})
+    with found(FakeWay(server), ends()) as one, pytest.raises(LaunchFailure) as caught:
+        provide(one, "site/image:1", None, lambda _: None)
+    assert caught.value.kind == "broke-off"
+
+
+def test_a_registry_that_is_slow_ends_with_the_images_own_limit(
+    server: ThreadingHTTPServer, engine: FakeEngine
+) -> None:
+    gone = threading.Event()
+    engine.answers["POST /images/create"] = (200, slow(gone))
+    began = time.monotonic()
+    try:
+        with found(FakeWay(server), ends()) as one:
+            with pytest.raises(LaunchFailure) as caught, one.within(1.0, "--image-timeout") as bringing:
+                provide(bringing, "site/image:1", None, lambda _: None)
+            assert time.monotonic() - began < 10
+    finally:
+        gone.set()
+    assert caught.value.kind == "time-limit"
+    assert str(caught.value) == "pulling image site/image:1: not done within the time limit (--image-timeout S)"
+
+
+def slow(gone: threading.Event) -> Iterator[dict[str, str]]:
+    """A registry that gives a line, and then nothing."""
+    yield {"status": "Pulling from site/image"}
+    gone.wait(30)
 
 
 def test_an_image_that_is_there_is_not_pulled(server: ThreadingHTTPServer, engine: FakeEngine) -> None:

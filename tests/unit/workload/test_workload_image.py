@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,13 @@ from gpunode.workload import read_image_file
 DIGEST = "85200f211b2efc4fbb41b449768d8ef43684" + "0" * 28
 
 
-def archive(path: Path, manifest: object) -> Path:
+def archive(path: Path, manifest: object, others: Mapping[str, object] | None = None) -> Path:
     with tarfile.open(path, "w") as tar:
-        data = json.dumps(manifest).encode()
-        info = tarfile.TarInfo("manifest.json")
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
+        for name, content in {"manifest.json": manifest, **(others or {})}.items():
+            data = json.dumps(content).encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
     return path
 
 
@@ -26,6 +28,19 @@ def archive(path: Path, manifest: object) -> Path:
 def test_both_forms_of_docker_save(tmp_path: Path, config: str) -> None:
     file = read_image_file(archive(tmp_path / "x.tar", [{"Config": config, "RepoTags": ["a/b:1"]}]))
     assert (file.id, file.name) == (f"sha256:{DIGEST}", "a/b:1")
+
+
+def test_the_layers_are_those_of_the_images_configuration(tmp_path: Path) -> None:
+    name, layers = f"blobs/sha256/{DIGEST}", ["sha256:" + "1" * 64]
+    path = archive(
+        tmp_path / "x.tar", [{"Config": name, "RepoTags": ["a/b:1"]}], {name: {"rootfs": {"diff_ids": layers}}}
+    )
+    assert read_image_file(path).layers == tuple(layers)
+    assert read_image_file(archive(tmp_path / "y.tar", [{"Config": name, "RepoTags": None}], {name: {}})).layers == ()
+    malformed: tuple[object, ...] = ("text", [], {"rootfs": "text"})
+    for bad in malformed:
+        with pytest.raises(UsageError, match="not an archive of one image"):
+            read_image_file(archive(tmp_path / "z.tar", [{"Config": name, "RepoTags": None}], {name: bad}))
 
 
 def test_an_image_without_a_name(tmp_path: Path) -> None:

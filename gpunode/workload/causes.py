@@ -1,0 +1,158 @@
+"""What an engine's refusal to start a container means: the kind of the failure, its cause, and what to do.
+
+The engine puts the cause last, behind the prefixes of containerd's shim, of runc and of its hook, so that the text is
+looked at whole. Of several causes the first row that fits counts.
+"""
+
+import re
+from dataclasses import dataclass
+
+MAX_SAID = 16 * 1024
+"""Of an engine's text, the end: that is looked at."""
+_HEAD, _TAIL = 80, 300
+TOOLKIT = "role nvidia_container_toolkit"
+REGENERATE = "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml regenerates it"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason for which a container does not start."""
+
+    pattern: str
+    """A regular expression, in any case."""
+    kind: str
+    means: str
+    """``{image}`` and the pattern's own groups stand for what they name."""
+    remedy: str
+    source: str
+    """Where the text was seen."""
+
+
+CAUSES = (
+    Cause(
+        r"unsatisfied condition: cuda ?>= ?(?P<cuda>[0-9.]{1,8}[0-9])",
+        "image",
+        "image {image} asks for a driver with CUDA {cuda} or later",
+        "name an image for an older CUDA with --image, or install a newer driver (role nvidia_driver)",
+        "https://github.com/MauriceNino/dashdot/issues/1226",
+    ),
+    Cause(
+        r"requirement error: unsatisfied condition",
+        "image",
+        "image {image} asks for another driver or GPU",
+        "name another image with --image",
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/152",
+    ),
+    Cause(
+        r"invoking the nvidia container runtime hook directly",
+        "no-gpu-support",
+        "the NVIDIA container toolkit is set to mode cdi or csv, in which it takes no --gpus",
+        'docker run --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=all; or mode = "auto" in '
+        "/etc/nvidia-container-runtime/config.toml",
+        "https://github.com/dstackai/dstack/issues/2306",
+    ),
+    Cause(
+        r"driver not loaded",
+        "driver",
+        "the NVIDIA driver is not loaded",
+        "modprobe nvidia; nvidia-smi shows whether it answers",
+        "https://github.com/NVIDIA/nvidia-docker/issues/1629",
+    ),
+    Cause(
+        r"driver/library version mismatch",
+        "driver",
+        "the driver's libraries and its kernel module have different versions",
+        "reboot the node: the driver was upgraded beneath the loaded module",
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/394",
+    ),
+    Cause(
+        r"nvml error: insufficient permissions",
+        "no-gpu-support",
+        "the toolkit may not use the GPUs' device files: SELinux, or their mode",
+        "setsebool -P container_use_devices on where SELinux enforces; ls -lZ /dev/nvidia*",
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/33",
+    ),
+    Cause(
+        r"failed to add device rules|bpf_prog_query\(bpf_cgroup_device\)",
+        "no-gpu-support",
+        "the toolkit may not change the container's cgroup: the engine is rootless, or runs in a container",
+        "no-cgroups = true in /etc/nvidia-container-runtime/config.toml, or GPUs by CDI (" + TOOLKIT + ")",
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/139",
+    ),
+    Cause(
+        r"ldcache error: (?:open failed|process).{0,200}",
+        "no-gpu-support",
+        "the toolkit cannot run ldconfig for the container",
+        "set ldconfig in /etc/nvidia-container-runtime/config.toml to the program that the node has: "
+        '"@/sbin/ldconfig.real" (Ubuntu), "@/sbin/ldconfig"',
+        "https://github.com/NVIDIA/nvidia-docker/issues/587",
+    ),
+    Cause(
+        r"(?:cannot stat|no such file|failed to fulfil mount request).{0,300}lib(?:cuda|nvidia|EGL_nvidia|GLX_nvidia)"
+        r"|lib(?:cuda|nvidia|EGL_nvidia|GLX_nvidia)\S{0,80}:? ?.{0,40}no such file",
+        "no-gpu-support",
+        "the CDI specification names files of another driver",
+        REGENERATE,
+        "https://github.com/NVIDIA/nvidia-container-toolkit/issues/450",
+    ),
+    Cause(
+        r"unresolvable cdi devices? (?P<device>[\w./=:-]{1,80})",
+        "no-gpu-support",
+        "no CDI specification has the device {device}",
+        f"{REGENERATE} ({TOOLKIT})",
+        "the lab's Docker Engine 26.1.5",
+    ),
+    Cause(
+        r"could not select device driver",
+        "no-gpu-support",
+        "the engine knows no way to GPUs: the NVIDIA container toolkit is not installed, or came after its start",
+        f"{TOOLKIT}; systemctl restart docker on an idle node",
+        "https://github.com/NVIDIA/nvidia-docker/issues/1034",
+    ),
+    Cause(
+        r"exec format error",
+        "image",
+        "image {image} is for another architecture",
+        "name an image for the node's own with --image",
+        "the kernel's ENOEXEC, as runc words it",
+    ),
+    Cause(
+        r"python3\W{1,9}.{0,80}(?:not found|no such file)|(?:not found|no such file).{0,80}python3",
+        "no-python",
+        "image {image} has no python3",
+        "name another with --image",
+        "the lab's Docker Engine 20.10.24",
+    ),
+    Cause(
+        r"nvidia-container|nvidia-ctk|nvidia-cdi-hook|libnvidia|libcuda",
+        "no-gpu-support",
+        "the NVIDIA container toolkit could not set the container up",
+        "nvidia-container-cli -k -d /dev/tty info shows more",
+        "the names of the toolkit's programs",
+    ),
+)
+
+
+def cause_of(said: str) -> tuple[Cause, re.Match[str]] | None:
+    """Return the first cause that fits an engine's text, and where; None where none does."""
+    for cause in CAUSES:
+        match = re.search(cause.pattern, said[-MAX_SAID:], re.IGNORECASE)
+        if match:
+            return cause, match
+    return None
+
+
+def explained(said: str, image: str) -> tuple[str, str] | None:
+    """Return the kind, and cause, remedy and the engine's own words in one line; None for a text that is not known."""
+    found = cause_of(said)
+    if found is None:
+        return None
+    cause, match = found
+    means = cause.means.format(image=image, **match.groupdict())
+    return cause.kind, f"{means} ({shortened(said)}): {cause.remedy}"
+
+
+def shortened(said: str) -> str:
+    """Return an engine's text as one line: the beginning, which names what refused, and the end, which says why."""
+    line = "".join(c for c in " ".join(said.split()) if c.isprintable())
+    return line if len(line) <= _HEAD + _TAIL + 5 else f"{line[:_HEAD]} ... {line[-_TAIL:]}"
