@@ -27,6 +27,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+@cache
 def known_variables(root: Path) -> tuple[str, ...]:
     """Variables of all roles below ``root``, from their ``meta/argument_specs.yml``, and those of the playbooks."""
     found: set[str] = set()

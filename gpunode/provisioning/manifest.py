@@ -162,6 +162,12 @@ class Manifest(Part):
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
 
     @property
+    def apt_files(self) -> dict[str, str]:
+        """Files of apt's folders as they will be, and keys that these name; empty text: absent."""
+        known = (one for one in self.files if one.path.startswith("/etc/apt/") and one.encoding == "utf-8")
+        return {one.path: one.content or "" for one in known}
+
+    @property
     def due(self) -> bool:
         """True where the node differs from the manifest."""
         return bool(self.due_reasons)

@@ -12,7 +12,7 @@ from gpunode.checks.words import listed
 from gpunode.content import collection_root
 from gpunode.facts import NodeFacts
 from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository
-from gpunode.provisioning.context import Context, Planned
+from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_problems
 from gpunode.provisioning.manifest import Manifest, Question
 from gpunode.provisioning.state import AptState, DnfState, NodeState
@@ -39,9 +39,9 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     found = node_stack.of_context(state.facts, context)
     refusals: list[str] = []
     questions: dict[str, Question] = {}
-    settled = removing
+    settled = not removing and "nvidia_driver" not in roles
     if not removing and found.stack is not None and "nvidia_driver" in roles and not _cannot_be_asked(state):
-        questions, more, settled = _asked(state, context)
+        questions, more, settled = _asked(state, context, with_repository="nvidia_repository" in roles)
         refusals += more
     if questions:
         return Manifest(role=ROLE, questions=questions)
@@ -73,16 +73,17 @@ def _cannot_be_asked(state: NodeState) -> bool:
     return state.apt is None and (state.dnf is None or state.dnf.error is not None)
 
 
-def _asked(state: NodeState, context: Context) -> tuple[dict[str, Question], list[str], bool]:
+def _asked(
+    state: NodeState, context: Context, *, with_repository: bool
+) -> tuple[dict[str, Question], list[str], bool]:
     """(what is still to be asked, why repository or driver must not be changed, whether the driver is settled)."""
-    one = nvidia_repository.plan(state, context.settings_of(nvidia_repository.ROLE), context)
-    open_ = {name: question for name, question in one.questions.items() if name not in context.answers}
-    if open_ or one.refusals:
-        return open_, list(one.refusals), False
-    before = context.planned
-    files = {**before.files, **{file.path: file.content or "" for file in one.files if file.encoding == "utf-8"}}
-    with_repository = replace(context, planned=Planned(files, before.packages, before.purge))
-    two = nvidia_driver.plan(state, context.settings_of(nvidia_driver.ROLE), with_repository)
+    if with_repository:
+        one = nvidia_repository.plan(state, context.settings_of(nvidia_repository.ROLE), context)
+        open_ = {name: question for name, question in one.questions.items() if name not in context.answers}
+        if open_ or one.refusals:
+            return open_, list(one.refusals), False
+        context = replace(context, planned=context.planned.with_files(one.apt_files))
+    two = nvidia_driver.plan(state, context.settings_of(nvidia_driver.ROLE), context)
     open_ = {name: question for name, question in two.questions.items() if name not in context.answers}
     changes = bool(two.questions) or bool(two.values.get("changes", True)) or bool(two.values.get("runfile"))
     return open_, list(two.refusals), not changes and not two.refusals
@@ -129,9 +130,7 @@ def _package_manager(state: NodeState) -> Iterator[str]:
     ours = set(state.apt.left) if state.apt is not None else set()
     # What dpkg left half-done of the driver, or in a transaction of ours, the roles finish.
     unfinished = [
-        name
-        for name in manager.unfinished
-        if name not in ours and not re.search(r"nvidia|libcuda|cuda-drivers", name)
+        name for name in manager.unfinished if name not in ours and not re.search(r"nvidia|libcuda|cuda-drivers", name)
     ]
     if unfinished:
         yield f"half-configured: dpkg has not finished {', '.join(sorted(unfinished))}: run dpkg --configure -a"
