@@ -73,9 +73,7 @@ def _cannot_be_asked(state: NodeState) -> bool:
     return state.apt is None and (state.dnf is None or state.dnf.error is not None)
 
 
-def _asked(
-    state: NodeState, context: Context, *, with_repository: bool
-) -> tuple[dict[str, Question], list[str], bool]:
+def _asked(state: NodeState, context: Context, *, with_repository: bool) -> tuple[dict[str, Question], list[str], bool]:
     """(what is still to be asked, why repository or driver must not be changed, whether the driver is settled)."""
     if with_repository:
         one = nvidia_repository.plan(state, context.settings_of(nvidia_repository.ROLE), context)

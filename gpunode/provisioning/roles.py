@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpunode.provisioning import nvidia_driver, nvidia_repository, preflight
+from gpunode.provisioning import docker, nvidia_driver, nvidia_repository, preflight
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import Look, NodeState
@@ -14,5 +14,10 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 PLANS: dict[str, Plan] = {
     preflight.ROLE: preflight.plan,
     nvidia_repository.ROLE: nvidia_repository.plan,
+    "docker": docker.plan,
 }
-LOOKS: dict[str, Look] = {nvidia_repository.ROLE: nvidia_repository.LOOK, nvidia_driver.ROLE: nvidia_driver.LOOK}
+LOOKS: dict[str, Look] = {
+    nvidia_repository.ROLE: nvidia_repository.LOOK,
+    nvidia_driver.ROLE: nvidia_driver.LOOK,
+    "docker": docker.LOOK,
+}

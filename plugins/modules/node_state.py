@@ -20,6 +20,10 @@ options:
     description: How long to wait, in seconds, for another package manager to finish.
     type: int
     default: 900
+  documents:
+    description: Return what is known as documents, without a new look where one is known.
+    type: bool
+    default: false
   probe:
     description: Source text of the probe. The action plugin hands it in.
     type: str
@@ -133,6 +137,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "lock_wait_s": {"type": "int", "default": 900},
+            "documents": {"type": "bool", "default": False},
             "probe": {"type": "str"},
             "paths": {"type": "list", "elements": "str", "default": []},
             "globs": {"type": "list", "elements": "str", "default": []},
