@@ -72,7 +72,7 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     return Manifest(
         role=ROLE,
         files=tuple(_files(draft, sources, settings)),
-        packages=_packages(apt, draft, answer if changes else None, settings, for_apt),
+        packages=_packages(draft, answer if changes else None, settings, for_apt),
         units=tuple(_units(draft, settings)),
         notes=(key.reason,) if key.waits else (),
         reboot_reasons=(*draft["reboot_reasons"], *((key.reason,) if key.waits and key.fresh else ())),
@@ -90,7 +90,6 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
 
 
 def _packages(
-    apt: AptState,
     draft: Mapping[str, Any],
     answer: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
@@ -101,7 +100,6 @@ def _packages(
         unhold=tuple(draft["freed"]),
         memory=files.MEMORY,
         files={**for_apt, files.PREFERENCES: files.preferences_text(draft["pins"])},
-        finish=bool(apt.unfinished or apt.interrupted),
         lock_wait_s=settings["lock_wait_s"],
     )
     if answer is None:

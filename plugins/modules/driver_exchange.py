@@ -122,7 +122,9 @@ def loaded_version() -> str:
 
 def in_the_way(units: list[str]) -> list[str]:
     """Return why the modules cannot be unloaded now."""
-    return obstacles(modules(Path("/proc/modules").read_text(encoding="ascii", errors="replace")), holders(), units)
+    text = Path("/proc/modules").read_text(encoding="ascii", errors="replace")
+    found: list[str] = obstacles(modules(text), holders(), units)
+    return found
 
 
 def refuse(version: str, units: list[str]) -> None:
