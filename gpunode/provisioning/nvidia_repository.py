@@ -84,6 +84,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     """Return what the role changes on a node."""
     if settings["state"] == "absent":
         return _absent()
+    if settings["state"] == "auto" and context.settings_of("nvidia_driver")["state"] == "absent":
+        return Manifest(role=ROLE)
     found = node_stack.of_context(state.facts, context)
     # The other roles refuse a node without a stack; the repository alone can be there all the same.
     if found.problems and settings["state"] != "present":
