@@ -205,6 +205,9 @@ class ContainerEngine(Row):
     key: str | None = None
     fingerprints: Words = ()
     """Of the keys that the repository may be signed with."""
+    rpm_key: str | None = None
+    """The key of the publisher's rpm packages, where it is another one."""
+    rpm_fingerprints: Words = ()
     packages: Words = ()
     """Their names in the publisher's own repository."""
 

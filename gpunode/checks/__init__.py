@@ -35,9 +35,11 @@ from gpunode.checks.registry import (
     Level,
     Status,
     Value,
+    Verdict,
     judge,
     registry,
 )
+from gpunode.checks.thresholds import Threshold
 
 __all__ = [
     "LEVELS",
@@ -52,7 +54,9 @@ __all__ = [
     "Stack",
     "State",
     "Status",
+    "Threshold",
     "Value",
+    "Verdict",
     "identify",
     "judge",
     "registry",

@@ -1,6 +1,7 @@
 """What a check is, what it finds, and the one place that knows all of them."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NotRequired, TypedDict, Unpack, get_args
@@ -8,7 +9,9 @@ from typing import Literal, NotRequired, TypedDict, Unpack, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.checks.actions import Action, State, action
-from gpunode.checks.thresholds import Threshold, overridden
+from gpunode.checks.contained import Escaped, contained
+from gpunode.checks.policy import NO_POLICY, Policy
+from gpunode.checks.thresholds import Threshold, in_force, overridden
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import MAY_BE_NONE
 
@@ -175,6 +178,8 @@ class Check:
     scope: Scope = "node"
     bare_metal: bool = False
     architectures: tuple[str, ...] = ()
+    origin: str | None = None
+    """The package or file of a site's own check; None: it is gpunode's."""
 
     @property
     def active(self) -> bool:
@@ -191,8 +196,14 @@ class Check:
         obstacle = self._obstacle(node, expect)
         if obstacle is not None:
             return [obstacle]
+
+        def found_here() -> list[Finding]:
+            return [self._finding(verdict) for verdict in self.judge(node, expect)]
+
         try:
-            found = [self._finding(verdict) for verdict in self.judge(node, expect)]
+            found = found_here() if self.origin is None else contained(found_here, Finding)
+        except Escaped as err:
+            return [self._without_remedy(Status.ERROR, f"the check of {self.origin} broke: {err}")]
         except Exception as err:
             # One node's surprise must not take the verdicts on all others with it.
             return [self._without_remedy(Status.ERROR, f"the check itself broke: {type(err).__name__}: {err}")]
@@ -257,6 +268,29 @@ class Registry:
     def __init__(self) -> None:
         self._checks: dict[str, Check] = {}
         self._thresholds: dict[str, Threshold] = {}
+        self._origin: str | None = None
+        self.of_policies: set[str] = set()
+        """Ids of own checks that the files of policies declare: each runs where its policy holds."""
+        self.packages: set[tuple[str, str]] = set()
+        """Entry points that were loaded, by name and value."""
+
+    @contextmanager
+    def loading(self, origin: str) -> Iterator[list[str]]:
+        """Checks that are registered within the block are a site's own, of ``origin``; yields their ids as they come.
+
+        Where the block raises, none of them stays.
+        """
+        before, thresholds = dict(self._checks), dict(self._thresholds)
+        ids: list[str] = []
+        self._origin = origin
+        try:
+            yield ids
+        except BaseException:
+            self._checks, self._thresholds = before, thresholds
+            raise
+        finally:
+            self._origin = None
+            ids += [check_id for check_id in self._checks if check_id not in before]
 
     def __iter__(self) -> Iterator[Check]:
         return iter(sorted(self._checks.values(), key=lambda check: check.id))
@@ -278,7 +312,8 @@ class Registry:
     ) -> Callable[[Judge], Judge]:
         """Register a function as a check.
 
-        Raises ValueError for an id or a threshold's name that is taken, for an unknown fact, action or category.
+        A site's own packages use it too: see ``loading``. Raises ValueError for an id or a threshold's name that is
+        taken, for an unknown fact, action or category.
         """
         if check_id in self._checks:
             raise ValueError(f"check {check_id} is registered twice")
@@ -310,6 +345,7 @@ class Registry:
                 scope=declared.get("scope", "node"),
                 bare_metal=declared.get("bare_metal", False),
                 architectures=declared.get("architectures", ()),
+                origin=self._origin,
             )
             return function
 
@@ -325,14 +361,34 @@ registry = Registry()
 
 
 def judge(
-    node: NodeFacts, expect: Expectation, level: Level = "quick", only: Iterable[str] | None = None
+    node: NodeFacts,
+    expect: Expectation,
+    level: Level = "quick",
+    only: Iterable[str] | None = None,
+    policy: Policy = NO_POLICY,
 ) -> list[Finding]:
-    """All findings of one node: checks up to ``level``, or those named in ``only``."""
+    """All findings of one node: checks up to ``level``, or those named in ``only``, as strict as the policy is.
+
+    Of the own checks that policies declare, those of this one are run.
+    """
     wanted = None if only is None else set(only)
     depth = LEVELS.index(level)
-    return [
-        finding
-        for check in registry
-        if LEVELS.index(check.level) <= depth and (wanted is None or check.id in wanted)
-        for finding in check.findings(node, expect)
-    ]
+    with in_force(policy.overrides()):
+        return [
+            finding
+            for check in registry
+            if LEVELS.index(check.level) <= depth
+            and (wanted is None or check.id in wanted)
+            and (check.id not in registry.of_policies or check.id in policy.own_checks)
+            for finding in _by_policy(check, node, expect, policy)
+        ]
+
+
+def _by_policy(check: Check, node: NodeFacts, expect: Expectation, policy: Policy) -> list[Finding]:
+    rule = policy.rules.get(check.id)
+    if rule is None:
+        return check.findings(node, expect)
+    if rule.mode == "mute":
+        message = f"muted by {policy.source}: {rule}"
+        return [Finding(check=check.id, status=Status.SKIP, component="node", message=message, source=policy.source)]
+    return [finding.model_copy(update={"observed": str(rule)}) for finding in check.findings(node, expect)]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Literal
 
 import click
@@ -10,8 +11,14 @@ from rich.text import Text
 
 from gpunode.checks import Action, Category, Level, State, registry
 from gpunode.checks.actions import action
+from gpunode.checks.own import load_packages
+from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import Scope
 from gpunode.checks.thresholds import Threshold
+from gpunode.cli.own_checks import try_file
+from gpunode.cli.policy import read_policy, today
+from gpunode.errors import Exit
+from gpunode.printable import printable
 from gpunode.report.console import PlainConsole
 
 
@@ -30,6 +37,8 @@ class ThresholdEntry(BaseModel):
     least: float | int
     most: float | int | None
     """What a policy may set."""
+    policy: dict[str, float | int]
+    """What the policy sets, by model, architecture or ``default``; empty where it sets nothing."""
 
 
 class CheckEntry(BaseModel):
@@ -58,6 +67,8 @@ class CheckEntry(BaseModel):
     architectures: list[str]
     """GPU and processor architectures that it applies to; empty: all."""
     thresholds: list[ThresholdEntry]
+    origin: str | None
+    """The package or file of a site's own check."""
 
 
 class CheckList(BaseModel):
@@ -69,8 +80,8 @@ class CheckList(BaseModel):
     checks: list[CheckEntry]
 
 
-def check_list() -> CheckList:
-    """All registered checks, in the order of their ids."""
+def check_list(policy: Policy = NO_POLICY) -> CheckList:
+    """All registered checks, in the order of their ids, with the limits that a policy sets."""
     return CheckList(
         checks=[
             CheckEntry(
@@ -88,14 +99,15 @@ def check_list() -> CheckList:
                 needs_root=check.needs_root,
                 bare_metal=check.bare_metal,
                 architectures=list(check.architectures),
-                thresholds=[threshold_entry(threshold) for threshold in check.thresholds],
+                thresholds=[threshold_entry(threshold, policy) for threshold in check.thresholds],
+                origin=check.origin,
             )
             for check in registry
         ]
     )
 
 
-def threshold_entry(threshold: Threshold) -> ThresholdEntry:
+def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
     """Return a threshold as the document has it."""
     return ThresholdEntry(
         name=threshold.name,
@@ -106,28 +118,96 @@ def threshold_entry(threshold: Threshold) -> ThresholdEntry:
         by=dict(threshold.by),
         least=threshold.least,
         most=threshold.most,
+        policy=dict(policy.thresholds.get(threshold.name, {})),
     )
 
 
-@click.command("checks")
+@click.group("checks", invoke_without_command=True)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--thresholds", is_flag=True, help="List every limit in place of the checks.")
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Show the limits and own checks of this policy as well.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show the facts that each check needs as well.")
-def command(*, form: str, verbose: bool) -> int:
+@click.pass_context
+def command(
+    ctx: click.Context, /, *, form: str, thresholds: bool, policy_file: Path | None, verbose: bool
+) -> int | None:
     """List the checks: id, level, what each needs, what it means, and what to do when it fails.
 
     \b
-    Example:
+    Examples:
       gpunode checks --format json | jq -r '.checks[].id'
+      gpunode checks --thresholds --policy site.yml
+      gpunode checks test site-checks.yml
     """
-    document = check_list()
-    if form == "json":
-        click.echo(json.dumps(document.model_dump(by_alias=True), indent=1))
-        return 0
+    if ctx.invoked_subcommand is not None:
+        return None
+    load_packages(registry)
+    policy = read_policy(policy_file, today()) if policy_file else NO_POLICY
+    document = check_list(policy)
     console = PlainConsole(sys.stdout)
+    if form == "json":
+        click.echo(json.dumps(document.model_dump(by_alias=True, mode="json"), indent=1))
+    elif thresholds:
+        _show_thresholds(document, console)
+    else:
+        _show_checks(document, console, verbose=verbose)
+    return 0
+
+
+@command.command("test")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-v", "--verbose", is_flag=True, help="Show the cases that hold as well.")
+def test(*, file: Path, verbose: bool) -> int:
+    """Try own checks by the contract of gpunode's: each passes a bundle, finds its mutants, and is an error without
+    its data. FILE holds the tests, and the checks where they are declared in YAML. Exit 1: a case does not hold.
+
+    \b
+    Example:
+      gpunode checks test site-checks.yml
+    """
+    load_packages(registry)
+    tried = list(try_file(file))
+    for one in tried if verbose else [one for one in tried if one.problem is not None]:
+        line = f"{'ok' if one.problem is None else 'FAIL':5} {one.check}: {one.case}"
+        click.echo(printable(line if one.problem is None else f"{line}: {one.problem}"))
+    failed = [one for one in tried if one.problem is not None]
+    click.echo(f"{len(tried)} cases, {len(failed)} failed")
+    return Exit.FAILED if failed else Exit.GOOD
+
+
+def _show_checks(document: CheckList, console: PlainConsole, *, verbose: bool) -> None:
     for entry in document.checks:
-        console.show(Text.assemble((entry.id, "bold"), f"  {entry.level}{'  needs a GPU' if entry.needs_gpu else ''}"))
-        console.show(Text(entry.means), 4)
+        needs_gpu = "  needs a GPU" if entry.needs_gpu else ""
+        own = f"  of {printable(entry.origin)}" if entry.origin else ""
+        console.show(Text.assemble((entry.id, "bold"), f"  {entry.level}{needs_gpu}{own}"))
+        console.show(Text(printable(entry.means)), 4)
         if verbose:
             console.show(Text(f"needs: {', '.join(entry.needs) or 'nothing'}", "dim"), 4)
-        console.show(Text(f"to do: {entry.remedy}", "dim"), 4)
-    return 0
+            steps = ", ".join(f"{step.action}:{step.target}" if step.target else step.action for step in entry.actions)
+            console.show(Text(f"on a failure: {entry.state.value}; {steps}", "dim"), 4)
+        console.show(Text(f"to do: {printable(entry.remedy)}", "dim"), 4)
+
+
+def _show_thresholds(document: CheckList, console: PlainConsole) -> None:
+    """Show each limit once, though checks may share it."""
+    entries = {entry.name: entry for check in document.checks for entry in check.thresholds}
+    for name, entry in sorted(entries.items()):
+        models = "".join(f", {model} {value:g}" for model, value in entry.by.items())
+        value = f"  {_number(entry.default)} {entry.unit}{models}"
+        line = Text.assemble((name, "bold"), printable(value))
+        if entry.policy:
+            set_to = ", ".join(f"{_number(value)} ({key})" for key, value in entry.policy.items())
+            line.append(f"  policy: {set_to}", "yellow")
+        console.show(line)
+        console.show(Text(printable(entry.means)), 4)
+        console.show(Text(f"source: {printable(entry.source)}", "dim"), 4)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"

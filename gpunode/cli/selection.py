@@ -62,15 +62,20 @@ class Selection:
         return [fleet.local_target()]
 
     def collect(
-        self, apart: "Apart", save: Path | None, then: "Callable[[Say], Then] | None" = None
+        self,
+        apart: "Apart",
+        save: Path | None,
+        then: "Callable[[Say], Then] | None" = None,
+        targets: "list[Target] | None" = None,
     ) -> "Iterator[Collected]":
         """What came from each node, as it comes; with ``save``, bundles are written into that folder on the way.
 
-        ``then`` makes what follows the probe on each node. Progress goes to stderr where that is a terminal.
+        ``targets`` are the nodes where they were read already. ``then`` makes what follows the probe on each node.
+        Progress goes to stderr where that is a terminal.
         """
         from gpunode import fleet  # noqa: PLC0415
 
-        targets = self.targets()
+        targets = self.targets() if targets is None else targets
         password = ask_password() if self.ask_become_pass else None
         with shown_progress([target.name for target in targets]) as shown:
             answers = fleet.collect(

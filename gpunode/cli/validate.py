@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from gpunode import __version__
 from gpunode.catalog import load
 from gpunode.checks import LEVELS, Expectation, Level, identify, judge, registry
+from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
@@ -22,6 +23,7 @@ from gpunode.cli.apart import Apart
 from gpunode.cli.expectation import read_expectation
 from gpunode.cli.nearest import unknown
 from gpunode.cli.outputs import CommandWithOutputs, Output
+from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
 from gpunode.cli.selection import Say, Selection, refuse_asking
 from gpunode.cli.workloads import Options, Workload
@@ -50,6 +52,13 @@ Item = TypeVar("Item")
 @click.option(
     "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site says of its nodes, in YAML."
 )
+@click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="How strict to be, in YAML: limits, checks to mute or observe, own checks.  [default: gpunode_policy of -i]",
+)
 @click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
 @click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the bundles, as DIR/HOST.json.")
@@ -67,6 +76,7 @@ def command(  # noqa: PLR0913
     replay: bool,
     level: Level | None,
     expect: Path | None,
+    policy_file: Path | None,
     selected: tuple[str, ...],
     skipped: tuple[str, ...],
     save: Path | None,
@@ -86,6 +96,8 @@ def command(  # noqa: PLR0913
       gpunode validate --level quick gpu-01
       gpunode validate --replay bundles/ --format console --format json --output report.json
     """
+    load_packages(registry)
+    policies = Policies(policy_file, today())
     wanted = wanted_checks(selected, skipped)
     if level is not None:
         level_must_exist(level)
@@ -103,15 +115,21 @@ def command(  # noqa: PLR0913
             raise UsageError("--save cannot be combined with --replay: the bundles are saved already")
     folder = folder_for_bundles(save) if save else None
     started = now()
-    judging = Judging(expectation, level if replay else level or "standard", wanted)
     files = bundle_files(selection.hosts) if replay else []
+    targets = [] if replay else selection.targets()
+    for target in targets:
+        policies.add(target.name, target.policy)
+    if not selected:
+        # Those that policies of the inventory declare were not known before.
+        wanted = wanted_checks(selected, skipped)
+    judging = Judging(expectation, level if replay else level or "standard", wanted, policies)
     load()  # once, and not once in the process of each node
     with Apart(judge=judging.work) as apart:
         if replay:
             nodes = told_apart(files, judging.files(files, apart))
         else:
             then = following(workload, apart) if runs else None
-            answers = selection.collect(apart, save=folder, then=then)
+            answers = selection.collect(apart, save=folder, then=then, targets=targets)
             nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
@@ -192,6 +210,7 @@ class Judging:
     level: Level | None
     """None: each as deep as it was looked at."""
     wanted: set[str]
+    policies: Policies
     deepest: Level = "quick"
     """Of all that were judged."""
 
@@ -220,18 +239,23 @@ class Judging:
 
     def _apart(self, apart: Apart, name: str, text: bytes, where: str, seconds: float | None) -> NodeReport:
         try:
-            found = Judged.model_validate_json(apart.call("judge", text, where, seconds))
+            found = Judged.model_validate_json(apart.call("judge", text, where, seconds, name))
         except Exceeded as err:
             return unreachable(name, str(err), seconds)
         self.deepest = max(self.deepest, found.level, key=LEVELS.index)
         return found.node
 
-    def work(self, text: bytes, where: str, seconds: float | None) -> bytes:
-        """The report on one bundle, as a document of ``Judged``. Raises UsageError where it is none."""
+    def work(self, text: bytes, where: str, seconds: float | None, name: str) -> bytes:
+        """The report on one bundle, as a document of ``Judged``. Raises UsageError where it is none.
+
+        ``name`` is the node's, by which the inventory may have a policy for it.
+        """
         bundle = Bundle.from_json(text, where)
         node = facts_from_bundle(bundle)
         level = self.level or ("standard" if bundle.results else "quick")
-        report = judged(bundle.host, identify(node), judge(node, self.expectation, level, self.wanted), seconds)
+        policy = self.policies.of(name)
+        findings = judge(node, self.expectation, level, self.wanted, policy)
+        report = judged(bundle.host, identify(node), findings, seconds, policy)
         return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
 
 

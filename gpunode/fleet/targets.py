@@ -27,6 +27,8 @@ class Target:
     password: str | None = field(default=None, repr=False)
     become_password: str | None = field(default=None, repr=False)
     key_passphrase: str | None = field(default=None, repr=False)
+    policy: Any = field(default=None, compare=False)
+    """The inventory's ``gpunode_policy``, as it is written there."""
 
     @property
     def address(self) -> str:
@@ -112,7 +114,8 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "pkcs11": ("ansible_ssh_pkcs11_provider",),
     "chdir": ("ansible_sudo_chdir",),
 }
-_KNOWN_VARIABLES = tuple(name for names in _VARIABLES.values() for name in names)
+POLICY = "gpunode_policy"
+_KNOWN_VARIABLES = (*(name for names in _VARIABLES.values() for name in names), POLICY)
 _CONFIGURED = {
     "connection": "base.DEFAULT_TRANSPORT",
     "port": "ssh.port",
@@ -176,6 +179,7 @@ class _Reader:
             password=values.text("password"),
             become_password=values.text("become_password"),
             key_passphrase=values.text("key_passphrase"),
+            policy=variables.get(POLICY),
         )
 
     def _ssh(self, values: "_Values") -> SshSettings:

@@ -1,14 +1,127 @@
-"""Archives of packages that are in a node's sources already, or that must leave them."""
+"""Archives of packages that a role adds to a node's sources, and those that are there already or must leave."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.keys import key_problem
+from gpunode.provisioning.manifest import ManagedFile, Question
+from gpunode.provisioning.state import NodeState
 
 OLD_TOOLKIT = re.compile(
     r"nvidia\.github\.io/(nvidia-docker|nvidia-container-runtime)\b"
     r"|nvidia\.github\.io/libnvidia-container/(?!stable/(deb|rpm)\b)"
 )
 """Repositories of nvidia-docker2 and its predecessors; their packages are in the toolkit's one repository now."""
+WHOLE_KEY = re.compile(r"BEGIN PGP PUBLIC KEY BLOCK[\s\S]+END PGP PUBLIC KEY BLOCK")
+QUESTION = "signing_key"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """One archive that a role adds to the node's sources, for apt or dnf."""
+
+    role: str
+    purpose: str
+    file: str
+    key_file: str
+    uri: str
+    key: str
+    """A file on the controller, or an https address."""
+    fingerprints: Sequence[str] = ()
+    """The publisher's; none: the site's own key, which is trusted as it is."""
+    suite: str = "/"
+    components: str = ""
+    signed_packages: bool = True
+    """For dnf: the packages are signed; else the metadata is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFiles:
+    """The files of an archive; not complete as long as it has ``questions``."""
+
+    files: tuple[ManagedFile, ...] = ()
+    questions: Mapping[str, Question] | None = None
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> dict[str, str | dict[str, str]]:
+        """Path to text; empty: absent."""
+        return {file.path: file.content or "" for file in self.files}
+
+
+def archive_files(archive: Archive, state: NodeState, context: Context) -> ArchiveFiles:
+    """Return the archive's entry and key as files, or the question for the key, or why the key is refused."""
+    text, found = _key(archive, state, context)
+    if text is None:
+        return found
+    entry: str | None = _yum_entry(archive) if state.apt is None else _apt_entry(archive, state)
+    return ArchiveFiles(
+        (
+            ManagedFile(path=archive.key_file, content=text),
+            ManagedFile(path=archive.file, content=entry),
+        )
+    )
+
+
+def _key(archive: Archive, state: NodeState, context: Context) -> tuple[str | None, ArchiveFiles]:
+    """(the key's text, None) or (None, what is asked or refused)."""
+    if re.match(r"[a-z]+://", archive.key) is None:
+        try:
+            text = Path(archive.key).expanduser().read_text(encoding="utf-8", errors="replace").rstrip("\n") + "\n"
+        except OSError as err:
+            return None, ArchiveFiles(refusals=(f"key-refused: {archive.key}: {err.strerror}",))
+        return _trusted(archive, text)
+    problem = key_problem(None, archive.key)
+    if problem:
+        return None, ArchiveFiles(refusals=(f"key-refused: {problem}",))
+    there = state.contents.get(archive.key_file) or ""
+    if WHOLE_KEY.search(there) and not key_problem(there, archive.key, archive.fingerprints):
+        return there, ArchiveFiles()
+    answer = context.answers.get(QUESTION)
+    if answer is None:
+        return None, ArchiveFiles(questions={QUESTION: Question(kind="signing_key", body={"url": archive.key})})
+    if answer.get("error"):
+        return None, ArchiveFiles(refusals=(f"key-unreachable: {answer['error']}",))
+    return _trusted(archive, str(answer.get("text", "")))
+
+
+def _trusted(archive: Archive, text: str) -> tuple[str | None, ArchiveFiles]:
+    problem = key_problem(text, archive.key, archive.fingerprints)
+    return (None, ArchiveFiles(refusals=(f"key-refused: {problem}",))) if problem else (text, ArchiveFiles())
+
+
+def _apt_entry(archive: Archive, state: NodeState) -> str | None:
+    """A deb822 stanza; None where a file of a user has the archive too: apt refuses one archive with two keys."""
+    if state.apt is None or archive_file([row.model_dump() for row in state.apt.sources], archive.uri, archive.file):
+        return None
+    lines = [
+        f"# Managed by gpunode (role {archive.role}): {archive.purpose}.",
+        "Types: deb",
+        f"URIs: {archive.uri}",
+        f"Suites: {archive.suite}",
+        *([f"Components: {archive.components}"] if archive.components else ()),
+        f"Architectures: {state.apt.architecture}",
+        f"Signed-By: {archive.key_file}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _yum_entry(archive: Archive) -> str:
+    lines = [
+        f"# Managed by gpunode (role {archive.role}): {archive.purpose}.",
+        f"[gpunode-{archive.role.replace('_', '-')}]",
+        f"name={archive.purpose}",
+        f"baseurl={archive.uri}",
+        "enabled=1",
+        f"gpgcheck={int(archive.signed_packages)}",
+        *([] if archive.signed_packages else ["repo_gpgcheck=1"]),
+        f"gpgkey=file://{archive.key_file}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def archive_file(sources: Iterable[Mapping[str, Any]], uri: str, own_file: str) -> str | None:

@@ -211,9 +211,9 @@ def picture_flavour(node: NodeFacts) -> str | None:
 
 
 def driver_input(
-    facts: Mapping[str, Any],
+    facts: NodeFacts | Mapping[str, Any],
     apt: Mapping[str, Any],
-    stack: Mapping[str, Any],
+    stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
     answer: Mapping[str, Any] | None,
 ) -> AptDriverInput:
@@ -223,9 +223,9 @@ def driver_input(
 
 
 def driver_plan(
-    facts: Mapping[str, Any],
+    facts: NodeFacts | Mapping[str, Any],
     apt: Mapping[str, Any],
-    stack: Mapping[str, Any],
+    stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
     answer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -325,9 +325,9 @@ def _used(node: NodeFacts) -> bool:
 
 
 def driver_question(
-    facts: Mapping[str, Any],
+    facts: NodeFacts | Mapping[str, Any],
     apt: Mapping[str, Any],
-    stack: Mapping[str, Any],
+    stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What ``apt_preview.py`` is asked for a node; the role adds ``files``, ``keys`` and ``preferences``."""
@@ -349,7 +349,9 @@ def driver_question(
     }
 
 
-def driver_removal(facts: Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()) -> dict[str, Any]:
+def driver_removal(
+    facts: NodeFacts | Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()
+) -> dict[str, Any]:
     """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``;
     ``restore``: what goes back to the distribution's version.
 

@@ -23,7 +23,7 @@ DAEMON = "nvidia-persistenced"
 EXPENDABLE = ["*nvidia*", "cuda-drivers*", "libnvsdm*", "libcuda*"]
 
 
-def package_manager(facts: Mapping[str, Any]) -> str | None:
+def package_manager(facts: NodeFacts | Mapping[str, Any]) -> str | None:
     """The program that manages the node's packages, by the catalog; None for a system that it does not know."""
     node = node_of(facts)
     row = load().os_of(node.os.id, node.os.version_id) if node.os else None
@@ -128,9 +128,9 @@ class DnfDriverInput:
 
 
 def _case(
-    facts: Mapping[str, Any],
+    facts: NodeFacts | Mapping[str, Any],
     dnf: Mapping[str, Any],
-    stack: Mapping[str, Any],
+    stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
     answer: Mapping[str, Any] | None,
 ) -> DnfDriverInput:
@@ -138,9 +138,9 @@ def _case(
 
 
 def dnf_plan(
-    facts: Mapping[str, Any],
+    facts: NodeFacts | Mapping[str, Any],
     dnf: Mapping[str, Any],
-    stack: Mapping[str, Any],
+    stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
     answer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -203,9 +203,9 @@ def _reboot_reasons(case: DnfDriverInput, loaded: str) -> list[str]:
 
 
 def dnf_refusals(
-    facts: Mapping[str, Any],
+    facts: NodeFacts | Mapping[str, Any],
     dnf: Mapping[str, Any],
-    stack: Mapping[str, Any],
+    stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
     answer: Mapping[str, Any],
 ) -> list[str]:
@@ -282,7 +282,7 @@ def dnf_error(said: str) -> str:
     return printable(f"dnf-refuses: {said}")
 
 
-def dnf_removal(facts: Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, Any]:
+def dnf_removal(facts: NodeFacts | Mapping[str, Any], dnf: Mapping[str, Any]) -> dict[str, Any]:
     """What goes with the driver: a question for ``dnf_transaction.py``, as ``dnf_plan`` gives it."""
     node = node_of(facts)
     return {

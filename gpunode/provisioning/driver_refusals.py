@@ -6,14 +6,16 @@ from typing import Any
 
 from gpunode.catalog.origins import upstream_version
 from gpunode.checks.words import listed
+from gpunode.facts import NodeFacts
 from gpunode.printable import printable
 from gpunode.provisioning.driver_apt import DRIVERS_OWN, FOR_KERNELS, AptDriverInput, driver_input
+from gpunode.stack import Stack
 
 
 def driver_refusals(
-    facts: Mapping[str, Any],
+    facts: NodeFacts | Mapping[str, Any],
     apt: Mapping[str, Any],
-    stack: Mapping[str, Any],
+    stack: Stack | Mapping[str, Any],
     settings: Mapping[str, Any],
     answer: Mapping[str, Any],
 ) -> list[str]:

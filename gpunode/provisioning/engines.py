@@ -130,12 +130,12 @@ def tcp_addresses(text: str | None, command: str | None) -> list[str]:
     return sorted({host for host in [*named, *re.findall(r"tcp://[^\s;\"']*", command or "")] if "tcp://" in host})
 
 
-def unknown_options(keys: Iterable[str], listing: str) -> list[str]:
-    """Return the keys of daemon.json that this dockerd does not have; ``listing`` is ``dockerd --help``.
+def unknown_options(keys: Iterable[str], options: Iterable[str]) -> list[str]:
+    """Return the keys of daemon.json that this dockerd does not have; ``options`` are those that it prints with --help.
 
     For engines before 23, whose dockerd cannot validate a file.
     """
-    known = set(re.findall(r"--([a-z0-9-]+)", listing)) | KEYS_WITHOUT_OPTION
+    known = {*options, *KEYS_WITHOUT_OPTION}
     singular = {"registry-mirrors": "registry-mirror", "insecure-registries": "insecure-registry"}
     return sorted(key for key in keys if not {key, singular.get(key, key), key.removesuffix("s")} & known)
 

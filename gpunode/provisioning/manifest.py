@@ -125,7 +125,7 @@ class UnitState(Part):
 class Question(Part):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
-    kind: Literal["apt_preview", "dnf_preview", "repository_key", "old_keys"]
+    kind: Literal["apt_preview", "dnf_preview", "repository_key", "old_keys", "signing_key"]
     body: dict[str, Any] = {}
     private: bool = False
     """The body holds a secret."""
@@ -146,6 +146,8 @@ class Manifest(Part):
     notes: tuple[str, ...] = ()
     """What the owner should know, one line each."""
     reboot_reasons: tuple[str, ...] = ()
+    restarts: dict[str, str] = {}
+    """Units whose restart is held back, with the reason."""
     values: dict[str, Any] = {}
     """What else the role's tasks read: plain data."""
     due_reasons: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """Which stack a node gets from the roles' variables, and the lock that keeps it: ``gpunode plan`` answers the same."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -9,45 +10,12 @@ from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.printable import printable
+from gpunode.provisioning.context import Context
 from gpunode.provisioning.documents import node_of, stack_of
 from gpunode.stack import PlanHost, Request, Stack, lock_document, picture_from_facts, plan, undetermined
+from gpunode.stack.model import Conflict, Installed
+from gpunode.stack.plan import PlanGroup
 from gpunode.variables import plain
-
-
-def stack(
-    facts: Mapping[str, Any],
-    wishes: Mapping[str, Any] | None = None,
-    lock: Mapping[str, Any] | None = None,
-    today: str | None = None,
-) -> dict[str, Any]:
-    """What ``gpunode plan`` answers for one node: ``{stack, conflict, undetermined, drift}``.
-
-    ``facts`` is a NodeFacts document, ``wishes`` a Request (``source``, ``driver``, ``cuda``, ``toolkit``,
-    ``kernel_module``), ``lock`` the variable ``gpunode_stack``. With a lock and no wish for a driver, the locked
-    release is wished. Exactly one of ``stack``, ``conflict`` and ``undetermined`` is not None.
-    """
-    try:
-        node = NodeFacts.model_validate(plain(facts))
-        request = Request.model_validate(plain(wishes or {}))
-        locked = Stack.model_validate(plain(lock)) if lock else None
-        day = date.fromisoformat(str(today)) if today else date.today()
-    except ValueError as err:
-        raise UsageError(f"no stack can be resolved from this: {err}") from None
-    if locked is not None and request.driver is None:
-        request = request.model_copy(
-            update={
-                "driver": locked.driver.version or str(locked.driver.branch),
-                "source": request.source or locked.source,
-                "kernel_module": request.kernel_module or locked.module.flavour,
-            }
-        )
-    catalog = load()
-    picture = picture_from_facts(node, catalog)
-    reason = undetermined(node, picture)
-    host = PlanHost(node.host, None if reason else picture, reason, plain(lock) if lock else None)
-    group = plan([host], request, catalog, day).groups[0]
-    return group.model_dump(mode="json", by_alias=True, exclude={"hosts"})
-
 
 # The options of gpunode plan that a conflict speaks of, as variables of the roles.
 VARIABLES = {
@@ -59,72 +27,155 @@ VARIABLES = {
 }
 
 
-def node_plan(
-    facts: Mapping[str, Any],
-    wishes: Mapping[str, Any],
-    lock: Mapping[str, Any] | None = None,
-    today: str | None = None,
-) -> dict[str, Any]:
-    """The answer of ``stack`` for the variables of the roles, and ``problems``: why it must not be carried out.
+@dataclass(frozen=True)
+class NodeStack:
+    """The resolver's answer for one node."""
 
-    ``wishes``: ``source`` and ``flavour`` (``auto``: no wish), ``version`` (``keep``: what is installed; on a node
-    without a driver what the resolver prefers), ``cuda``, ``toolkit`` (empty: no wish).
+    group: PlanGroup
+    problems: tuple[str, ...]
+    """Why it must not be carried out, one line each."""
+
+    @property
+    def stack(self) -> Stack | None:
+        """The stack; None where there are problems, or the node could not be looked at."""
+        return self.group.stack
+
+
+def of_context(facts: NodeFacts, context: Context) -> NodeStack:
+    """Return the stack that a node gets in a run of the roles."""
+    driver, cuda = context.settings_of("nvidia_driver"), context.settings_of("cuda")
+    toolkits = cuda["toolkit"] if isinstance(cuda["toolkit"], list | tuple) else [cuda["toolkit"]]
+    wishes = {
+        "source": driver["source"],
+        "version": driver["version"],
+        "flavour": driver["flavour"],
+        "cuda": cuda["version"],
+        # Of several toolkits the first one counts.
+        "toolkit": next(iter(toolkits), None),
+    }
+    return resolved(facts, wishes, context.lock, context.today)
+
+
+def resolved(
+    facts: NodeFacts, wishes: Mapping[str, Any], lock: Mapping[str, Any] | None = None, today: date | None = None
+) -> NodeStack:
+    """Return the stack for the variables of the roles.
+
+    ``wishes``: ``source`` and ``flavour`` (``auto``: no request), ``version`` (``keep``: what is installed; on a node
+    without a driver what the resolver prefers), ``cuda``, ``toolkit`` (empty: no request).
     """
     asked = {key: str(value) for key, value in plain(wishes).items() if value not in (None, "", "auto")}
-    node = node_of(facts)
-    picture = picture_from_facts(node, load())
+    picture = picture_from_facts(facts, load())
     installed = picture.installed if picture.installed and picture.installed.closure else None
-    source, flavour, version = asked.get("source"), asked.get("flavour"), asked.get("version", "keep")
-    request: dict[str, Any] = {"source": source, "kernel_module": flavour}
-    request |= {"cuda": asked.get("cuda"), "toolkit": asked.get("toolkit")}
     problems: list[str] = []
-    origins = {row.origin for row in installed.closure} if installed else set()
-    wished_of = source or next(iter(origins), None)
-    own = (
-        {upstream_version(row.version) for row in installed.closure if row.origin == wished_of} if installed else set()
-    )
+    version = asked.get("version", "keep")
     if version != "keep":
-        request["driver"] = version
-    elif installed and not lock and origins != {wished_of}:
-        if source and len(own) == 1:  # beside others that go: it stays what it is
-            request["driver"] = own.pop() if source == "nvidia" else own.pop().split(".", maxsplit=1)[0]
-    elif installed and not lock:
-        if installed.version is None:
-            problems.append(
-                "mixed-versions: the driver's packages are of several versions "
-                f"({', '.join(sorted({row.version for row in installed.closure}))}): say which one is to be, "
-                "with nvidia_driver_version"
-            )
-        elif flavour in (None, installed.flavour) or installed.flavour is None:
-            request["driver"] = "keep"
-        else:
-            request["driver"] = (
-                installed.version if installed.origins == ("nvidia",) else installed.version.split(".")[0]
-            )
+        driver: str | None = version
+    else:
+        driver = _kept(installed, asked.get("source"), asked.get("flavour"), problems) if not lock else None
+    try:
+        request = Request.model_validate(
+            {
+                "source": asked.get("source"),
+                "driver": driver,
+                "kernel_module": asked.get("flavour"),
+                "cuda": asked.get("cuda"),
+                "toolkit": asked.get("toolkit"),
+            }
+        )
+    except ValueError as err:
+        raise UsageError(f"no stack can be resolved from this: {err}") from None
     # Preflight names a .run file itself.
-    node = node.model_copy(
-        update={"foreign_installs": tuple(one for one in node.foreign_installs or () if one.kind != "driver-runfile")}
-    )
-    wanted = {key: value for key, value in request.items() if value is not None}
-    answer = stack(node.model_dump(mode="json"), wanted, lock, today)
-    if answer["undetermined"]:
-        problems.append(f"undetermined: {answer['undetermined']}")
-    if answer["conflict"] and not problems:
-        problems.append(f"no-stack: {_words(answer['conflict'])}")
-    return {**answer, "problems": list(map(printable, problems))}
+    known = tuple(one for one in facts.foreign_installs or () if one.kind != "driver-runfile")
+    group = _answer(facts.model_copy(update={"foreign_installs": known}), request, lock, today or date.today())
+    if group.undetermined:
+        problems.append(f"undetermined: {group.undetermined}")
+    if group.conflict and not problems:
+        problems.append(f"no-stack: {_words(group.conflict)}")
+    return NodeStack(group, tuple(map(printable, problems)))
 
 
-def _words(conflict: Mapping[str, Any]) -> str:
+def _kept(installed: Installed | None, source: str | None, flavour: str | None, problems: list[str]) -> str | None:
+    """The driver request that keeps what is installed; None where nothing is, or nothing of it can stay."""
+    if installed is None:
+        return None
+    origins = {row.origin for row in installed.closure}
+    wanted = source or next(iter(origins), None)
+    if origins != {wanted}:
+        own = {upstream_version(row.version) for row in installed.closure if row.origin == wanted}
+        if not source or len(own) != 1:
+            return None
+        # Beside packages of others, which go, it stays what it is.
+        return own.pop() if source == "nvidia" else own.pop().split(".", maxsplit=1)[0]
+    if installed.version is None:
+        problems.append(
+            "mixed-versions: the driver's packages are of several versions "
+            f"({', '.join(sorted({row.version for row in installed.closure}))}): name the requested one with "
+            "nvidia_driver_version"
+        )
+        return None
+    if flavour in (None, installed.flavour) or installed.flavour is None:
+        return "keep"
+    return installed.version if installed.origins == ("nvidia",) else installed.version.split(".")[0]
+
+
+def _answer(node: NodeFacts, request: Request, lock: Mapping[str, Any] | None, today: date) -> PlanGroup:
+    catalog = load()
+    picture = picture_from_facts(node, catalog)
+    reason = undetermined(node, picture)
+    host = PlanHost(node.host, None if reason else picture, reason, plain(lock) if lock else None)
+    return plan([host], request, catalog, today).groups[0]
+
+
+def _words(conflict: Conflict) -> str:
     """A conflict and the nearest stacks in one line, in the words of the roles' variables."""
-    terms = " + ".join(f"{term['name']} {term['value']}" for term in conflict["terms"])
-    text = f"{terms} cannot hold together: {'; '.join(clash['text'] for clash in conflict['clashes'])}"
-    offers = [f"{' and '.join(offer['change'])} ({offer['summary']})" for offer in conflict["offers"]]
+    terms = " + ".join(f"{term.name} {term.value}" for term in conflict.terms)
+    text = f"{terms} cannot hold together: {'; '.join(clash.text for clash in conflict.clashes)}"
+    offers = [f"{' and '.join(offer.change)} ({offer.summary})" for offer in conflict.offers]
     near = f"; nearest that can: {'; '.join(offers)}" if offers else ""
     for option, variable in VARIABLES.items():
         near = near.replace(option, variable)
     return " ".join((text + near).split())
 
 
+# --- the same on documents, for filters
+
+
+def stack(
+    facts: Mapping[str, Any],
+    wishes: Mapping[str, Any] | None = None,
+    lock: Mapping[str, Any] | None = None,
+    today: str | None = None,
+) -> dict[str, Any]:
+    """Return what ``gpunode plan`` answers for one node: ``{stack, conflict, undetermined, drift}``.
+
+    ``facts`` is a NodeFacts document, ``wishes`` a Request (``source``, ``driver``, ``cuda``, ``toolkit``,
+    ``kernel_module``), ``lock`` the variable ``gpunode_stack``. Exactly one of ``stack``, ``conflict`` and
+    ``undetermined`` is not None.
+    """
+    try:
+        request = Request.model_validate(plain(wishes or {}))
+        day = date.fromisoformat(str(today)) if today else date.today()
+    except ValueError as err:
+        raise UsageError(f"no stack can be resolved from this: {err}") from None
+    return _document(_answer(node_of(facts), request, lock, day))
+
+
+def node_plan(
+    facts: Mapping[str, Any],
+    wishes: Mapping[str, Any],
+    lock: Mapping[str, Any] | None = None,
+    today: str | None = None,
+) -> dict[str, Any]:
+    """Return the answer of ``stack`` for the variables of the roles, and ``problems``; see ``resolved``."""
+    found = resolved(node_of(facts), wishes, lock, date.fromisoformat(str(today)) if today else None)
+    return {**_document(found.group), "problems": list(found.problems)}
+
+
+def _document(group: PlanGroup) -> dict[str, Any]:
+    return group.model_dump(mode="json", by_alias=True, exclude={"hosts"})
+
+
 def lock(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A stack as the variables of a lock file, as ``gpunode plan --write`` writes them: ``{gpunode_stack: …}``."""
+    """Return a stack as the variables of a lock file, as ``gpunode plan --write`` writes them."""
     return lock_document(stack_of(resolved))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpunode.provisioning import docker, nvidia_driver, nvidia_fabric
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import Look, NodeState
@@ -10,5 +11,13 @@ from gpunode.provisioning.state import Look, NodeState
 Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 """(state, the role's settings without its name in front, the run) to manifest; pure."""
 
-PLANS: dict[str, Plan] = {}
-LOOKS: dict[str, Look] = {}
+PLANS: dict[str, Plan] = {
+    "docker": docker.plan,
+    "nvidia_driver": nvidia_driver.plan,
+    "nvidia_fabric": nvidia_fabric.plan,
+}
+LOOKS: dict[str, Look] = {
+    "docker": docker.LOOK,
+    "nvidia_driver": nvidia_driver.LOOK,
+    "nvidia_fabric": nvidia_fabric.LOOK,
+}

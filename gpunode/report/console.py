@@ -109,6 +109,8 @@ class _Writer:
         if on:
             number = f" ({len(on)} nodes)" if len(on) > 1 else ""
             self.line(Text(f"on: {printable(fold(on))}{number}"), indent + 6)
+        if told.observed:
+            self.line(Text(f"observed only, counts for nothing: {printable(told.observed)}", "dim"), indent + 6)
         if told.source and told.status not in QUIET:
             self.line(Text(f"expected by: {printable(told.source)}", "dim"), indent + 6)
         if told.remedy:
@@ -116,6 +118,8 @@ class _Writer:
 
     def end(self, document: Report) -> None:
         simulated = [node for node in document.nodes if node.simulated]
+        for line in dict.fromkeys(line for node in document.nodes if node.policy for line in node.policy.expired):
+            self.line(Text(f"policy: {printable(line)}", "yellow"))
         if len(document.nodes) > 1:
             tally = [
                 f"{len([node for node in document.nodes if node.status is status])} {status.value}"
@@ -138,6 +142,7 @@ def in_words(counts: Counts) -> str:
         (counts.warn, "warned"),
         (counts.pass_, "passed"),
         (counts.skip, "skipped"),
+        (counts.observed, "observed only"),
     )
     return ", ".join(f"{number} {word}" for number, word in words if number) or "no check was run"
 

@@ -42,6 +42,8 @@ class Told:
     message: str
     source: str | None
     remedy: str | None
+    observed: str | None = None
+    """Why it counts for nothing."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,19 @@ def of_node(findings: Iterable[Finding]) -> list[Told]:
 
     Errors with the same message are one, whichever checks have them: the remedy is that of the first by cause.
     """
-    components: dict[tuple[Status, str, str, str | None, str | None], list[str]] = defaultdict(list)
+    components: dict[tuple[Status, str, str, str | None, str | None, str | None], list[str]] = defaultdict(list)
     for found in findings:
-        components[found.status, found.check, found.message, found.source, found.remedy].append(found.component)
-    groups: dict[tuple[Status, str, tuple[str, ...], str, str | None], list[tuple[str, str | None]]] = defaultdict(list)
-    for (status, check, message, source, remedy), names in components.items():
+        key = (found.status, found.check, found.message, found.source, found.remedy, found.observed)
+        components[key].append(found.component)
+    groups: dict[tuple[Status, str, tuple[str, ...], str, str | None, str | None], list[tuple[str, str | None]]]
+    groups = defaultdict(list)
+    for (status, check, message, source, remedy, observed), names in components.items():
         # An error is about data that is missing, not about what the check looks at.
         own = "" if status is Status.ERROR else f"{check} {remedy}"
-        groups[status, own, tuple(names), message, source].append((check, remedy))
+        groups[status, own, tuple(names), message, source, observed].append((check, remedy))
     return [
-        Told(status, tuple(check for check, _ in checks), names, message, source, _remedy(checks))
-        for (status, _, names, message, source), checks in groups.items()
+        Told(status, tuple(check for check, _ in checks), names, message, source, _remedy(checks), observed)
+        for (status, _, names, message, source, observed), checks in groups.items()
     ]
 
 

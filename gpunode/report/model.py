@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.checks import Category, Finding, Gpu, Identity, Level, Stack, State, Status, registry
 from gpunode.checks.actions import most_severe
+from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CATEGORIES, OF_PREFIX
 from gpunode.errors import Exit
 
@@ -43,6 +44,14 @@ class CategoryReport(Part):
     components: tuple[str, ...]
 
 
+class PolicyReport(Part):
+    """How strict the judgement was."""
+
+    source: str
+    expired: tuple[str, ...]
+    """Rules whose last day is over: their checks count again."""
+
+
 class NodeReport(Part):
     """One node."""
 
@@ -58,6 +67,8 @@ class NodeReport(Part):
     """What a scheduler should do with the node: the most severe of its findings'."""
     categories: tuple[CategoryReport, ...] = ()
     """Those of which at least one finding is there."""
+    policy: PolicyReport | None = None
+    """None: the checks' own limits hold."""
     findings: tuple[Finding, ...]
 
 
@@ -129,7 +140,13 @@ def category_of(check_id: str) -> Category:
     return OF_PREFIX.get(check_id.partition(".")[0], "host")
 
 
-def judged(host: str, identity: Identity, findings: Sequence[Finding], seconds: float | None) -> NodeReport:
+def judged(
+    host: str,
+    identity: Identity,
+    findings: Sequence[Finding],
+    seconds: float | None,
+    policy: Policy = NO_POLICY,
+) -> NodeReport:
     """The report on a node whose data was judged."""
     return NodeReport(
         host=host,
@@ -140,6 +157,7 @@ def judged(host: str, identity: Identity, findings: Sequence[Finding], seconds: 
         gpus=identity.gpus,
         recommended_state=most_severe(finding.recommended_state for finding in counting(findings)),
         categories=by_category(findings),
+        policy=PolicyReport(source=policy.source, expired=policy.expired) if policy.source else None,
         findings=tuple(findings),
     )
 

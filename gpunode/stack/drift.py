@@ -143,6 +143,19 @@ def _installed_words(installed: Installed | None) -> str | None:
     return f"{version}{flavour} from {' and '.join(installed.origins)}"
 
 
+def with_lock(request: Request, lock: Stack | None) -> Request:
+    """Return the request with the locked driver, source and flavour, where it names no driver itself."""
+    if lock is None or request.driver is not None:
+        return request
+    return request.model_copy(
+        update={
+            "driver": lock.driver.version or str(lock.driver.branch),
+            "source": request.source or lock.source,
+            "kernel_module": request.kernel_module or lock.module.flavour,
+        }
+    )
+
+
 def lock_document(stack: Stack) -> dict[str, Any]:
     """The variables of a lock file: the stack under ``gpunode_stack``, as plain values.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from gpunode.catalog import Catalog
-from gpunode.stack.drift import Drift, Wanted, drifts, joined, read_lock
+from gpunode.stack.drift import Drift, Wanted, drifts, joined, read_lock, with_lock
 from gpunode.stack.model import Conflict, Model, NodePicture, Request, Stack
 from gpunode.stack.resolve import resolve
 
@@ -52,26 +52,30 @@ class Plan(Model):
 
 
 def plan(hosts: Iterable[PlanHost], request: Request, catalog: Catalog, today: date) -> Plan:
-    """Resolve each different picture once. Raises UsageError for names that the catalog does not know."""
-    members: dict[str, list[PlanHost]] = {}
+    """Resolve each different picture once; a host's lock decides where the request names no driver.
+
+    Raises UsageError for names that the catalog does not know.
+    """
+    members: dict[tuple[str, Request], list[PlanHost]] = {}
     failed: dict[str, list[str]] = {}
     for host in hosts:
         if host.picture is None:
             failed.setdefault(host.reason or "no answer", []).append(host.name)
         else:
-            members.setdefault(host.picture.model_dump_json(), []).append(host)
-    groups = [_group(same, request, catalog, today) for same in members.values()]
+            wanted = with_lock(request, read_lock(host.lock, host.name))
+            members.setdefault((host.picture.model_dump_json(), wanted), []).append(host)
+    groups = [_group(same, request, wanted, catalog, today) for (_, wanted), same in members.items()]
     groups += [PlanGroup(hosts=tuple(sorted(names)), undetermined=why) for why, names in failed.items()]
     ordered = tuple(sorted(_merged(groups), key=lambda group: group.hosts))
     stale = catalog.stale(today)
     return Plan(today=today, request=request, groups=ordered, notes=(stale,) if stale else ())
 
 
-def _group(same: list[PlanHost], request: Request, catalog: Catalog, today: date) -> PlanGroup:
+def _group(same: list[PlanHost], request: Request, wanted: Request, catalog: Catalog, today: date) -> PlanGroup:
     picture = same[0].picture
     if picture is None:
         raise ValueError("a host without a picture is in no group")
-    answer = resolve(request, picture, catalog, today)
+    answer = resolve(wanted, picture, catalog, today)
     names = tuple(sorted(host.name for host in same if host.name))
     locks = {host.name: read_lock(host.lock, host.name) for host in same}
     drift = drifts(Wanted(request, picture, catalog, today), locks) if picture.observed else ()

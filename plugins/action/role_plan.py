@@ -43,6 +43,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if due and not self._task.check_mode:
             # What follows changes the node: the next plan looks again.
             self.node.forget("state")
+        result["ansible_facts"] = {"gpunode_restart_required": self.restarts(role, manifest)}
         result["warnings"] = [printable(note) for note in manifest.notes]
         return {
             **result,
@@ -87,6 +88,14 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             found[name] = json.loads(str(answer["answer"]))
             self.node.keep(f"answer-{digests[name]}", json.dumps(found[name]))
         return found
+
+    def restarts(self, role: str, manifest: Manifest) -> dict[str, str]:
+        """Return the units whose restart is held back, with the reason, of all roles of this run."""
+        by_role = self.node.read("restarts") or {}
+        if manifest.restarts != by_role.get(role, {}):
+            by_role[role] = dict(manifest.restarts)
+            self.node.keep("restarts", json.dumps(by_role))
+        return {unit: reason for units in by_role.values() for unit, reason in units.items()}
 
     def remember_reboot(self, role: str, manifest: Manifest) -> None:
         """Keep why the node has to be rebooted, by role, for the playbook that does it."""

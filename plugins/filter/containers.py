@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -82,7 +83,7 @@ class FilterModule:
             "docker_wishes": docker_wishes,
             "merged_daemon": merged_daemon,
             "unknown_daemon_keys": lambda keys, text: answered(
-                lambda: engines.unknown_options(plain(keys) or (), text)
+                lambda: engines.unknown_options(plain(keys) or (), re.findall(r"--([a-z0-9-]+)", text))
             ),
             "restart_obstacles": restart_obstacles,
             "tcp_sockets": lambda text, command: answered(lambda: engines.tcp_addresses(text, command)),

@@ -14,7 +14,7 @@ options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, repository_key, old_keys]
+    choices: [apt_preview, dnf_preview, repository_key, old_keys, signing_key]
     required: true
   question:
     description: The question.
@@ -56,6 +56,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     dnf_transaction,
     old_keys,
     repository_key,
+    signing_key,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
@@ -68,7 +69,7 @@ def main() -> None:
         argument_spec={
             "kind": {
                 "type": "str",
-                "choices": ["apt_preview", "dnf_preview", "repository_key", "old_keys"],
+                "choices": ["apt_preview", "dnf_preview", "repository_key", "old_keys", "signing_key"],
                 "required": True,
             },
             "question": {"type": "dict", "default": {}},
@@ -89,6 +90,7 @@ def main() -> None:
         "apt_preview": apt_preview.answered,
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
         "repository_key": repository_key.answered,
+        "signing_key": signing_key.answered,
         "old_keys": lambda _: {"files": old_keys.found(change=False)},
     }
     module.exit_json(changed=False, answer=json.dumps(answers[kind](question)))

@@ -48,10 +48,10 @@ def test_a_second_start_is_the_same_repository(lab: Lab, vendor: Vendor) -> None
     assert len(lab.nodes()) == 1
 
 
-def test_unpinned_the_meta_of_a_branch_drifts_to_the_next_branch(shell: Shell) -> None:
-    would = shell.would("install cuda-drivers-580")
-    assert would["cuda-drivers-580"] == NEWER
-    assert would["nvidia-kernel-dkms"] == "610.57.04-1"  # 615 has open modules alone
+def test_unpinned_the_meta_of_a_release_drifts_to_the_newest_branch(shell: Shell) -> None:
+    would = shell.would("install nvidia-open=595.91.07-1")
+    assert would["nvidia-open"] == "595.91.07-1"
+    assert would["nvidia-kernel-open-dkms"] == NEXT
     assert would["libnvidia-ml1"] == NEXT
 
 

@@ -150,7 +150,8 @@ def test_a_locked_version_stays(rocky: Shell) -> None:
     rocky.do("dnf --assumeyes module enable nvidia-driver:580-open")
     rocky.do(
         "dnf --assumeyes install '*nvidia-open-580.95.05*' nvidia-driver-580.95.05 kmod-nvidia-open-dkms-580.95.05 "
-        "nvidia-kmod-common-580.95.05 nvidia-driver-cuda-580.95.05"
+        "nvidia-kmod-common-580.95.05 nvidia-driver-cuda-580.95.05 nvidia-modprobe-580.95.05 "
+        "nvidia-persistenced-580.95.05"
     )
     assert versions(rocky) == {"580.95.05"}
     assert rocky.ask("dnf --quiet check-update")[0] == 100

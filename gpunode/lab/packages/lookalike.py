@@ -48,6 +48,8 @@ Package: *
 Pin: release o=Debian
 Pin-Priority: 400
 """
+# Debian's headers are there for the simulated kernels; a kernel of their own they are not, for which DKMS would build.
+_NO_KERNEL_OF_DEBIAN = "path-exclude=/lib/modules/*-cloud-amd64/*\n"
 _OS_RELEASE = f"""
 dpkg-divert --quiet --local --rename --add /usr/lib/os-release
 install -m 0644 /{_FOLDER}/os-release /usr/lib/os-release
@@ -90,6 +92,7 @@ def files_of(system: str) -> dict[str, str]:
         }
     files["etc/lsb-release"] = text_of("files/ubuntu.lsb-release").format(**values)
     files["etc/apt/preferences.d/gpunode-lab-base"] = _PREFERENCES
+    files["etc/dpkg/dpkg.cfg.d/gpunode-lab"] = _NO_KERNEL_OF_DEBIAN
     for built in kernel(like.codename):
         tree = f"{_KERNEL}/{built.name}"
         control = {"Package": built.name, "Version": built.version, "Architecture": built.architecture, **built.fields}

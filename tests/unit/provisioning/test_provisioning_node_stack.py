@@ -51,7 +51,7 @@ def test_a_bus_that_was_not_seen_is_undetermined(facts: dict[str, Any]) -> None:
     [
         ({"driver": "9999"}, None, "9999"),
         ({"drivr": "580"}, None, "drivr"),
-        ({}, {"schema": "gpunode.stack/1"}, "no stack can be resolved"),
+        ({}, {"schema": "gpunode.stack/1"}, "not a valid stack"),
     ],
 )
 def test_what_is_wrong_is_named(facts: dict[str, Any], wishes: Any, lock: Any, words: str) -> None:

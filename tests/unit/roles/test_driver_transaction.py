@@ -1,6 +1,8 @@
 """Which transaction the driver's plan becomes, by a real apt over the recorded indexes; nothing is installed."""
 
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 from apt_scripts import load
 from driver_samples import APT, BUNDLE, DAY, WISHES, facts_of, settings_of
-from recorded_world import DISTRIBUTIONS_DKMS, RELEASES, World
+from recorded_world import DISTRIBUTIONS_DKMS, RELEASES, World, stanza
 
 from gpunode.catalog.origins import closure_line, upstream_version
 from gpunode.provisioning.driver_apt import driver_plan, driver_question
@@ -26,6 +28,8 @@ SYSTEMS = {
 }
 GPUS = {"T4": ("1eb8", 1, ()), "L40S": ("26b9", 4, ()), "H100": ("2330", 8, ("22a3",) * 4)}
 """Device id and number of the GPUs, and NVSwitches beside them."""
+OTHERS = {"libxnvctrl0": "ubuntu"}
+"""Packages with a driver's names that the distribution publishes."""
 
 
 @pytest.fixture
@@ -75,10 +79,10 @@ class Node:
                 "installed": True,
                 "state": "install ok installed",
                 "held": False,
-                "published": None if name in ("libc6", "dkms", "dh-dkms") else "nvidia",
+                "published": OTHERS.get(name, "nvidia"),
             }
             for name, version in self.world.installed.items()
-            if name.startswith(("nvidia", "libnv", "libcuda", "cuda", "firmware", "xserver"))
+            if name.startswith(("nvidia", "libnv", "libcuda", "libxnv", "cuda", "firmware", "xserver"))
         ]
         return {**self.facts, "packages": rows}
 
@@ -113,7 +117,7 @@ class Node:
         return {
             name: upstream_version(version)
             for name, version in self.world.installed.items()
-            if closure_line(name, name, "nvidia")
+            if name not in OTHERS and closure_line(name, name, "nvidia")
         }
 
 
@@ -230,3 +234,108 @@ def test_dkms_goes_back_with_the_switch_to_the_distributions_driver(node_of: Any
         assert node.preview.restored(question, tools[1]) == ["dkms=3.0.11-1ubuntu13"]
         said = node.preview.simulate(*tools, ["dkms=3.0.11-1ubuntu13"])
     assert [(row["name"], row["version"]) for row in said["install"]] == [("dkms", "3.0.11-1ubuntu13")]
+
+
+# --- facts that no record settles: the installer works both ways
+
+
+def rewritten(node: Node, change: Callable[[str], str]) -> None:
+    """Publish NVIDIA's repository with each package's stanza changed; an empty one is left out."""
+    stanzas = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8").strip().split("\n\n")
+    changed = [change(one) for one in stanzas]
+    assert changed != stanzas
+    text = "".join(f"{one}\n\n" for one in changed if one)
+    node.world.publish("cuda", text, "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
+
+
+def moved(node: Node, branch: str) -> None:
+    """Have the node moved to a branch, and see that it has nothing of another."""
+    facts, stack, said = node.ask(version={"570": "570.172.08"}.get(branch, branch))
+    assert driver_refusals(facts, node.apt_state(), stack, {**node.settings(stack), "switch": False}, said) == []
+    node.world.carry_out(said)
+    assert {release.split(".")[0] for release in node.closure().values()} == {branch}, node.closure()
+    again = driver_plan(node.seen(), node.apt_state(), stack, node.settings(stack), said)
+    assert (again["missing"], again["going"], again["wrong_versions"]) == ([], [], [])
+
+
+UP_AND_DOWN = ("570", "580", "595", "610", "595", "580", "570")
+
+
+def test_names_with_a_branch_give_way_though_nothing_conflicts(node_of: Any) -> None:
+    node = node_of("ubuntu2404")
+    rewritten(node, lambda text: re.sub(r"(?m)^(Conflicts|Replaces): .*\n", "", text))
+    for branch in UP_AND_DOWN:
+        moved(node, branch)
+        old = {name for name in node.closure() if re.search(r"-5[78]0(-|$)", name)}
+        assert {re.findall(r"5[78]0", name)[0] for name in old} <= {branch}
+
+
+def test_transitional_packages_under_the_old_names_change_nothing(node_of: Any) -> None:
+    node = node_of("ubuntu2404")
+    text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
+    for old, new in (("nvidia-utils-580", "libnvidia-compute"), ("libnvidia-cfg1-580", "libnvidia-cfg1")):
+        text += stanza(old, "595.91.07-1ubuntu1", [f"{new} (>= 595.91.07)"])
+    node.world.publish("cuda", text, "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
+    for branch in ("580", "595", "580"):
+        moved(node, branch)
+
+
+@pytest.mark.parametrize("system", ["debian12", "debian13"])
+def test_nvidias_dkms_may_have_no_epoch_on_debian(node_of: Any, system: str) -> None:
+    node = node_of(system)
+    rewritten(node, lambda text: text.replace("Version: 1:3.4.1-1", "Version: 3.4.1-1"))
+    moved(node, "595")
+    # Debian 13's own is new enough, and stays.
+    assert node.world.installed["dkms"] == {"debian12": "3.4.1-1", "debian13": DISTRIBUTIONS_DKMS["debian13"]}[system]
+
+
+def test_where_debians_dkms_is_new_enough_nvidias_need_not_be_there(node_of: Any) -> None:
+    node = node_of("debian13")
+    rewritten(node, lambda text: "" if text.startswith("Package: dkms\n") else text)
+    moved(node, "595")
+
+
+def second_revision(node: Node, *without: str) -> None:
+    """Publish 610.57.04 a second time, but for these packages."""
+    text = (node.world.folder / "cuda" / "Packages").read_text(encoding="utf-8")
+    older = [one for one in text.split("\n\n") if "Version: 610.57.04-1ubuntu1" in one]
+    newer = [one.replace("610.57.04-1ubuntu1", "610.57.04-2ubuntu1") for one in older]
+    kept = [one for one in newer if one.split()[1] not in without]
+    node.world.publish("cuda", text + "\n\n".join([*kept, ""]), "Origin: NVIDIA\nLabel: NVIDIA CUDA\n")
+
+
+def test_of_two_revisions_of_a_release_the_whole_closure_has_one(node_of: Any) -> None:
+    node = node_of("ubuntu2404")
+    second_revision(node)
+    moved(node, "610")
+    revisions = {version for name, version in node.world.installed.items() if closure_line(name, name, "nvidia")}
+    assert revisions == {"610.57.04-2ubuntu1"}
+
+
+def test_a_revision_that_is_there_in_part_is_refused_with_apts_reason(node_of: Any) -> None:
+    node = node_of("ubuntu2404")
+    second_revision(node, "nvidia-persistenced")
+    with pytest.raises(node.preview.AptError, match=r"nvidia-persistenced \(= 610\.57\.04-2ubuntu1\) but"):
+        node.ask(version="610")
+
+
+def test_a_metapackage_may_be_tied_to_its_own_release(node_of: Any) -> None:
+    node = node_of("ubuntu2404")
+    rewritten(
+        node, lambda text: text.replace("(>= ", "(= ") if re.match("Package: (nvidia-open|cuda-d)", text) else text
+    )
+    for branch in ("580", "595"):
+        moved(node, branch)
+
+
+@pytest.mark.parametrize("strength", ["Depends", "Recommends"])
+def test_a_library_that_hwloc_brings_is_no_driver(node_of: Any, strength: str) -> None:
+    node = node_of("ubuntu2404")
+    text = (node.world.folder / "archive" / "Packages").read_text(encoding="utf-8")
+    hwloc = stanza("libhwloc-plugins", "2.10.0-1", [], f"{strength}: libxnvctrl0\n")
+    node.world.publish("archive", text + hwloc, "Origin: Ubuntu\nLabel: Ubuntu\n")
+    node.world.installed |= {"libhwloc-plugins": "2.10.0-1", "libxnvctrl0": "510.47.03-0ubuntu4"}
+    moved(node, "595")
+    assert node.world.installed.get("libxnvctrl0") in (None, "510.47.03-0ubuntu4")
+    if strength == "Depends":
+        assert "libhwloc-plugins" in node.world.installed

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from plugin_loader import load
 
 from gpunode.catalog import load as catalog
+from gpunode.provisioning.keys import fingerprints_of, key_problem
 
-openpgp = load("openpgp")
 URL = "https://download.docker.com/linux/debian/gpg"
 needs_gpg = pytest.mark.skipif(shutil.which("gpg") is None, reason="no gpg on this machine: apt-get install gnupg")
 
@@ -40,40 +39,40 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]
 @pytest.mark.parametrize("name", ["rsa", "ed"])
 def test_the_fingerprint_is_the_one_that_gpg_says(keys: dict[str, tuple[str, str]], name: str) -> None:
     fingerprint, text = keys[name]
-    assert openpgp.fingerprints_of(text) == [fingerprint]
+    assert fingerprints_of(text) == [fingerprint]
     spaced = " ".join(fingerprint[start : start + 4] for start in range(0, 40, 4)).lower()
-    assert openpgp.key_problem(text.replace("\n", "\r\n"), URL, [spaced]) == ""
+    assert key_problem(text.replace("\n", "\r\n"), URL, [spaced]) == ""
 
 
 @needs_gpg
 def test_another_key_is_refused_also_beside_the_publishers(keys: dict[str, tuple[str, str]]) -> None:
     pinned = [keys["rsa"][0]]
     for name in ("ed", "both"):
-        problem = openpgp.key_problem(keys[name][1], URL, pinned)
+        problem = key_problem(keys[name][1], URL, pinned)
         assert keys["ed"][0] in problem
         assert keys["rsa"][0] in problem
-    assert openpgp.key_problem(keys["rsa"][1] + keys["ed"][1], URL, pinned)
-    assert openpgp.key_problem(keys["ed"][1], "/etc/site.asc", []) == ""
+    assert key_problem(keys["rsa"][1] + keys["ed"][1], URL, pinned)
+    assert key_problem(keys["ed"][1], "/etc/site.asc", []) == ""
 
 
 @pytest.mark.parametrize("text", ["", "<html>proxy</html>", "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n!!\n"])
 def test_what_is_no_key_is_refused(text: str) -> None:
-    assert "no armored OpenPGP key" in openpgp.key_problem(text, URL, ["0" * 40])
-    assert "no armored OpenPGP key" in openpgp.key_problem(text, "/etc/site.asc")
+    assert "no armored OpenPGP key" in key_problem(text, URL, ["0" * 40])
+    assert "no armored OpenPGP key" in key_problem(text, "/etc/site.asc")
 
 
 @needs_gpg
 def test_a_key_that_is_cut_short_is_refused(keys: dict[str, tuple[str, str]]) -> None:
     lines = keys["rsa"][1].splitlines()
     cut = "\n".join([*lines[:4], lines[-1]]) + "\n"
-    assert openpgp.key_problem(cut, URL, [keys["rsa"][0]])
+    assert key_problem(cut, URL, [keys["rsa"][0]])
 
 
 @pytest.mark.parametrize("source", ["http://download.docker.com/linux/debian/gpg", "ftp://mirror/gpg"])
 def test_an_address_that_is_not_https_is_refused(source: str) -> None:
-    assert "https only" in openpgp.key_problem(None, source)
-    assert openpgp.key_problem(None, source.replace("http://", "https://").replace("ftp://", "https://")) == ""
-    assert openpgp.key_problem(None, "/etc/site.asc") == ""
+    assert "https only" in key_problem(None, source)
+    assert key_problem(None, source.replace("http://", "https://").replace("ftp://", "https://")) == ""
+    assert key_problem(None, "/etc/site.asc") == ""
 
 
 def test_the_role_asks_before_it_fetches_and_before_it_trusts() -> None:

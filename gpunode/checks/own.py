@@ -1,0 +1,83 @@
+"""A site's own checks in Python: packages that name a module under the entry point ``gpunode.checks``."""
+
+import contextlib
+import io
+import signal
+import threading
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from gpunode.checks.registry import Expectation, Registry, Status, Verdict
+from gpunode.facts.node import NodeFacts
+
+GROUP = "gpunode.checks"
+LOAD_S = 5
+"""Of one package's module."""
+
+
+class _TooSlow(BaseException):
+    """Not an Exception: the module that is loaded shall not catch it."""
+
+
+def load_packages(registry: Registry) -> None:
+    """Register the checks of every installed package; one that cannot be loaded is a check that says so."""
+    loaded = registry.packages
+    for point in entry_points(group=GROUP):
+        origin = f"package {point.dist.name if point.dist else point.value}"
+        if (point.name, point.value) in loaded:
+            continue
+        loaded.add((point.name, point.value))
+        try:
+            with registry.loading(origin) as ids:
+                _load(point)
+            reason = None if ids else f"{point.value} registers no check"
+        except BaseException as err:
+            if isinstance(err, KeyboardInterrupt):
+                raise
+            reason = f"it took more than {LOAD_S} s" if isinstance(err, _TooSlow) else f"{type(err).__name__}: {err}"
+        if reason is not None:
+            _broken(registry, point.name, origin, reason)
+
+
+def _load(point: EntryPoint) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), _limited():
+        point.load()
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame: Any) -> None:  # noqa: ARG001
+        raise _TooSlow
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LOAD_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _broken(registry: Registry, name: str, origin: str, reason: str) -> None:
+    """Register a check that reports that a package's checks are not there: silence would pass for health."""
+    words = " ".join(reason.split())[:300]
+    safe = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "package"
+
+    def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+        yield Verdict(Status.ERROR, f"the checks of {origin} could not be loaded: {words}")
+
+    check_id = f"own.{safe}"
+    if check_id not in registry:
+        registry.check(
+            check_id,
+            category="host",
+            means=f"The checks of {origin} are loaded.",
+            remedy="Mend or remove the package; gpunode checks test FILE tries its checks.",
+            state="none",
+            actions=("none",),
+        )(judge)

@@ -1,0 +1,151 @@
+"""The site's policy: ``--policy FILE``, and ``gpunode_policy`` of an inventory."""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from gpunode.catalog import load
+from gpunode.checks import registry
+from gpunode.checks.policy import Policy, Rule
+from gpunode.checks.thresholds import EVERY, Number, Threshold
+from gpunode.cli.nearest import unknown
+from gpunode.cli.own_checks import load_files
+from gpunode.cli.yaml_file import kind_of, read_mapping
+from gpunode.errors import UsageError
+
+VARIABLE = "gpunode_policy"
+KEYS = ("thresholds", "checks", "own_checks")
+RULE_KEYS = ("mode", "reason", "until")
+MODES = ("mute", "observe")
+
+
+def today() -> date:
+    """The date in UTC."""
+    return datetime.now(UTC).date()
+
+
+def read_policy(path: Path, on: date, option: str = "--policy") -> Policy:
+    """Read a policy file as it holds on a day, and register the own checks that it names.
+
+    Raises UsageError with one line that names file, key and what would be right.
+    """
+    content, _ = read_mapping(option, path, ", ".join(KEYS))
+    return policy_of(content, f"{option} {path}", f"policy {path.name}", path.parent, on)
+
+
+def policy_of(content: Mapping[Any, Any], where: str, source: str, folder: Path, on: date) -> Policy:
+    """Return the policy of a mapping. ``where`` begins the messages, ``source`` is what findings name."""
+    for key in content:
+        if key not in KEYS:
+            raise UsageError(f"{where}: {unknown('key', str(key), KEYS)}")
+    own = load_files(_list(content.get("own_checks"), f"{where}: own_checks"), folder, where)
+    rules, expired = _rules(_mapping(content.get("checks"), f"{where}: checks"), f"{where}: checks", on)
+    values = _mapping(content.get("thresholds"), f"{where}: thresholds")
+    thresholds = {str(name): _values(str(name), value, f"{where}: thresholds") for name, value in values.items()}
+    return Policy(source, thresholds, rules, tuple(expired), own)
+
+
+def _rules(entries: Mapping[Any, Any], where: str, on: date) -> tuple[dict[str, Rule], list[str]]:
+    rules, expired = {}, []
+    for name, entry in entries.items():
+        if name not in registry:
+            raise UsageError(f"{where}: {unknown('check', str(name), [check.id for check in registry])}")
+        rule = _rule(_mapping(entry, f"{where}: {name}"), f"{where}: {name}")
+        if rule.until < on:
+            expired.append(f"{name}: {rule.mode} ended on {rule.until} ({rule.reason}): the check counts again")
+        else:
+            rules[str(name)] = rule
+    return rules, expired
+
+
+def _rule(entry: Mapping[Any, Any], where: str) -> Rule:
+    for key in entry:
+        if key not in RULE_KEYS:
+            raise UsageError(f"{where}: {unknown('key', str(key), RULE_KEYS)}")
+    mode, reason, until = (entry.get(key) for key in RULE_KEYS)
+    if mode not in MODES:
+        raise UsageError(f"{where}: mode: expected {' or '.join(MODES)}, found {mode!r}")
+    if not isinstance(reason, str) or not reason.strip():
+        raise UsageError(f"{where}: reason: expected a text that says why, found {reason!r}")
+    if isinstance(until, str):
+        try:
+            until = date.fromisoformat(until)
+        except ValueError:
+            until = None
+    if isinstance(until, datetime) or not isinstance(until, date):
+        raise UsageError(f"{where}: until: expected the last day as YYYY-MM-DD, found {entry.get('until')!r}")
+    return Rule(mode, " ".join(reason.split()), until)
+
+
+def _values(name: str, value: Any, where: str) -> dict[str, Number]:
+    known = registry.thresholds
+    if name not in known:
+        raise UsageError(f"{where}: {unknown('threshold', name, known)} (gpunode checks --thresholds)")
+    threshold = known[name]
+    values = value if isinstance(value, Mapping) else {EVERY: value}
+    if not values:
+        raise UsageError(f"{where}: {name}: expected a number, or models with a number each")
+    names = (EVERY, *load().architectures, *load().gpus)
+    for key in values:
+        if key not in names:
+            raise UsageError(f"{where}: {name}: {unknown('GPU model or architecture', str(key), names)}")
+    return {str(key): _number(threshold, one, f"{where}: {name}: {key}") for key, one in values.items()}
+
+
+def _number(threshold: Threshold, value: Any, where: str) -> Number:
+    least, most = threshold.least, threshold.most
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < least or (most is not None and value > most):
+        bounds = f"from {least:g} to {most:g}" if most is not None else f"{least:g} or more"
+        raise UsageError(f"{where}: expected a number {bounds} ({threshold.unit}), found {value!r}")
+    number: Number = value
+    return number
+
+
+def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{where}: expected KEY: VALUE lines, found {kind_of(value)}")
+    return value
+
+
+def _list(value: Any, where: str) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise UsageError(f"{where}: expected a list of files, found {kind_of(value)}")
+    return value
+
+
+class Policies:
+    """The policy of each host: that of the option for all, else that of the inventory for those that have one."""
+
+    def __init__(self, option: Path | None, on: date) -> None:
+        self._on = on
+        self._all = None if option is None else read_policy(option, on)
+        self._by_host: dict[str, Policy] = {}
+        self._read: dict[str, Policy] = {}
+
+    def add(self, host: str, value: Any) -> None:
+        """Take a host's ``gpunode_policy``: the path of a file, or the policy itself. Raises UsageError."""
+        if value is None or value == "" or self._all is not None:
+            return
+        key = repr(value)
+        if key not in self._read:
+            self._read[key] = self._of_inventory(host, value)
+        self._by_host[host] = self._read[key]
+
+    def _of_inventory(self, host: str, value: Any) -> Policy:
+        where = f"host {host}: {VARIABLE}"
+        if isinstance(value, str):
+            return read_policy(Path(value), self._on, where)
+        if isinstance(value, Mapping):
+            return policy_of(value, where, f"policy of the inventory ({VARIABLE})", Path.cwd(), self._on)
+        raise UsageError(f"{where}: expected the path of a file or a mapping, found {kind_of(value)}")
+
+    def of(self, host: str) -> Policy:
+        """Return the policy of a host."""
+        return self._all or self._by_host.get(host) or Policy()

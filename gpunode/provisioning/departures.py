@@ -1,0 +1,59 @@
+"""Packages that leave with a role: those that came with it and were not there before."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from gpunode.provisioning.manifest import AptChange, DnfChange
+from gpunode.provisioning.state import NodeState
+
+
+def departures(  # noqa: PLR0913
+    state: NodeState,
+    new: Sequence[str],
+    *,
+    memory: str,
+    lock_wait_s: int,
+    always: Sequence[str] = (),
+    held: Sequence[str] = (),
+    lock_mark: str = "",
+) -> tuple[AptChange | DnfChange | None, list[str]]:
+    """Return the transaction that removes a role's packages, and what of them is still there, one line each.
+
+    ``always`` and ``new`` are shell patterns of names: the first go in any case, the second unless ``memory`` on the
+    node lists them; ``held`` go where they are held and new.
+    """
+    text = state.contents.get(memory)
+    before = set((text or "").split())
+    locked = set(state.apt.held) if state.apt is not None else set()
+    going = [name for name in state.installed if _fits(name, always)]
+    if text is not None:
+        going += [name for name in state.installed if name not in before and _fits(name, new)]
+        going += [name for name in locked & state.installed.keys() if name not in before and _fits(name, held)]
+    reasons = [f"{name} has to go" for name in sorted(set(going))]
+    if state.apt is not None:
+        return (
+            AptChange(
+                state="absent",
+                purge=tuple(always),
+                purge_new=tuple(new),
+                hold=tuple(held),
+                memory=memory,
+                lock_wait_s=lock_wait_s,
+            ),
+            reasons,
+        )
+    return (
+        DnfChange(
+            state="absent",
+            remove=tuple(sorted(set(going))),
+            lock=() if lock_mark else None,
+            lock_mark=lock_mark,
+            memory=memory,
+            lock_wait_s=lock_wait_s,
+        ),
+        reasons,
+    )
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,252 @@
+"""The role docker: an engine where there is none, its daemon.json, its users, and no restart under a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.catalog import load
+from gpunode.facts.node import OperatingSystem
+from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.daemon_json import daemon_request
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, daemon_change
+from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
+from gpunode.provisioning.docker_state import DockerState, docker_of
+from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.state import Look, NodeState
+
+ROLE = "docker"
+MEMORY = "/var/lib/gpunode/docker"
+SOURCES = "/etc/apt/sources.list.d/gpunode-docker.sources"
+KEY = "/etc/apt/keyrings/gpunode-docker.asc"
+YUM = "/etc/yum.repos.d/gpunode-docker.repo"
+RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-docker"
+UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-docker"
+BEFORE, USERS = f"{MEMORY}/packages-before", f"{MEMORY}/users"
+DAEMON_BEFORE = "/etc/docker/daemon.json.before-gpunode"
+DATA = ("/var/lib/docker", "/var/lib/containerd")
+LOOK = Look(
+    paths=(SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, MEMORY, *DATA, *DAEMON_LOOK.paths),
+    contents=(BEFORE, USERS, KEY, RPM_KEY, *DAEMON_LOOK.contents),
+)
+# An engine of another source goes first: its packages cannot stand beside the new ones.
+REPLACED = {
+    "docker": ("docker.io", "docker-cli", "docker-buildx", "docker-compose", "containerd", "runc"),
+    "distribution": ("docker-ce*", "docker-buildx-plugin", "docker-compose-plugin", "containerd.io"),
+}
+OWN_PACKAGES = ("docker.io", "docker-*", "containerd", "containerd.io")
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    docker = docker_of(state)
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=("no-package-manager: the role docker installs with apt or dnf",))
+    if settings["state"] == "absent":
+        return _absent(state, settings, context, docker)
+    return _present(state, settings, context, docker)
+
+
+def _present(state: NodeState, settings: Mapping[str, Any], context: Context, docker: DockerState) -> Manifest:
+    now = installed_engine(state.installed)
+    # In check mode what the transaction would have installed by now.
+    engine = installed_engine(context.planned.installed(state.installed))
+    source = settings["source"] if settings["source"] != "auto" else now.source or "docker"
+    switches = now.source is not None and now.source != source
+    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
+    refusals = [*_source_refusals(state, source)]
+    if switches and not settings["switch"]:
+        refusals.append(
+            f"{now.package} {now.version} is installed: set docker_source to auto to keep it, or docker_switch to true "
+            f"to replace it by that of {source}"
+        )
+    elif switches and docker.in_use and not busy:
+        refusals.append(
+            f"a change of the engine ends its containers, and {docker.in_use}, or set gpunode_allow_busy to true"
+        )
+    archive = ArchiveFiles() if source != "docker" else archive_files(_archive(state, settings), state, context)
+    if archive.questions:
+        return Manifest(role=ROLE, questions=dict(archive.questions), refusals=tuple(refusals))
+    request = daemon_request(settings, state.contents.get(DAEMON), bool(docker.info and docker.info.in_swarm))
+    change = daemon_change(state, docker, engine, ROLE, request.values, allow_busy=busy)
+    refusals += [*archive.refusals, *([request.problem] if request.problem else []), *change.refusals]
+    there = {*(docker.group or ())}
+    users = [name for name in settings["users"] if name not in there]
+    files = [*archive.files, *_unattended(state, settings, engine), *change.files]
+    if source != "docker":
+        files += [ManagedFile(path=path, content=None) for path in _archive_paths(state)]
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY),),
+        packages=_packages(state, settings, source, switches, archive),
+        units=(UnitState(name="docker.service", enabled=True, state="started"),) if now.package else (),
+        refusals=tuple(refusals),
+        notes=(*_socket_notes(state, docker), *request.notes, *change.restart_notes),
+        restarts={"docker.service": "; ".join(change.restart_reasons)} if change.restart_notes else {},
+        due_reasons=(*change.due_reasons, *(f"{name} is not in the group docker" for name in users)),
+        values={
+            **change.values,
+            "state": "present",
+            "keep_data": switches,
+            "engine": now.package is not None,
+            "users": users,
+            "known_users": sorted({*_remembered_users(state), *users}),
+            "users_file": USERS,
+        },
+    )
+
+
+def _source_refusals(state: NodeState, source: str) -> list[str]:
+    if state.apt is None and source == "distribution":
+        return ["docker_source distribution: systems with dnf have no Docker of their own; set docker, or use Podman"]
+    return []
+
+
+def _archive_paths(state: NodeState) -> tuple[str, str]:
+    return (SOURCES, KEY) if state.apt is not None else (YUM, RPM_KEY)
+
+
+def _archive(state: NodeState, settings: Mapping[str, Any]) -> Archive:
+    row = load().container_engines["docker"]
+    system = state.facts.os or OperatingSystem(id="", version_id=None, pretty_name=None, codename=None)
+    base = settings["repository_url"] or row.repository
+    sources, key_file = _archive_paths(state)
+    if state.apt is not None:
+        uri, suite, components = f"{base}/{system.id}", system.codename or "", "stable"
+        key, fingerprints = row.key, row.fingerprints
+    else:
+        # Docker builds for RHEL and for CentOS, from which the systems like RHEL take it.
+        family = "rhel" if system.id == "rhel" else "centos"
+        uri, suite, components = f"{base}/{family}/{(system.version_id or '').split('.')[0]}/$basearch/stable", "", ""
+        key, fingerprints = row.rpm_key, row.rpm_fingerprints
+    own = settings["repository_key"]
+    return Archive(
+        role=ROLE,
+        purpose="Docker's packages",
+        file=sources,
+        key_file=key_file,
+        uri=uri,
+        key=own or key or "",
+        fingerprints=() if own else fingerprints,
+        suite=suite,
+        components=components,
+    )
+
+
+def _wanted(state: NodeState, settings: Mapping[str, Any], source: str) -> tuple[str, ...]:
+    """Packages to have, ``NAME`` or ``NAME=PATTERN``."""
+    version = str(settings["version"])
+    if source == "docker":
+        packages = [*load().container_engines["docker"].packages]
+        if version != "keep":
+            pattern = f"*:{version}-*" if state.apt is not None else f"{version}-*"
+            packages = [f"{name}={pattern}" if name in {"docker-ce", "docker-ce-cli"} else name for name in packages]
+    elif source == "distribution":
+        packages = ["docker.io" if version == "keep" else f"docker.io={version}*"]
+        system = state.facts.os
+        if system is not None and system.id == "debian" and int((system.version_id or "0").split(".")[0]) >= 13:
+            packages.append("docker-cli")
+    else:
+        packages = []
+    return (*packages, *map(str, settings["extra_packages"]))
+
+
+def _packages(
+    state: NodeState, settings: Mapping[str, Any], source: str, switches: bool, archive: ArchiveFiles
+) -> AptChange | DnfChange | None:
+    wanted = _wanted(state, settings, source)
+    if not wanted:
+        return None
+    gone = REPLACED.get(source, ()) if switches else ()
+    wait = int(settings["lock_wait_s"])
+    if state.apt is None:
+        return DnfChange(install=wanted, remove=gone, memory=BEFORE, lock_wait_s=wait)
+    return AptChange(install=wanted, purge=gone, memory=BEFORE, files=archive.texts, lock_wait_s=wait)
+
+
+def _unattended(state: NodeState, settings: Mapping[str, Any], engine: InstalledEngine) -> list[ManagedFile]:
+    """The engine's packages as apt's unattended upgrades skip them."""
+    if state.apt is None:
+        return []
+    if settings["unattended_upgrades"]:
+        return [ManagedFile(path=UNATTENDED, content=None, phase="after")]
+    # The list is one of regular expressions.
+    names = [name.replace(".", "[.]").replace("+", "[+]") for name in engine.packages]
+    lines = [
+        "// Managed by gpunode (role docker): an upgrade restarts the engine, so an administrator does it.",
+        "Unattended-Upgrade::Package-Blacklist {",
+        *(f'  "^{name}$";' for name in names),
+        "};",
+    ]
+    return [ManagedFile(path=UNATTENDED, content="".join(f"{line}\n" for line in lines), phase="after")]
+
+
+def _socket_notes(state: NodeState, docker: DockerState) -> tuple[str, ...]:
+    addresses = tcp_addresses(state.contents.get(DAEMON), docker.command)
+    if not addresses:
+        return ()
+    return (
+        f"dockerd listens at {', '.join(addresses)}: whoever reaches that is root on this node. The role leaves it; "
+        "carry /run/docker.sock over SSH instead (docker -H ssh://HOST)",
+    )
+
+
+def _remembered_users(state: NodeState) -> list[str]:
+    return (state.contents.get(USERS) or "").split()
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, docker: DockerState) -> Manifest:
+    now = installed_engine(state.installed)
+    remembered = state.contents.get(BEFORE)
+    ours = remembered is not None and (now.package or "-") not in remembered.split()
+    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
+    refusals = []
+    if ours and docker.in_use and not busy:
+        refusals.append(f"{docker.in_use}, or set gpunode_allow_busy to true")
+    change = daemon_change(state, docker, now, ROLE, {}, allow_busy=busy)
+    goes = ours or (remembered is not None and now.package is None)
+    packages: AptChange | DnfChange | None = None
+    leaving: list[str] = []
+    if goes:
+        patterns = (*OWN_PACKAGES, *map(str, settings["extra_packages"]))
+        packages, leaving = departures(state, patterns, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]))
+    data = [
+        folder
+        for folder in DATA
+        if settings["remove_data"] and (ours or now.package is None) and _filled(state, folder)
+    ]
+    users = [name for name in _remembered_users(state) if name in (docker.group or ())]
+    own = (SOURCES, KEY, YUM, RPM_KEY, UNATTENDED, DAEMON_BEFORE, USERS, BEFORE, RESTART, RELOAD)
+    stays = now.package is not None and not ours
+    return Manifest(
+        role=ROLE,
+        files=(*change.files, *(ManagedFile(path=path, content=None, phase="after") for path in own)),
+        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        packages=packages,
+        refusals=(*refusals, *change.refusals),
+        notes=change.restart_notes if stays else (),
+        due_reasons=(
+            *leaving,
+            *(f"{name} is in the group docker" for name in users),
+            *(f"{folder} holds images, containers or volumes" for folder in data),
+        ),
+        values={
+            **change.values,
+            "state": "absent",
+            "keep_data": ours,
+            "engine": stays,
+            "restart": change.restart and stays,
+            "reload": change.reload and stays,
+            "users": users,
+            "data": data,
+        },
+    )
+
+
+def _filled(state: NodeState, folder: str) -> bool:
+    there = state.files.get(folder)
+    return there is not None and there.kind == "folder" and bool(there.entries)

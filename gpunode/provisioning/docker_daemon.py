@@ -1,0 +1,216 @@
+"""A change of daemon.json by one of the roles that write it: files, and what the running daemon has to be told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import Version
+
+from gpunode.provisioning.daemon_json import MergedDaemon, merge_daemon, read_document
+from gpunode.provisioning.docker_state import DockerState
+from gpunode.provisioning.engines import InstalledEngine, restart_obstacles, unknown_options
+from gpunode.provisioning.manifest import ManagedFile
+from gpunode.provisioning.state import Look, NodeState
+
+DAEMON = "/etc/docker/daemon.json"
+BEFORE = "/etc/docker/daemon.json.before-gpunode"
+KEPT = "/etc/docker/daemon.json.kept"
+"""The file while the package nvidia-docker2 goes, whose own it is: purging removes it."""
+MEMORY = "/var/lib/gpunode/docker/daemon-{}.json"
+RESTART = "/run/gpunode/docker-restart"
+"""Newer than the daemon's process: a restart is due. It is gone with the next boot, as is the need."""
+RELOAD = "/run/gpunode/docker-reload"
+OWNERS = ("docker", "nvidia_container_toolkit")
+VALIDATES = Version("23")
+"""From here on dockerd validates a file itself."""
+VALIDATION = ("dockerd", "--validate", "--config-file=%s")
+LOOK = Look(
+    paths=(BEFORE,),
+    contents=(DAEMON, KEPT, RESTART, RELOAD, *(MEMORY.format(owner) for owner in OWNERS)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonChange:
+    """What a role does with daemon.json and the daemon."""
+
+    merged: MergedDaemon
+    files: tuple[ManagedFile, ...] = ()
+    pending: tuple[ManagedFile, ...] = ()
+    """Written before ``files``: what the daemon has to be told, so that a run that breaks off leaves it to the next."""
+    reload: bool = False
+    restart_reasons: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
+    live_restore_first: bool = False
+    """The reload switches live-restore on, which has to be in force before the restart."""
+    refusals: tuple[str, ...] = ()
+
+    @property
+    def restart(self) -> bool:
+        """A restart is due, and nothing stands against it."""
+        return bool(self.restart_reasons) and not self.obstacles
+
+    @property
+    def restart_notes(self) -> tuple[str, ...]:
+        """Why a restart that is due is held back."""
+        if not self.restart_reasons or not self.obstacles:
+            return ()
+        why, reasons = "; ".join(self.obstacles), "; ".join(self.restart_reasons)
+        return (f"Docker was not restarted, for {why}. A restart is due for {reasons}",)
+
+    @property
+    def due_reasons(self) -> tuple[str, ...]:
+        """What is due of the daemon itself."""
+        found = ["the daemon has not read its file"] if self.reload else []
+        return (*found, *(f"Docker has to be restarted: {reason}" for reason in self.restart_reasons if self.restart))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What the task file ``daemon.yml`` reads."""
+        return {
+            "pending": [file.model_dump() for file in self.pending],
+            "reload": self.reload,
+            "restart": self.restart,
+            "live_restore_first": self.live_restore_first,
+        }
+
+
+def daemon_change(  # noqa: PLR0913
+    state: NodeState,
+    docker: DockerState,
+    engine: InstalledEngine,
+    owner: str,
+    values: Mapping[str, Any],
+    *,
+    also: Iterable[str] = (),
+    allow_busy: bool = False,
+) -> DaemonChange:
+    """Return the change that brings ``values`` of ``owner`` into daemon.json.
+
+    ``engine`` is the one that reads the file: installed, or planned in check mode. ``also`` are further reasons for a
+    restart. Empty ``values`` restore what was there before.
+    """
+    path = KEPT if state.contents.get(KEPT) is not None else DAEMON
+    text = state.contents.get(path)
+    memory_file = MEMORY.format(owner)
+    memories = {}
+    for each in OWNERS:
+        try:
+            memories[each] = read_document(state.contents.get(MEMORY.format(each)))
+        except ValueError as err:
+            return DaemonChange(MergedDaemon(), refusals=(f"{MEMORY.format(each)}: {err}: remove the file",))
+    other = next(each for each in OWNERS if each != owner)
+    merged = merge_daemon(text, values, memories[owner], memories[other])
+    if merged.problem is not None:
+        problem = f"{DAEMON}: {merged.problem}: repair it or move it away, then run this again"
+        return DaemonChange(merged, refusals=(problem,))
+    validates = Version(engine.version or "0") >= VALIDATES
+    unknown = unknown_options(values, docker.options) if merged.changed and not validates and docker.options else []
+    if unknown:
+        problem = f"Docker {engine.version} knows no {', '.join(unknown)} in {DAEMON}"
+        return DaemonChange(merged, refusals=(problem,))
+    runs = docker.started is not None
+    to_reload = [key for key in merged.keys if key not in merged.restart] if runs else []
+    reasons = [*_held_back(state, docker), *also]
+    if runs and merged.restart:
+        reasons.append(f"daemon.json: {', '.join(merged.restart)}")
+    if runs and docker.info and engine.version and not docker.info.version.startswith(engine.version):
+        reasons.append(f"Docker {engine.version} is installed, {docker.info.version} runs")
+    reload = bool(to_reload) or (runs and state.contents.get(RELOAD) is not None)
+    obstacles, switched_on = _obstacles(state, docker, merged, reload, allow_busy)
+    return DaemonChange(
+        merged,
+        # In check mode the engine may only be planned: then there is no dockerd to ask.
+        files=(*_files(state, merged, path, memory_file, validates and bool(docker.options)), *_kept(path)),
+        pending=_pending(merged, to_reload, reasons, runs),
+        reload=reload,
+        restart_reasons=tuple(dict.fromkeys(reasons)) if runs else (),
+        obstacles=obstacles,
+        live_restore_first=switched_on,
+    )
+
+
+def _held_back(state: NodeState, docker: DockerState) -> list[str]:
+    """Reasons of a restart that an earlier run left due; one that somebody made since counts no more."""
+    marker = state.files.get(RESTART)
+    if docker.started is None or marker is None or marker.mtime is None or marker.mtime <= docker.started:
+        return []
+    return [reason for reason in (state.contents.get(RESTART) or "").strip().split("; ") if reason]
+
+
+def _obstacles(
+    state: NodeState, docker: DockerState, merged: MergedDaemon, reload: bool, allow_busy: bool
+) -> tuple[tuple[str, ...], bool]:
+    """(why a restart would hurt, live-restore has to come into force first)."""
+    info = docker.info
+    live = bool(info and info.live_restore)
+    switched_on = False
+    if reload and not live and info is not None:
+        try:
+            switched_on = live = read_document(merged.text).get("live-restore") is True
+        except ValueError:
+            switched_on = False
+    if allow_busy:
+        return (), switched_on
+    silent = ("dockerd does not answer, so that it is not known what runs",) if docker.silent else ()
+    running = info.running if info else 0
+    return (*silent, *restart_obstacles(running, live, state.facts, merged.text)), switched_on and running > 0
+
+
+def _pending(merged: MergedDaemon, to_reload: list[str], reasons: list[str], runs: bool) -> tuple[ManagedFile, ...]:
+    files = []
+    if to_reload:
+        files.append(ManagedFile(path=RELOAD, content="".join(f"{key}\n" for key in to_reload)))
+    if runs and merged.restart:
+        files.append(ManagedFile(path=RESTART, content="; ".join(dict.fromkeys(reasons)) + "\n"))
+    return tuple(files)
+
+
+def _files(
+    state: NodeState, merged: MergedDaemon, path: str, memory_file: str, validates: bool
+) -> tuple[ManagedFile, ...]:
+    """The memory comes before the file: a value that is written and not remembered would be nobody's."""
+    memory = ManagedFile(
+        path=memory_file,
+        content=None if merged.memory is None else _json(merged.memory),
+        mode="0600",
+        phase="after",
+        private=True,
+    )
+    if not merged.changed and path == DAEMON:
+        return (memory,)
+    there = state.files.get(path)
+    # A file that is there keeps its owner and mode: the address of a proxy may hold a password.
+    attributes = (
+        {"mode": there.mode, "owner": there.owner, "group": there.group}
+        if there is not None and there.kind == "file" and there.mode and there.owner and there.group
+        else {}
+    )
+    first = state.contents.get(path)
+    copies = []
+    remembered = any(state.contents.get(MEMORY.format(owner)) is not None for owner in OWNERS)
+    before = state.files.get(BEFORE)
+    if first is not None and not remembered and merged.changed and (before is None or before.kind == "absent"):
+        copies.append(ManagedFile(path=BEFORE, content=first, phase="after", private=True, **attributes))
+    now = state.files.get(DAEMON)
+    daemon = ManagedFile(
+        path=DAEMON,
+        content=merged.text,
+        phase="after",
+        validate_with=VALIDATION if validates else None,
+        expect_sha256=now.sha256 if now is not None and now.kind == "file" else "absent",
+        **attributes,
+    )
+    return (*copies, memory, daemon) if merged.memory is not None else (*copies, daemon, memory)
+
+
+def _kept(path: str) -> tuple[ManagedFile, ...]:
+    """The copy from before the purge of nvidia-docker2 goes when daemon.json is there again."""
+    return (ManagedFile(path=KEPT, content=None, phase="after", private=True),) if path == KEPT else ()
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=4, ensure_ascii=False, sort_keys=True) + "\n"

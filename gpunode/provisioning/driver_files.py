@@ -1,0 +1,74 @@
+"""Files of the role nvidia_driver on a node, and their text."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+SOURCES_FILE = "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources"
+PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-driver.pref"
+UNATTENDED = "/etc/apt/apt.conf.d/52gpunode-nvidia-driver"
+NOUVEAU = "/etc/modprobe.d/gpunode-nouveau.conf"
+OPTIONS = "/etc/modprobe.d/gpunode-nvidia.conf"
+PERSISTENCED = "/etc/systemd/system/nvidia-persistenced.service.d/gpunode.conf"
+MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
+STAGED = "/var/lib/gpunode/nvidia_driver/key-staged"
+"""The boot in which the key that signs modules was staged."""
+ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, OPTIONS, PERSISTENCED, MEMORY, STAGED)
+_MARK = "Managed by gpunode (role nvidia_driver):"
+
+NOUVEAU_TEXT = f"""\
+# {_MARK} nouveau must not take the GPU before NVIDIA's module does.
+blacklist nouveau
+options nouveau modeset=0
+"""
+PERSISTENCED_TEXT = f"""\
+# {_MARK} without an NVIDIA GPU on the PCI bus the daemon is passed over, not failed.
+[Service]
+ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
+read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; esac; done; exit 1'
+"""
+
+
+def sources_text(stanzas: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the file of apt sources; None where the node's own sources have everything."""
+    if not stanzas:
+        return None
+    lines = [f"# {_MARK} the components of this node's own archives that hold the driver."]
+    for stanza in stanzas:
+        lines += ["", "Types: deb"]
+        lines += [f"{name.title() if name != 'uris' else 'URIs'}: {' '.join(stanza[name])}" for name in _FIELDS]
+        for name, value in sorted(stanza["options"].items(), key=lambda item: str(item[0]).lower()):
+            gap = "" if value.startswith("\n") else " "
+            lines.append(f"{name}:{gap}{value}".replace("\n", "\n "))
+    return "\n".join(lines) + "\n"
+
+
+_FIELDS = ("uris", "suites", "components")
+
+
+def preferences_text(pins: Iterable[Mapping[str, Any]]) -> str:
+    """Return the preferences that bind the closure."""
+    stanzas = [
+        f"Package: {' '.join(pin['packages'])}\nPin: {pin['pin']}\nPin-Priority: {pin['priority']}\n" for pin in pins
+    ]
+    return f"# {_MARK} all packages of the driver come in this one version.\n" + "".join(stanzas)
+
+
+def unattended_text(names: Iterable[str]) -> str:
+    """Return the list for unattended upgrades; the next run reads from it what this role holds."""
+    lines = "".join('  "^{}$";\n'.format(re.sub(r"[.+]", r"[\g<0>]", name)) for name in names)
+    return (
+        f"// {_MARK} the driver moves only when somebody asks for it, other upgrades go on.\n"
+        f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
+    )
+
+
+def options_text(options: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the options of the kernel modules; None where there are none."""
+    if not options:
+        return None
+    lines = [
+        f"options {module}" + "".join(f" {name}={value}" for name, value in sorted(values.items()))
+        for module, values in sorted(options.items())
+    ]
+    return f"# {_MARK} nvidia_driver_module_options.\n" + "".join(line + "\n" for line in lines)

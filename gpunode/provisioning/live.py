@@ -1,0 +1,55 @@
+"""Changing a driver under a running node: what may be stopped, what has to fit, what is refused."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpunode.catalog.origins import upstream_version
+from gpunode.facts import NodeFacts
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.state import NodeState
+from gpunode.stack import Stack
+
+FABRIC_MANAGER = "nvidia-fabricmanager.service"
+IMEX = "nvidia-imex.service"
+STOPPABLE = ("nvidia-dcgm.service", IMEX, FABRIC_MANAGER, "nvidia-persistenced.service")
+"""Units of ours that keep the module in use, in the order in which they are stopped."""
+_MANAGER_PACKAGE = re.compile(r"nvidia-fabric-?manager(-[0-9]+)?")
+_IMEX_PACKAGE = re.compile(r"nvidia-imex(-[0-9]+)?")
+
+
+def exchange(state: NodeState, draft: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of ``driver_exchange``; None where the loaded module stays or none is loaded."""
+    if not draft["exchangeable"]:
+        return None
+    active = {unit.name for unit in state.facts.units or () if unit.active == "active"}
+    needs = {FABRIC_MANAGER: manager_version(state), IMEX: _packaged(state, _IMEX_PACKAGE)}
+    return {
+        "version": draft["target"],
+        "units": [name for name in STOPPABLE if name in active],
+        "unit_versions": {name: version for name, version in needs.items() if version},
+    }
+
+
+def manager_version(state: NodeState) -> str:
+    """Return the fabric manager's release: what the program itself reports counts more than its package."""
+    return (state.facts.nvidia_tool_versions or {}).get("nv-fabricmanager") or _packaged(state, _MANAGER_PACKAGE)
+
+
+def _packaged(state: NodeState, name: re.Pattern[str]) -> str:
+    found = (version for package, version in sorted(state.installed.items()) if name.fullmatch(package))
+    return next((upstream_version(version) for version in found), "")
+
+
+def gpus_in_use(facts: NodeFacts) -> bool:
+    """Return whether something computes on a GPU; True where that could not be determined."""
+    return facts.gpu_processes is None or any(process.computes for process in facts.gpu_processes)
+
+
+def unserved_fabric(stack: Stack, context: Context) -> Iterator[str]:
+    """Yield why a board with NVSwitches would be left without the fabric manager that CUDA needs there."""
+    if stack.fabric_manager is not None and context.settings_of("nvidia_fabric")["state"] == "absent":
+        yield (
+            "fabric-manager: CUDA does not start on a board with NVSwitches until its fabric manager runs, and "
+            "nvidia_fabric_state is absent: leave it at present, or remove the driver too (nvidia_driver_state: absent)"
+        )

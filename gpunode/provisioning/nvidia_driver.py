@@ -1,0 +1,254 @@
+"""The plan of the role nvidia_driver."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from gpunode.provisioning import driver_files as files
+from gpunode.provisioning import node_stack
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.driver_apt import driver_plan, driver_question, driver_removal
+from gpunode.provisioning.driver_refusals import driver_refusals
+from gpunode.provisioning.live import exchange, unserved_fabric
+from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question, UnitState
+from gpunode.provisioning.nvidia_driver_dnf import dnf_absent, dnf_present
+from gpunode.provisioning.state import AptState, Look, ModuleKey, NodeState
+from gpunode.stack import Stack
+
+ROLE = "nvidia_driver"
+DAEMON = "nvidia-persistenced.service"
+RUNFILE = "/usr/bin/nvidia-uninstall"
+UNSUPPORTED = "unsupported: the driver is installed through apt or dnf, and the node has neither"
+LOOK = Look(paths=files.ALL, globs=("/boot/initrd.img-*",))
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=(UNSUPPORTED,))
+    if settings["state"] == "absent":
+        return _absent(state, state.apt, settings) if state.apt else dnf_absent(state, settings)
+    found = node_stack.of_context(state.facts, context)
+    if found.stack is None or found.problems:
+        return Manifest(role=ROLE, refusals=found.problems)
+    refusals = tuple(unserved_fabric(found.stack, context))
+    if refusals:
+        return Manifest(role=ROLE, refusals=refusals)
+    if state.apt is None:
+        return dnf_present(state, found.stack, settings, context)
+    return _present(state, state.apt, found.stack, settings, context)
+
+
+def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the policy reads of the role's settings."""
+    names = ("profile", "extra_packages", "header_packages", "persistence", "switch", "kernel_policy")
+    return {**{name: settings[name] for name in names}, "sources_file": files.SOURCES_FILE}
+
+
+def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[str, Any], context: Context) -> Manifest:
+    facts, apt_document, policy = state.facts, apt.model_dump(mode="json"), policy_settings(settings)
+    answer = context.answers.get("driver")
+    draft = driver_plan(facts, apt_document, stack, policy, answer)
+    changes = bool(draft["missing"] or draft["going"])
+    sources = files.sources_text(draft["stanzas"])
+    for_apt = {**context.planned.files, files.PREFERENCES: "", files.SOURCES_FILE: sources or ""}
+    if changes and answer is None:
+        question = driver_question(facts, apt_document, stack, policy)
+        body = {**question, "preferences": files.PREFERENCES, "files": for_apt}
+        private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
+        return Manifest(role=ROLE, questions={"driver": Question(kind="apt_preview", body=body, private=private)})
+    refusals = driver_refusals(facts, apt_document, stack, policy, answer or {})
+    if refusals:
+        return Manifest(role=ROLE, refusals=tuple(refusals))
+    key = _Key(state, apt, draft, settings)
+    runfile = apt.runfile and bool(settings["switch"])
+    after = {
+        "builds": [] if changes else _builds(draft),
+        "images": [] if changes else _old_images(state, apt, draft, context),
+        "stage_key": key.to_stage and not changes,
+        "load": draft["loadable"] and not key.waits,
+        "exchange": exchange(state, draft) if settings["reload"] and not key.waits else None,
+    }
+    return Manifest(
+        role=ROLE,
+        files=tuple(_files(draft, sources, settings)),
+        packages=_packages(draft, answer if changes else None, settings, for_apt),
+        units=tuple(_units(draft, settings)),
+        notes=(key.reason,) if key.waits else (),
+        reboot_reasons=(*draft["reboot_reasons"], *((key.reason,) if key.waits and key.fresh else ())),
+        values={
+            **after,
+            "target": draft["target"],
+            "runfile": runfile,
+            "key": apt.key.path if apt.key else None,
+            "changes": changes,
+            "closure_problems": _closure_problems(draft),
+            "module_problems": _module_problems(draft),
+        },
+        due_reasons=tuple(_due(state, draft, after, runfile)),
+    )
+
+
+def _packages(
+    draft: Mapping[str, Any],
+    answer: Mapping[str, Any] | None,
+    settings: Mapping[str, Any],
+    for_apt: Mapping[str, Any],
+) -> AptChange:
+    change = AptChange(
+        hold=tuple(draft["closure"]),
+        unhold=tuple(draft["freed"]),
+        memory=files.MEMORY,
+        files={**for_apt, files.PREFERENCES: files.preferences_text(draft["pins"])},
+        lock_wait_s=settings["lock_wait_s"],
+    )
+    if answer is None:
+        return change
+    arguments = tuple(str(one) for one in answer.get("arguments", ()) if not str(one).endswith("-"))
+    return change.model_copy(update={"install": arguments, "purge": tuple(answer.get("remove", ()))})
+
+
+def _files(draft: Mapping[str, Any], sources: str | None, settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
+    """What apt obeys comes before apt is used; what the initramfs holds before the packages that rebuild it."""
+    # A hold that is to be released stays in the list until it is: a run that is cut short in between forgets none.
+    names = sorted({*draft["closure"], *draft["freed"]})
+    yield ManagedFile(path=files.UNATTENDED, content=files.unattended_text(names))
+    yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(draft["pins"]))
+    yield ManagedFile(path=files.SOURCES_FILE, content=sources)
+    yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
+    yield from common_files(settings)
+
+
+def common_files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
+    """Yield the files that do not depend on the package manager."""
+    yield ManagedFile(path=files.OPTIONS, content=files.options_text(settings["module_options"]))
+    if settings["persistence"]:
+        yield ManagedFile(path=files.PERSISTENCED, content=files.PERSISTENCED_TEXT)
+
+
+def _units(draft: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[UnitState]:
+    if draft["daemon"]:
+        on = bool(settings["persistence"])
+        yield UnitState(name=DAEMON, enabled=on, state=None if not draft["running"] else "started" if on else "stopped")
+
+
+def _builds(draft: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Module builds that are due: kernel and the command."""
+    if draft["precompiled"] or not draft["target"]:
+        return []
+    head = ["dkms", "install", "--force", "-m", draft["dkms"], "-v", draft["target"], "-k"]
+    return [{"kernel": kernel, "argv": [*head, kernel]} for kernel in draft["kernels_without_module"]]
+
+
+def _old_images(state: NodeState, apt: AptState, draft: Mapping[str, Any], context: Context) -> list[str]:
+    """Kernels whose initramfs image is older than the file that keeps nouveau out of it."""
+    if "initramfs-tools" not in apt.installed:
+        return []
+    word = state.files.get(files.NOUVEAU)
+    since = word.mtime if word is not None and word.kind == "file" else None
+    found = []
+    for path in draft["images"]:
+        image = state.files.get(path)
+        if image is None or image.kind != "file":
+            continue
+        if image.mtime is None or (since is not None and image.mtime <= since) or (since is None and not context.check):
+            found.append(path.removeprefix("/boot/initrd.img-"))
+    return found
+
+
+class _Key:
+    """The key that signs modules built by DKMS: where secure boot is on, they load only once the firmware has it."""
+
+    def __init__(self, state: NodeState, apt: AptState, draft: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+        self.key: ModuleKey | None = apt.key
+        self.signs = bool(state.facts.secure_boot) and not draft["precompiled"]
+        self.given = bool(settings["mok_hash"])
+
+    @property
+    def staged(self) -> bool:
+        return self.key is not None and (self.key.enrolled is True or self.key.waits)
+
+    @property
+    def waits(self) -> bool:
+        """Until a person at the console has finished that, no module is loaded and none is exchanged."""
+        return self.signs and not (self.key is not None and self.key.enrolled)
+
+    @property
+    def to_stage(self) -> bool:
+        return self.signs and self.given and not self.staged
+
+    @property
+    def fresh(self) -> bool:
+        """Staged since the last boot: only the next one leads to the console, so a reboot is due once."""
+        return self.key is not None and self.key.fresh
+
+    @property
+    def reason(self) -> str:
+        if self.given or self.staged:
+            return "the key that signs the modules waits for a person at the console (MOK manager)"
+        return "the key that signs the modules is not known to be enrolled: nvidia_driver_mok_hash stages it"
+
+
+def _closure_problems(draft: Mapping[str, Any]) -> list[str]:
+    """Why the closure is not at one version after the transaction."""
+    if not draft["wrong_versions"] and not draft["missing"]:
+        return []
+    whole = [f"nothing whole of {', '.join(draft['missing'])}"] if draft["missing"] else []
+    there = "; ".join([*draft["wrong_versions"], *whole])
+    return [f"{draft['target']} is requested of the whole closure; there is {there}"]
+
+
+def _module_problems(draft: Mapping[str, Any]) -> list[str]:
+    """Why the newest or the running kernel has no module after the builds."""
+    lacking = [*draft["kernels_without_module"], *draft["kernels_without_headers"]]
+    if not lacking:
+        return []
+    bare = draft["kernels_without_headers"]
+    why = f" (no headers for {', '.join(bare)})" if bare else ""
+    return [f"no module {draft['target']} for {', '.join(lacking)}{why}"]
+
+
+def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], runfile: bool) -> Iterator[str]:
+    installed = state.installed
+    for name in draft["missing"]:
+        if name not in installed:
+            yield f"{name} is not installed"
+        else:
+            yield f"{name} is at {installed[name]}, {draft['target'] or 'another release'} is requested"
+    yield from (f"{name} has to go" for name in draft["going"])
+    if runfile:
+        yield "a driver from a .run file has to go"
+    yield from (f"kernel {build['kernel']} has no module {draft['target']}" for build in after["builds"])
+    yield from (f"/boot/initrd.img-{kernel} is older than {files.NOUVEAU}" for kernel in after["images"])
+    if after["stage_key"]:
+        yield "the key that signs the modules is not staged"
+    if after["load"]:
+        yield f"module {draft['target']} is not loaded"
+    if after["exchange"]:
+        yield f"module {draft['loaded']} is loaded, {draft['target']} is installed"
+
+
+def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any]) -> Manifest:
+    gone = driver_removal(state.facts, apt.model_dump(mode="json"), settings["header_packages"])
+    word = state.files.get(files.NOUVEAU)
+    return Manifest(
+        role=ROLE,
+        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in files.ALL),
+        folders=tuple(
+            ManagedFolder(path=str(PurePosixPath(path).parent), state="absent_if_empty", phase="after")
+            for path in (files.PERSISTENCED, files.MEMORY)
+        ),
+        packages=AptChange(
+            state="absent",
+            purge=tuple(gone["packages"]),
+            purge_new=tuple(gone["headers"]),
+            restore=tuple(gone["restore"]),
+            unhold=tuple(gone["freed"]),
+            memory=files.MEMORY,
+            lock_wait_s=settings["lock_wait_s"],
+        ),
+        reboot_reasons=(f"module {gone['loaded']} is loaded, none is installed",) if gone["loaded"] else (),
+        values={
+            "refresh_all": "initramfs-tools" in apt.installed and word is not None and word.kind != "absent",
+        },
+    )

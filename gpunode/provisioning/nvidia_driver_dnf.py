@@ -1,0 +1,129 @@
+"""The plan of the role nvidia_driver on a system whose packages dnf manages."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpunode.provisioning import driver_files as files
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals, dnf_removal
+from gpunode.provisioning.manifest import DnfChange, ManagedFile, Manifest, Question, UnitState
+from gpunode.provisioning.state import DnfState, NodeState
+from gpunode.stack import Stack
+
+ROLE = "nvidia_driver"
+DAEMON = "nvidia-persistenced.service"
+LOCKLIST = "/etc/dnf/plugins/versionlock.list"
+MARK = "gpunode (role nvidia_driver)"
+"""What the two lines around our part of the list end in; preflight tells our locks from others' by it."""
+
+
+def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node with dnf."""
+    dnf = state.dnf or DnfState(error="unknown")
+    document, policy = dnf.model_dump(mode="json"), policy_settings(settings)
+    problems = dnf_problems(document)
+    if problems:
+        return Manifest(role=ROLE, refusals=tuple(problems))
+    answer = context.answers.get("driver")
+    draft = dnf_plan(state.facts, document, stack, policy, answer)
+    if not draft["settled"] and answer is None:
+        body = {**draft["question"], **terms(settings), "simulate": True}
+        private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
+        return Manifest(role=ROLE, questions={"driver": Question(kind="dnf_preview", body=body, private=private)})
+    refusals = dnf_refusals(state.facts, document, stack, policy, answer or {})
+    if refusals:
+        return Manifest(role=ROLE, refusals=tuple(refusals))
+    foreign = draft["foreign_locks"] if settings["switch"] else []
+    change = DnfChange(
+        lock=tuple(draft["locks"]),
+        lock_mark=MARK,
+        drop_locks=tuple(foreign),
+        lock_wait_s=settings["lock_wait_s"],
+    )
+    if draft["changes"]:
+        question = draft["question"]
+        change = change.model_copy(
+            update={
+                **{name: tuple(question[name]) for name in ("bound", "free", "closure", "remove", "expendable")},
+                "ignore_locks": tuple(question["ignore_locks"]),
+                "constraint": question["constraint"],
+                "stream": question["stream"],
+                **({"line": question["line"]} if "line" in question else {}),
+            }
+        )
+    return Manifest(
+        role=ROLE,
+        files=tuple(_files(settings)),
+        packages=change,
+        units=tuple(_units(draft, settings)),
+        reboot_reasons=tuple(draft["reboot_reasons"]),
+        values={
+            "target": draft["target"],
+            "changes": draft["changes"],
+            "closure_problems": _closure_problems(draft),
+        },
+        due_reasons=tuple(_due(draft)),
+    )
+
+
+def dnf_absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+    """Return what goes with the driver on a node with dnf."""
+    dnf = state.dnf or DnfState(error="unknown")
+    problems = dnf_problems(dnf.model_dump(mode="json"))
+    if problems:
+        return Manifest(role=ROLE, refusals=tuple(problems))
+    gone = dnf_removal(state.facts, dnf.model_dump(mode="json"))
+    loaded = state.facts.loaded_driver.version if state.facts.loaded_driver else ""
+    return Manifest(
+        role=ROLE,
+        files=(ManagedFile(path=files.OPTIONS, content=None, phase="after"),),
+        packages=DnfChange(
+            state="absent",
+            remove=tuple(gone["remove"]),
+            expendable=tuple(gone["expendable"]),
+            reset=gone["reset"],
+            lock=() if dnf.own_locks else None,
+            lock_mark=MARK,
+            lock_wait_s=settings["lock_wait_s"],
+        ),
+        reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
+        due_reasons=("the role's locks have to go",) if dnf.own_locks else (),
+    )
+
+
+def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the policy reads of the role's settings."""
+    return {name: settings[name] for name in ("profile", "extra_packages", "header_packages", "switch")}
+
+
+def terms(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every question to dnf has."""
+    return {
+        "locklist": LOCKLIST,
+        "lock_mark": MARK,
+        "lock_wait_s": settings["lock_wait_s"],
+        "limit_s": 900,
+        "repository": None,
+    }
+
+
+def _files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
+    yield ManagedFile(path=files.OPTIONS, content=files.options_text(settings["module_options"]))
+
+
+def _units(draft: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[UnitState]:
+    if draft["daemon"]:
+        on = bool(settings["persistence"])
+        yield UnitState(name=DAEMON, enabled=on, state=None if not draft["loaded"] else "started" if on else "stopped")
+
+
+def _closure_problems(draft: Mapping[str, Any]) -> list[str]:
+    wrong = [*draft["wrong_versions"], *(f"no {name}" for name in draft["missing"])]
+    return [f"{draft['target']} is requested of the whole closure; there is {'; '.join(wrong)}"] if wrong else []
+
+
+def _due(draft: Mapping[str, Any]) -> Iterator[str]:
+    if draft["changes"]:
+        yield from (f"{name} is not installed" for name in draft["missing"])
+        yield from (f"{row} is installed, {draft['target']} is requested" for row in draft["wrong_versions"])
+        yield f"dnf has packages to change for driver {draft['target']}"

@@ -1,0 +1,357 @@
+"""The plan of the role nvidia_fabric."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+from gpunode.provisioning import node_stack
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.fabric import installed_driver, pci_ids
+from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.stack import Stack
+from gpunode.stack.model import PackageChoice
+
+ROLE = "nvidia_fabric"
+NVLSM = "nvlsm.service"
+MODULES = "/etc/modules-load.d/gpunode-nvidia-fabric.conf"
+MEMORY = "/var/lib/gpunode/nvidia_fabric/packages-before"
+CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
+IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
+COMPONENTS = ("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex")
+_MARK = "# Managed by gpunode (role nvidia_fabric):"
+_OURS = re.compile(r"(nvidia-fabric-?manager|libnvidia-nscq|libnvsdm|nvidia-imex)(-[0-9]+)?|nvlsm")
+
+
+def drop_in(unit: str) -> str:
+    """Return the path of the role's drop-in of a unit."""
+    return f"/etc/systemd/system/{unit}.d/gpunode.conf"
+
+
+FILES = (MODULES, *map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)), MEMORY)
+LOOK = Look(paths=(*FILES, IMEX_NODES), contents=(CONFIG,))
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    # What carries the driver's version goes with the driver.
+    if "absent" in (settings["state"], context.settings_of("nvidia_driver")["state"]):
+        return _absent(state, settings)
+    found = node_stack.of_context(state.facts, context)
+    if found.stack is None or found.problems:
+        return Manifest(role=ROLE, refusals=found.problems)
+    fabric = Fabric(state, settings, context, found.stack)
+    refusals = tuple(fabric.refusals)
+    if refusals:
+        return Manifest(role=ROLE, refusals=refusals)
+    return Manifest(
+        role=ROLE,
+        files=tuple(fabric.files),
+        packages=fabric.packages,
+        units=tuple(fabric.units),
+        notes=tuple(fabric.notes),
+        reboot_reasons=(fabric.mismatch,) if fabric.mismatch else (),
+        values={
+            "modprobe": fabric.modprobe,
+            "restart": [] if fabric.busy else fabric.restarts,
+            "problems": list(fabric.problems),
+        },
+        due_reasons=tuple(f"module {name} is not loaded" for name in fabric.modprobe),
+    )
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What a board's fabric needs, and what is there."""
+
+    state: NodeState
+    settings: Mapping[str, Any]
+    context: Context
+    stack: Stack
+
+    @cached_property
+    def rows(self) -> list[PackageChoice]:
+        """The stack's packages of the fabric."""
+        return [row for row in self.stack.packages if row.component in COMPONENTS]
+
+    @cached_property
+    def driver(self) -> str:
+        """Release of the installed driver; empty where none is."""
+        return installed_driver(self.state.facts)
+
+    def name(self, row: PackageChoice) -> str:
+        """Return the package that stands for a row: one that is there counts before the name that is installed else."""
+        there = self.context.planned.installed(self.state.installed)
+        return next((name for name in (row.name, *row.alternatives) if name in there), row.name)
+
+    @cached_property
+    def closure(self) -> tuple[str, ...]:
+        """Packages that carry the driver's version."""
+        return tuple(self.name(row) for row in self.rows if row.with_driver)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Packages to have, those with a version as NAME=PATTERN: the installed driver's version, else the planned."""
+        word = self.stack.driver.constraint
+        exact = [
+            f"{self.name(row)}={row.version.replace(word, self.driver or word)}" for row in self.rows if row.version
+        ]
+        return (*exact, *(self.name(row) for row in self.rows if not row.version))
+
+    @property
+    def packages(self) -> AptChange | DnfChange | None:
+        if not self.rows:
+            return None
+        if self.state.apt is None:
+            return DnfChange(
+                bound=self.closure,
+                constraint=self.driver or self.stack.driver.constraint,
+                free=tuple(self.name(row) for row in self.rows if not row.with_driver),
+                never=self._foreign,
+                memory=MEMORY,
+                lock_wait_s=self.settings["lock_wait_s"],
+            )
+        return AptChange(
+            install=self.wanted,
+            never=self._foreign,
+            hold=self.closure,
+            memory=MEMORY,
+            lock_wait_s=self.settings["lock_wait_s"],
+        )
+
+    @property
+    def _foreign(self) -> tuple[str, ...]:
+        """The rest of the driver is the role nvidia_driver's."""
+        names = [row.name for row in self.stack.packages if row.component == "driver"]
+        return tuple(name for name in names if name not in self.closure)
+
+    @property
+    def manager_wanted(self) -> bool:
+        return self.stack.fabric_manager is not None
+
+    @property
+    def imex_wanted(self) -> bool:
+        return self.stack.imex is not None
+
+    @cached_property
+    def ids(self) -> dict[str, list[str]]:
+        return pci_ids(self.state.facts)
+
+    @property
+    def switch_ids(self) -> list[str]:
+        """Fifth-generation NVSwitches are not on the PCI bus: the board is known by its GPUs."""
+        return self.ids["switches"] or (self.ids["gpus"] if self.manager_wanted else self.ids["known_switches"])
+
+    def has(self, unit: str) -> bool:
+        """Return whether a unit is installed."""
+        return self.state.unit(unit) is not None
+
+    @property
+    def files(self) -> Iterator[ManagedFile]:
+        """A fabric manager that the board does not need stays, and is passed over, not failed."""
+        conditions = (
+            (FABRIC_MANAGER, self.manager_wanted or self.has(FABRIC_MANAGER), self.switch_ids),
+            (NVLSM, self.has(NVLSM), self.switch_ids),
+            (IMEX, self.imex_wanted or self.has(IMEX), self.ids["gpus"]),
+        )
+        for unit, holds, needs in conditions:
+            if holds:
+                yield ManagedFile(path=drop_in(unit), content=condition_text(needs))
+        if self.modules:
+            yield ManagedFile(path=MODULES, content=modules_text(self.modules))
+        if self.configured is not None:
+            yield self.configured
+        if self.imex_wanted and self.nodes and (self.has(IMEX) or not self.context.check):
+            yield ManagedFile(path=IMEX_NODES, content=nodes_text(self.nodes), phase="after")
+
+    @property
+    def nodes(self) -> list[str]:
+        """Addresses of the nodes of the NVLink domain."""
+        return list(self.settings["imex_nodes"])
+
+    @cached_property
+    def configured(self) -> ManagedFile | None:
+        """The fabric manager's settings with the requested ones; None where there are none to set, or no file."""
+        text = self.state.contents.get(CONFIG)
+        if not self.settings["manager_config"] or text is None:
+            return None
+        there = self.state.files.get(CONFIG)
+        return ManagedFile(
+            path=CONFIG,
+            content=merged(text, self.settings["manager_config"]),
+            mode=(there and there.mode) or "0644",
+            owner=(there and there.owner) or "root",
+            group=(there and there.group) or "root",
+            phase="after",
+            expect_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        )
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return tuple(self.stack.nvlsm.kernel_modules) if self.stack.nvlsm else ()
+
+    @property
+    def modprobe(self) -> list[str]:
+        """Modules that the fabric manager needs and that are not loaded."""
+        loaded = self.state.facts.modules or ()
+        return [name for name in self.modules if name not in loaded] if self.ids["gpus"] else []
+
+    @property
+    def refusals(self) -> Iterator[str]:
+        pattern = self.stack.driver.constraint
+        # In check mode the driver is not there yet where it comes in the same play.
+        if self.rows and not self.context.check and not (self.driver and fnmatchcase(self.driver, pattern)):
+            yield (
+                "the fabric manager must carry the driver's version: "
+                f"{self.driver or 'no driver'} is installed, {pattern} is planned; run the role nvidia_driver first"
+            )
+        text = self.state.contents.get(CONFIG)
+        known = set(re.findall(r"(?m)^\s*#?\s*([A-Z][A-Z0-9_]*)\s*=", text or ""))
+        unknown = [name for name in self.settings["manager_config"] if name not in known]
+        if text is not None and unknown:
+            yield f"nvidia_fabric_manager_config: {', '.join(unknown)} is not in {CONFIG}"
+
+    # --- the services
+
+    @property
+    def loaded(self) -> str:
+        driver = self.state.facts.loaded_driver
+        return driver.version or "" if driver else ""
+
+    @property
+    def mismatch(self) -> str:
+        """Why the fabric manager cannot run with the loaded module; empty where it can, or none is wanted."""
+        version = manager_version(self.state)
+        if not self.manager_wanted or not self.loaded or version in ("", self.loaded):
+            return ""
+        return f"the fabric manager is {version}, module {self.loaded} is loaded"
+
+    @property
+    def runnable(self) -> bool:
+        """With another driver in memory the services would not start: that takes a reboot."""
+        return bool(self.loaded) and self.loaded == self.driver and not self.mismatch
+
+    @property
+    def services(self) -> list[str]:
+        """Installed services that the board needs."""
+        rows = (
+            (FABRIC_MANAGER, self.manager_wanted),
+            (NVLSM, self.manager_wanted),
+            (IMEX, self.imex_wanted and bool(self.nodes)),
+        )
+        return [unit for unit, wanted in rows if wanted and self.has(unit)]
+
+    @property
+    def units(self) -> Iterator[UnitState]:
+        for name in self.services:
+            yield UnitState(name=name, enabled=True, state="started" if self.runnable else None)
+
+    @property
+    def busy(self) -> bool:
+        """A restart would end what computes on the GPUs."""
+        return gpus_in_use(self.state.facts) and not self.context.settings_of("preflight")["gpunode_allow_busy"]
+
+    @property
+    def restarts(self) -> list[str]:
+        """Running services whose settings change."""
+        changed = {CONFIG: FABRIC_MANAGER, IMEX_NODES: IMEX}
+        found = []
+        for file in self.files:
+            there = self.state.files.get(file.path)
+            unit = self.state.unit(changed[file.path]) if file.path in changed else None
+            text = (file.content or "").encode()
+            differs = there is None or there.sha256 != hashlib.sha256(text).hexdigest()
+            if unit is not None and unit.active == "active" and differs and self.runnable:
+                found.append(unit.name)
+        return found
+
+    @property
+    def notes(self) -> Iterator[str]:
+        if self.mismatch:
+            yield self.mismatch
+        if self.busy and self.restarts:
+            yield f"new settings wait for a restart of {', '.join(self.restarts)}: the GPUs are in use"
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """Why the fabric does not work after all was done."""
+        for name in self.services:
+            unit = self.state.unit(name)
+            if self.runnable and name == FABRIC_MANAGER and (unit is None or unit.active != "active"):
+                yield f"{name} does not run ({unit.active if unit else 'not installed'}): see journalctl -u {name}"
+
+
+def condition_text(ids: list[str]) -> str:
+    """Return the drop-in that binds a service to hardware on the PCI bus."""
+    return f"""\
+{_MARK} without the hardware that it is for, the service is passed over, not failed.
+[Unit]
+After=systemd-modules-load.service nvidia-persistenced.service
+
+[Service]
+ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
+read -r id < $$device/device; case $$vendor:$$id in {"|".join(ids)}) exit 0;; esac; done; exit 1'
+"""
+
+
+def modules_text(names: tuple[str, ...]) -> str:
+    """Return the list of modules that are loaded at boot."""
+    head = f"{_MARK} the fabric manager reaches NVLink 5 switches through InfiniBand's management.\n"
+    return head + "".join(f"{name}\n" for name in names)
+
+
+def nodes_text(addresses: list[str]) -> str:
+    """Return IMEX's list of nodes."""
+    head = f"{_MARK} the nodes of this NVLink domain, the same on each of them.\n"
+    return head + "".join(f"{address}\n" for address in addresses)
+
+
+def merged(text: str, settings: Mapping[str, Any]) -> str:
+    """Return a file of NAME=VALUE lines with some set: the last line of a name, else one behind its comment."""
+    lines = text.splitlines()
+    for name, value in settings.items():
+        line = f"{name}={value}"
+        set_at = [number for number, one in enumerate(lines) if re.match(rf"\s*{re.escape(name)}\s*=", one)]
+        told_at = [number for number, one in enumerate(lines) if re.match(rf"\s*#\s*{re.escape(name)}\s*=", one)]
+        if set_at:
+            lines[set_at[-1]] = line
+        else:
+            lines.insert(told_at[-1] + 1 if told_at else len(lines), line)
+    return "\n".join(lines) + "\n"
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+    there = tuple(sorted(name for name in state.installed if _OURS.fullmatch(name)))
+    units = [unit for unit in state.facts.units or () if unit.name in (FABRIC_MANAGER, IMEX)]
+    change: AptChange | DnfChange = AptChange(
+        state="absent",
+        purge=there,
+        purge_new=("infiniband-diags",),
+        memory=MEMORY,
+        lock_wait_s=settings["lock_wait_s"],
+    )
+    if state.apt is None:
+        change = DnfChange(state="absent", remove=there, memory=MEMORY, lock_wait_s=settings["lock_wait_s"])
+    return Manifest(
+        role=ROLE,
+        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in FILES),
+        folders=tuple(
+            ManagedFolder(path=str(PurePosixPath(path).parent), state="absent_if_empty", phase="after")
+            for path in FILES
+            if path != MODULES
+        ),
+        packages=change,
+        units=tuple(
+            UnitState(name=unit.name, enabled=False, state="stopped")
+            for unit in units
+            if there and unit.load == "loaded"
+        ),
+        values={"reset_failed": [unit.name for unit in units if unit.active == "failed"]},
+        due_reasons=tuple(f"{unit.name} has failed" for unit in units if unit.active == "failed"),
+    )

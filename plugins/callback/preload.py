@@ -1,0 +1,45 @@
+"""Imports the package gpunode before ansible-playbook forks, so that no worker does it again for every task."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = """
+name: preload
+type: aggregate
+short_description: Import gpunode once
+description:
+  - Every task runs in a process of its own, and the first filter of the collection there imports the Python package
+    C(gpunode) and reads its catalog. Done once before, all of them inherit it.
+  - Without the package this callback does nothing; the filters say that it is missing.
+author: gpunode
+requirements:
+  - enable in configuration
+"""
+POLICIES = ("driver_apt", "driver_dnf", "driver_refusals", "fabric", "node_stack")
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]
+    """Has no events of its own; loading it is all."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "gpunode.node.preload"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def v2_playbook_on_start(self, playbook: object) -> None:  # noqa: ARG002
+        """Import and read before any host is asked."""
+        if find_spec("gpunode") is None:
+            return
+        for name in POLICIES:
+            import_module(f"gpunode.provisioning.{name}")
+        catalog = import_module("gpunode.catalog.catalog")
+        rows = catalog.load()
+        for section in catalog.MODELS:
+            rows.rows(section)
+        import_module("gpunode.catalog.origins").table()
+        for module, model in (("facts", "NodeFacts"), ("stack", "Stack")):
+            getattr(import_module(f"gpunode.{module}"), model).model_rebuild()

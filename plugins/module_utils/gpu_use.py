@@ -1,0 +1,90 @@
+"""Who uses the GPUs and the kernel modules of the driver on this node, at this moment."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+FAMILY = ("nvidia_peermem", "nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia")
+"""The driver's own modules, in the order in which they are unloaded."""
+# The kernel cuts names of processes at 15 characters.
+DAEMONS = ("nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "nvlsm", "dcgm-exporter")
+DEVICE = re.compile(r"/dev/nvidia")
+DISPLAY = re.compile(r"/dev/dri/")
+
+
+def holders(proc: str = "/proc") -> list[dict[str, Any]]:
+    """Return the processes that hold a device of the driver: ``pid``, ``name``, ``unit`` (empty: none), ``devices``."""
+    found = []
+    for process in sorted(Path(proc).glob("[0-9]*"), key=lambda one: int(one.name)):
+        devices = set()
+        try:
+            for entry in (process / "fd").iterdir():
+                target = _link(entry)
+                if DEVICE.match(target) or DISPLAY.match(target):
+                    devices.add(target)
+        except OSError:
+            continue  # It ended meanwhile.
+        if devices:
+            row = {"pid": int(process.name), "name": _text(process / "comm").strip() or "?"}
+            found.append({**row, "unit": unit_of(_text(process / "cgroup")), "devices": sorted(devices)})
+    return found
+
+
+def computing(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those that compute: they have CUDA's memory device open, and are none of NVIDIA's daemons."""
+    return [one for one in found if one["name"] not in DAEMONS and any("nvidia-uvm" in path for path in one["devices"])]
+
+
+def title(holder: dict[str, Any]) -> str:
+    """Return how a message names a process."""
+    unit = f", {holder['unit']}" if holder["unit"] else ""
+    return f"{holder['name']} (pid {holder['pid']}{unit})"
+
+
+def unit_of(cgroup: str) -> str:
+    """Return the systemd service of a process from its ``/proc/PID/cgroup``; empty where it is of none."""
+    found = re.findall(r"/([^/\n]+\.service)(?=/|$)", cgroup, re.MULTILINE)
+    return found[-1] if found else ""
+
+
+def modules(text: str) -> dict[str, tuple[int, list[str]]]:
+    """Return the loaded modules from ``/proc/modules``: name to (number of users, modules among them)."""
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 4 and words[2].isdigit():
+            found[words[0]] = (int(words[2]), [one for one in words[3].split(",") if one and one != "-"])
+    return found
+
+
+def obstacles(loaded: dict[str, tuple[int, list[str]]], found: list[dict[str, Any]], units: list[str]) -> list[str]:
+    """Return why the driver's modules cannot be unloaded after these units were stopped, one reason each."""
+    lines = []
+    above = {user for name in FAMILY for user in loaded.get(name, (0, []))[1]} - set(FAMILY)
+    lines += [f"module {name} uses the driver" for name in sorted(above)]
+    drm = loaded.get("nvidia_drm", (0, []))[0] > 0
+    holding = [one for one in found if any(DEVICE.match(path) for path in one["devices"]) or drm]
+    strangers = [one for one in holding if one["unit"] not in units]
+    lines += [f"{title(one)} holds {one['devices'][0]}" for one in strangers]
+    for name in FAMILY:
+        count, users = loaded.get(name, (0, []))
+        if count > len(users) and not holding:
+            lines.append(f"module {name} has {count - len(users)} users that are no visible process")
+    return lines
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115 - Path.readlink is younger than the Python of some nodes
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")[:65536]
+    except OSError:
+        return ""

@@ -1,0 +1,214 @@
+#!/usr/bin/python
+# Copyright: The gpunode maintainers
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange the loaded kernel modules of the NVIDIA driver for the installed ones."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver_exchange
+short_description: Exchange the loaded kernel modules of the NVIDIA driver for the installed ones
+description:
+  - Stops the given units, unloads the driver's modules, loads the installed ones and starts the units again.
+  - Before anything is stopped, it tests that every module can be unloaded. A process of another unit that holds a
+    device, a module of others on top of the driver (C(gdrdrv), C(nvidia_fs)) or a missing module of the requested
+    version leaves the node as it is, with the reason as a warning. A reboot then loads the installed modules.
+  - A unit of O(unit_versions) is started only where its version is that of the loaded module.
+options:
+  version:
+    description: Release of the module that has to be loaded in the end.
+    type: str
+    required: true
+  units:
+    description: Active units that keep the modules in use, in the order in which they are stopped.
+    type: list
+    elements: str
+    default: []
+  unit_versions:
+    description: Versions of units that run with a module of the same version alone.
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: Reports whether the modules would be exchanged.
+  diff_mode:
+    support: none
+    description: There is no text to compare.
+author:
+  - The gpunode maintainers
+"""
+
+EXAMPLES = r"""
+- name: Exchange the loaded modules
+  gpunode.node.driver_exchange:
+    version: 580.178.04
+    units: [nvidia-dcgm.service, nvidia-persistenced.service]
+  become: true
+"""
+
+RETURN = r"""
+reason:
+  description: Why the modules were not exchanged, or not all units started again; empty where all is well.
+  returned: success
+  type: str
+  sample: dcgm-exporter (pid 812, dcgm-exporter.service) holds /dev/nvidia0
+loaded:
+  description: Version of the loaded module in the end; empty where none is.
+  returned: success
+  type: str
+"""
+
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpunode.node.plugins.module_utils.gpu_use import FAMILY, holders, modules, obstacles
+
+COMMAND_LIMIT_S = 180
+SETTLE_S = 15
+LOADED = Path("/proc/driver/nvidia/version")
+
+
+class RefusedError(Exception):
+    """Why the modules were not exchanged."""
+
+
+def done(argv: list[str]) -> str:
+    """Run a command; return its last line of errors, empty where it succeeded."""
+    try:
+        answer = subprocess.run(
+            argv,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_LIMIT_S,
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        return str(err)
+    lines = (answer.stderr or answer.stdout).strip().splitlines()
+    return "" if answer.returncode == 0 else lines[-1] if lines else f"exit status {answer.returncode}"
+
+
+def on_disk(kernel: str) -> str:
+    """Return the version of the module that a kernel would load; empty where there is none."""
+    answer = subprocess.run(
+        ["modinfo", "-k", kernel, "-F", "version", "nvidia"],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_LIMIT_S,
+    )
+    return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def loaded_version() -> str:
+    """Return the version of the loaded module; empty where none is."""
+    try:
+        text = LOADED.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
+    return found[1] if found else ""
+
+
+def in_the_way(units: list[str]) -> list[str]:
+    """Return why the modules cannot be unloaded now."""
+    text = Path("/proc/modules").read_text(encoding="ascii", errors="replace")
+    found: list[str] = obstacles(modules(text), holders(), units)
+    return found
+
+
+def refuse(version: str, units: list[str]) -> None:
+    """Raise RefusedError where the exchange would not succeed; nothing was stopped yet."""
+    kernel = os.uname().release
+    there = on_disk(kernel)
+    if there != version:
+        raise RefusedError(f"kernel {kernel} would load module {there or 'none'}, not {version}")
+    reasons = in_the_way(units)
+    if reasons:
+        raise RefusedError("; ".join(reasons[:5]))
+
+
+def exchange(version: str, units: list[str]) -> None:
+    """Stop the units and exchange the modules. Raise RefusedError where a module stays."""
+    if units:
+        error = done(["systemctl", "stop", *units])
+        if error:
+            raise RefusedError(f"systemctl stop: {error}")
+    end = time.monotonic() + SETTLE_S
+    while in_the_way([]) and time.monotonic() < end:
+        time.sleep(0.5)
+    reasons = in_the_way([])
+    if reasons:
+        raise RefusedError("; ".join(reasons[:5]))
+    before = modules(Path("/proc/modules").read_text(encoding="ascii", errors="replace"))
+    there = [name for name in FAMILY if name in before]
+    for name in there:
+        error = done(["rmmod", name])
+        if error and name in modules(Path("/proc/modules").read_text(encoding="ascii", errors="replace")):
+            raise RefusedError(f"module {name} stays: {error}")
+    for name in dict.fromkeys([*reversed(there), "nvidia_uvm"]):
+        error = done(["modprobe", name])
+        if error and name in ("nvidia", "nvidia_uvm"):
+            raise RefusedError(f"module {name} {version} does not load: {error}")
+
+
+def started(units: list[str], versions: dict[str, Any], requested: str) -> list[str]:
+    """Start units again that fit the loaded module; return a reason for each that was not started.
+
+    Where another module than the requested one is loaded, the installed programs are all of another release than it.
+    """
+    now, reasons = loaded_version(), []
+    for unit in reversed(units):
+        needs = versions.get(unit) or requested
+        if needs != now:
+            reasons.append(f"{unit} is {needs} and was not started, module {now or 'none'} is loaded")
+        else:
+            error = done(["systemctl", "start", unit])
+            reasons += [f"systemctl start {unit}: {error}"] if error else []
+    return reasons
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "version": {"type": "str", "required": True},
+            "units": {"type": "list", "elements": "str", "default": []},
+            "unit_versions": {"type": "dict", "default": {}},
+        },
+        supports_check_mode=True,
+    )
+    version, units = module.params["version"], module.params["units"]
+    if loaded_version() == version:
+        module.exit_json(changed=False, reason="", loaded=version)
+    try:
+        refuse(version, units)
+    except (RefusedError, OSError, subprocess.SubprocessError) as err:
+        reason = " ".join(str(err).split())
+        module.warn(f"the loaded module stays until a reboot: {reason}")
+        module.exit_json(changed=False, reason=reason, loaded=loaded_version())
+    if module.check_mode:
+        module.exit_json(changed=True, reason="", loaded=loaded_version())
+    reasons = []
+    try:
+        exchange(version, units)
+    except (RefusedError, OSError, subprocess.SubprocessError) as err:
+        reasons.append(" ".join(str(err).split()))
+    reasons += started(units, module.params["unit_versions"], version)
+    if reasons:
+        module.warn(f"a reboot is due: {'; '.join(reasons)}")
+    module.exit_json(changed=True, reason="; ".join(reasons), loaded=loaded_version())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""Own checks are registered for the whole process: tests that load some give the registry back as it was."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpunode.checks import registry
+from gpunode.cli import own_checks
+
+
+@contextmanager
+def restored_registry() -> Iterator[None]:
+    kept = {name: value.copy() if hasattr(value, "copy") else value for name, value in vars(registry).items()}
+    files = dict(own_checks._files)
+    try:
+        yield
+    finally:
+        vars(registry).update(kept)
+        own_checks._files.clear()
+        own_checks._files.update(files)

@@ -1,0 +1,321 @@
+"""The plan of the role docker: what is due on a bare, a settled, a damaged and a busy node, and what goes."""
+
+import json
+from typing import Any
+
+import pytest
+from node_samples import Planned, after, by_path, contents, context, file, node, planned, settings_of
+from test_provisioning_keys import keys, needs_gpg
+
+from gpunode.provisioning.archives import QUESTION
+from gpunode.provisioning.docker import BEFORE, KEY, RPM_KEY, SOURCES, UNATTENDED, USERS, YUM
+from gpunode.provisioning.docker_daemon import DAEMON, KEPT, MEMORY, RELOAD, RESTART
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.state import NodeState
+
+__all__ = ["keys"]
+DEBIAN = {"docker.io": "20.10.24+dfsg1-1+deb12u1", "containerd": "1.6.20", "runc": "1.1.5"}
+CE = {
+    "docker-ce": "5:28.3.3-1~debian.12~bookworm",
+    "docker-ce-cli": "5:28.3.3-1~debian.12~bookworm",
+    "containerd.io": "1.7.27-1",
+}
+OPTIONS = ["live-restore", "log-opt", "log-driver", "exec-opt", "storage-driver", "registry-mirror"]
+INFO = {
+    "version": "20.10.24+dfsg1",
+    "running": 0,
+    "live_restore": True,
+    "swarm": "inactive",
+    "cgroup_driver": "systemd",
+}
+RUNS = {"started": 50.0, "info": INFO, "command": "", "options": OPTIONS, "group": [], "hook_changed": None}
+UNIT = {"name": "docker.service", "load": "loaded", "active": "active", "sub": "running", "enabled": "enabled"}
+FOREIGN = '{"dns": ["10.1.2.3"], "log-opts": {"tag": "x", "max-size": "1m"}}'
+
+
+def units(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"units": list(rows)}
+
+
+@pytest.fixture
+def settled() -> NodeState:
+    """A node as the role leaves it, with a running engine of the distribution."""
+    first = node(DEBIAN, {DAEMON: FOREIGN}, engine=RUNS, facts=units(UNIT))
+    return after(planned("docker", first), first)
+
+
+def daemon(manifest: Manifest) -> Any:
+    return json.loads(by_path(manifest, DAEMON).content or "null")
+
+
+def test_a_bare_node_asks_for_the_publishers_key_first() -> None:
+    manifest = planned("docker", node())
+    assert manifest.questions[QUESTION].body == {"url": "https://download.docker.com/linux/debian/gpg"}
+    refused = planned("docker", node(), context(answers={QUESTION: {"error": "https://x: HTTP status 503"}}))
+    assert refused.refusals == ("key-unreachable: https://x: HTTP status 503",)
+    foreign = planned("docker", node(), context(answers={QUESTION: {"text": "<html>"}}))
+    assert foreign.refusals[0].startswith("key-refused: ")
+    plain = planned("docker", node(), repository_key="http://mirror.test/gpg")
+    assert "https only" in plain.refusals[0]
+
+
+@needs_gpg
+def test_a_bare_node_gets_dockers_engine_from_a_mirror(tmp_path: Any, keys: dict[str, tuple[str, str]]) -> None:
+    key = tmp_path / "site.asc"
+    key.write_text(keys["rsa"][1])
+    manifest = planned(
+        "docker", node(), repository_url="http://mirror.test/docker", repository_key=str(key), version="28.3.3"
+    )
+    assert manifest.refusals == ()
+    assert isinstance(manifest.packages, AptChange)
+    assert manifest.packages.install[:3] == ("docker-ce=*:28.3.3-*", "docker-ce-cli=*:28.3.3-*", "containerd.io")
+    assert manifest.packages.files.keys() == {KEY, SOURCES}
+    text = contents(manifest)[SOURCES] or ""
+    assert "URIs: http://mirror.test/docker/debian\nSuites: bookworm\nComponents: stable\n" in text
+    assert f"Signed-By: {KEY}\n" in text
+    assert "docker-ce is not installed" in manifest.due_reasons
+    assert manifest.units == ()
+
+
+@needs_gpg
+def test_a_node_with_dnf_gets_dockers_rpms(tmp_path: Any, keys: dict[str, tuple[str, str]]) -> None:
+    assert planned("docker", node(dnf=True)).questions[QUESTION].body["url"].endswith("/linux/centos/gpg")
+    key = tmp_path / "site.asc"
+    key.write_text(keys["rsa"][1])
+    manifest = planned("docker", node(dnf=True), repository_key=str(key), version="28.3.3")
+    assert isinstance(manifest.packages, DnfChange)
+    assert manifest.packages.install[:3] == ("docker-ce=28.3.3-*", "docker-ce-cli=28.3.3-*", "containerd.io")
+    text = contents(manifest)[YUM] or ""
+    assert text.splitlines()[1:] == [
+        "[gpunode-docker]",
+        "name=Docker's packages",
+        "baseurl=https://download.docker.com/linux/centos/9/$basearch/stable",
+        "enabled=1",
+        "gpgcheck=1",
+        f"gpgkey=file://{RPM_KEY}",
+    ]
+    assert UNATTENDED not in contents(manifest)
+    refused = planned("docker", node(dnf=True), source="distribution")
+    assert "have no Docker of their own" in refused.refusals[0]
+
+
+def test_a_bare_node_gets_the_distributions_where_that_is_requested() -> None:
+    manifest = planned("docker", node(), source="distribution", extra_packages=["docker-compose"])
+    assert isinstance(manifest.packages, AptChange)
+    assert manifest.packages.install == ("docker.io", "docker-compose")
+    assert contents(manifest)[SOURCES] is None
+    # dockerd cannot judge a file before it is there.
+    assert by_path(manifest, DAEMON).validate_with is None
+
+
+def test_in_check_mode_the_planned_engine_counts() -> None:
+    run = context(check=True, planned=Planned(packages={"docker.io": "26.1.5+dfsg1-9"}))
+    manifest = planned("docker", node(), run, source="distribution")
+    assert '"^docker[.]io$"' in (contents(manifest)[UNATTENDED] or "")
+    assert by_path(manifest, DAEMON).validate_with is None
+
+
+def test_foreign_keys_survive_and_the_file_is_kept_as_it_was() -> None:
+    first = node(DEBIAN, {DAEMON: FOREIGN}, engine=RUNS, facts=units(UNIT))
+    manifest = planned("docker", first)
+    assert daemon(manifest) == {
+        "dns": ["10.1.2.3"],
+        "log-opts": {"tag": "x", "max-size": "100m", "max-file": "5"},
+        "live-restore": True,
+    }
+    files = contents(manifest)
+    assert files["/etc/docker/daemon.json.before-gpunode"] == FOREIGN
+    order = [each.path for each in manifest.files]
+    assert order.index(MEMORY.format("docker")) < order.index(DAEMON)
+    assert by_path(manifest, MEMORY.format("docker")).mode == "0600"
+    assert by_path(manifest, DAEMON).expect_sha256 == first.files[DAEMON].sha256
+
+
+def test_a_new_engine_validates_its_file() -> None:
+    state = node(CE, engine={**RUNS, "info": {**INFO, "version": "28.3.3"}}, texts={KEY: "x"}, facts=units(UNIT))
+    manifest = planned("docker", state, context(answers={QUESTION: {"text": "x"}}))
+    assert by_path(manifest, DAEMON).validate_with == ("dockerd", "--validate", "--config-file=%s")
+
+
+def test_a_settled_node_has_nothing_due(settled: NodeState) -> None:
+    manifest = planned("docker", settled)
+    assert manifest.due_reasons == ()
+    assert manifest.refusals == ()
+    assert not manifest.values["restart"]
+    assert not manifest.values["reload"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mode": "0600"}, f"{UNATTENDED} has mode 0600, not 0644"),
+        ({"sha256": "0" * 64}, f"{UNATTENDED} differs"),
+        ({"owner": "operator"}, f"{UNATTENDED} belongs to operator:root, not root:root"),
+        ({"kind": "absent"}, f"{UNATTENDED} is missing"),
+        ({"kind": "unknown"}, f"{UNATTENDED} could not be determined"),
+    ],
+)
+def test_a_damaged_file_is_due_and_nothing_else(settled: NodeState, change: dict[str, str], reason: str) -> None:
+    document = settled.model_dump()
+    document["files"][UNATTENDED].update(change)
+    assert planned("docker", NodeState.model_validate(document)).due_reasons == (reason,)
+
+
+def test_a_disabled_unit_and_a_missing_package_are_due(settled: NodeState) -> None:
+    off = settled.model_copy(update={"facts": settled.facts.model_copy(update={"units": ()})})
+    assert planned("docker", off).due_reasons == ("docker.service is not known",)
+    assert settled.apt is not None
+    apt = settled.apt.model_copy(update={"installed": {"docker.io": DEBIAN["docker.io"]}})
+    assert (
+        "docker-compose is not installed"
+        in planned("docker", settled.model_copy(update={"apt": apt}), extra_packages=["docker-compose"]).due_reasons
+    )
+
+
+def test_a_damaged_value_is_written_reloaded_or_restarted(settled: NodeState) -> None:
+    text = (settled.contents[DAEMON] or "").replace("100m", "9g")
+    document = settled.model_dump()
+    document["contents"][DAEMON] = text
+    document["files"][DAEMON] = file(text)
+    manifest = planned("docker", NodeState.model_validate(document))
+    assert manifest.values["restart"]
+    assert [each["path"] for each in manifest.values["pending"]] == [RESTART]
+    assert "Docker has to be restarted: daemon.json: log-opts.max-size" in manifest.due_reasons
+    # live-restore and the like need no restart.
+    manifest = planned("docker", settled, live_restore=True, daemon={"registry-mirrors": ["https://m.test"]})
+    assert (manifest.values["reload"], manifest.values["restart"]) == (True, False)
+    assert [each["path"] for each in manifest.values["pending"]] == [RELOAD]
+
+
+def test_a_run_that_broke_off_behind_the_file_is_finished_by_the_next(settled: NodeState) -> None:
+    document = settled.model_dump()
+    for path, text in ((RESTART, "daemon.json: log-opts.max-size\n"), (RELOAD, "live-restore\n")):
+        document["contents"][path] = text
+        document["files"][path] = file(text, mtime=60.0)
+    manifest = planned("docker", NodeState.model_validate(document))
+    assert manifest.values["reload"]
+    assert manifest.values["restart"]
+    assert manifest.values["pending"] == []
+    # Somebody restarted the daemon since.
+    document["engine"]["started"] = 70.0
+    assert not planned("docker", NodeState.model_validate(document)).values["restart"]
+
+
+def test_a_busy_node_gets_its_file_and_no_restart(settled: NodeState) -> None:
+    document = settled.model_dump()
+    document["engine"]["info"].update(running=2, live_restore=False)
+    text = (settled.contents[DAEMON] or "").replace('"live-restore": true', '"live-restore": false')
+    document["contents"][DAEMON] = text
+    document["files"][DAEMON] = file(text)
+    busy = NodeState.model_validate(document)
+    manifest = planned("docker", busy, live_restore=False, log_max_files=7)
+    assert daemon(manifest)["log-opts"]["max-file"] == "7"
+    assert not manifest.values["restart"]
+    assert "2 containers run and would end" in manifest.notes[0]
+    assert manifest.restarts == {"docker.service": "daemon.json: log-opts.max-file"}
+    # With live-restore switched on by a reload the restart hurts nobody: once it is in force.
+    manifest = planned("docker", busy, log_max_files=7)
+    assert manifest.values["restart"]
+    assert manifest.values["reload"]
+    assert manifest.values["live_restore_first"]
+    allowed = context(others={"preflight": {"gpunode_allow_busy": True}})
+    assert planned("docker", busy, allowed, live_restore=False, log_max_files=7).values["restart"]
+
+
+def test_a_restart_held_back_is_reported_and_not_due(settled: NodeState) -> None:
+    document = settled.model_dump()
+    document["engine"]["info"].update(running=1, live_restore=False)
+    document["contents"][RESTART] = "daemon.json: log-opts.max-file\n"
+    document["files"][RESTART] = file(document["contents"][RESTART], mtime=60.0)
+    manifest = planned("docker", NodeState.model_validate(document))
+    assert manifest.due_reasons == ()
+    assert "A restart is due for daemon.json: log-opts.max-file" in manifest.notes[0]
+
+
+def test_a_daemon_that_does_not_answer_counts_as_busy(settled: NodeState) -> None:
+    silent = settled.model_copy(update={"engine": {**RUNS, "info": None}})
+    manifest = planned("docker", silent, log_max_files=7)
+    assert not manifest.values["restart"]
+    assert "dockerd does not answer" in manifest.notes[0]
+    refused = planned("docker", silent, source="docker", switch=True)
+    assert any("dockerd does not answer" in line for line in refused.refusals)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"daemon": {"hosts": ["tcp://0.0.0.0:2375"]}}, "docker_daemon must not set hosts"),
+        ({"daemon": {"live-restor": True}}, "Docker 20.10.24 knows no live-restor in /etc/docker/daemon.json"),
+        ({"source": "docker"}, "set docker_source to auto to keep it, or docker_switch to true"),
+    ],
+)
+def test_what_cannot_be_is_refused(settled: NodeState, settings: dict[str, Any], words: str) -> None:
+    assert any(words in line for line in planned("docker", settled, **settings).refusals)
+
+
+def test_a_malformed_file_is_refused_with_its_name() -> None:
+    manifest = planned("docker", node(DEBIAN, {DAEMON: "{,}"}, engine=RUNS))
+    assert manifest.refusals[0].startswith("/etc/docker/daemon.json: it is not JSON")
+    memory = MEMORY.format("docker")
+    manifest = planned("docker", node(DEBIAN, {DAEMON: "{}", memory: "x"}, engine=RUNS))
+    assert memory in manifest.refusals[0]
+
+
+def test_users_are_added_once(settled: NodeState) -> None:
+    manifest = planned("docker", settled, users=["operator"])
+    assert manifest.values["users"] == ["operator"]
+    assert manifest.due_reasons == ("operator is not in the group docker",)
+    there = settled.model_copy(update={"engine": {**RUNS, "group": ["operator"]}})
+    assert planned("docker", there, users=["operator"]).due_reasons == ()
+
+
+def test_a_socket_that_is_open_to_the_network_is_reported(settled: NodeState) -> None:
+    open_one = settled.model_copy(update={"engine": {**RUNS, "command": "dockerd -H tcp://0.0.0.0:2375"}})
+    assert "tcp://0.0.0.0:2375" in planned("docker", open_one).notes[0]
+
+
+def test_absent_restores_the_file_and_removes_what_came(settled: NodeState) -> None:
+    document = settled.model_dump()
+    document["contents"].update({BEFORE: "bash\n", USERS: "operator\nanna\n"})
+    document["files"].update({BEFORE: file("bash\n"), USERS: file("operator\nanna\n")})
+    document["engine"]["group"] = ["operator"]
+    state = NodeState.model_validate(document)
+    manifest = planned("docker", state, state="absent")
+    assert manifest.refusals == ()
+    assert daemon(manifest) == json.loads(FOREIGN)
+    assert isinstance(manifest.packages, AptChange)
+    assert manifest.packages.state == "absent"
+    assert {"docker.io has to go", "containerd has to go", "operator is in the group docker"} <= set(
+        manifest.due_reasons
+    )
+    assert manifest.values["users"] == ["operator"]
+    assert not manifest.values["engine"]
+    document["engine"]["info"]["running"] = 1
+    refused = planned("docker", NodeState.model_validate(document), state="absent")
+    assert "1 container runs: stop them" in refused.refusals[0]
+
+
+def test_absent_on_a_node_without_anything_has_nothing_due() -> None:
+    assert planned("docker", node(), state="absent").due_reasons == ()
+    # An engine that was there before the role stays.
+    state = node(DEBIAN, {BEFORE: "docker.io\ncontainerd\nrunc\n"}, engine=RUNS, facts=units(UNIT))
+    manifest = planned("docker", state, state="absent")
+    assert manifest.packages is None
+    assert manifest.due_reasons == (f"{BEFORE} has to go",)
+
+
+def test_data_goes_only_where_that_is_requested() -> None:
+    full = {"kind": "folder", "mode": "0710", "entries": 3}
+    state = node(files={"/var/lib/docker": full})
+    assert planned("docker", state, state="absent").values["data"] == []
+    manifest = planned("docker", state, state="absent", remove_data=True)
+    assert manifest.values["data"] == ["/var/lib/docker"]
+    assert manifest.due
+
+
+def test_a_daemon_json_that_a_purge_removed_is_taken_from_its_copy() -> None:
+    state = node(DEBIAN, {KEPT: FOREIGN}, engine=RUNS, facts=units(UNIT))
+    manifest = planned("docker", state)
+    assert daemon(manifest)["dns"] == ["10.1.2.3"]
+    assert contents(manifest)[KEPT] is None
+    assert settings_of("docker")["state"] == "present"

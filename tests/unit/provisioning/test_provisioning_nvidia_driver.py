@@ -1,0 +1,261 @@
+"""What the role nvidia_driver changes: questions, files, transaction, builds, what is loaded; from a state alone."""
+
+import hashlib
+from typing import Any
+
+import pytest
+from driver_samples import BUNDLE, HGX, facts_of
+from plan_samples import planned, state_of
+
+from gpunode.provisioning import driver_files as files
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.state import NodeState
+
+KERNEL = "6.1.0-56-cloud-amd64"
+IMAGE = f"/boot/initrd.img-{KERNEL}"
+GOES = {"version": "580.95.05"}
+ANSWER = {
+    "target": "580.95.05",
+    "arguments": ["nvidia-driver-cuda=580.95.05-1", "libnvidia-old-"],
+    "install": [{"name": "nvidia-driver-cuda", "version": "580.95.05-1", "source": "nvidia-graphics-drivers"}],
+    "remove": ["libnvidia-old"],
+}
+CLOSURE = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-fabricmanager", "libnvidia-nscq", "libcuda1")
+OTHERS = ("nvidia-persistenced", f"linux-headers-{KERNEL}", "linux-headers-cloud-amd64")
+
+
+def package(name: str, version: str = "580.95.05-1", held: bool = True) -> dict[str, Any]:
+    row = {"name": name, "version": version, "architecture": "amd64", "source": name, "installed": True}
+    row |= {"maintainer": "NVIDIA CORPORATION <cudatools@nvidia.com>", "state": "hold ok installed", "held": held}
+    return row
+
+
+@pytest.fixture
+def bare() -> dict[str, Any]:
+    """A Debian 12 node with HGX H100 and no driver."""
+    return {**facts_of(BUNDLE), "pci": HGX, "packages": [], "module_files": [], "dkms": [], "loaded_driver": None}
+
+
+def unit(name: str) -> dict[str, Any]:
+    return {"name": f"{name}.service", "load": "loaded", "active": "active", "sub": "running", "enabled": "enabled"}
+
+
+def driven(bare: dict[str, Any], loaded: str | None = "580.95.05", **changes: Any) -> dict[str, Any]:
+    """The same with driver 580.95.05 from NVIDIA, built for its kernel."""
+    module: dict[str, Any] = {
+        "kernel": KERNEL,
+        "path": "/lib/modules/x/nvidia.ko",
+        "version": "580.95.05",
+        "flavour": "open",
+    }
+    module |= {"vermagic": KERNEL, "signed": False}
+    there = {"running": True, "newest": True, "headers": True, "image": True}
+    kernels = [{**kernel, **there} for kernel in bare["kernels"]]
+    memory = loaded and {"version": loaded, "flavour": "open"}
+    return {
+        **bare,
+        "kernels": kernels,
+        "packages": [package(name) for name in CLOSURE],
+        "module_files": [module],
+        "loaded_driver": memory,
+        "gpu_processes": [],
+        "units": [unit("nvidia-persistenced")],
+        "modules": ["nvidia"] if loaded else [],
+        **changes,
+    }
+
+
+def state(facts: dict[str, Any], apt: dict[str, Any] | None = None, **more: Any) -> NodeState:
+    installed = {row["name"]: row["version"] for row in facts["packages"]} | dict.fromkeys(OTHERS, "1")
+    held = [row["name"] for row in facts["packages"] if row["held"]]
+    known = {"installed": installed, "held": held, "own_holds": held, "lists": True}
+    return state_of(facts, {**known, **(apt or {})}, **more)
+
+
+def as_it_has_to_be(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """The manifest's files as they are after it was carried out."""
+    return {
+        file.path: {"kind": "absent"}
+        if file.content is None
+        else {
+            "kind": "file",
+            "sha256": hashlib.sha256(file.content.encode()).hexdigest(),
+            "mode": file.mode,
+            "owner": file.owner,
+            "group": file.group,
+            "mtime": 100.0,
+        }
+        for file in manifest.files
+    }
+
+
+def test_a_bare_node_is_asked_about_before_anything_is_decided(bare: dict[str, Any]) -> None:
+    first = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES})
+    question = first.questions["driver"]
+    assert question.kind == "apt_preview"
+    assert set(question.body["required"]) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
+    assert question.body["files"] == {files.PREFERENCES: "", files.SOURCES_FILE: ""}
+    assert not question.private
+    secret = {"nvidia_driver": GOES, "nvidia_repository": {"proxy": "http://me:secret@proxy:3128"}}
+    assert planned("nvidia_driver", state_of(bare), secret).questions["driver"].private
+
+
+def test_the_answer_becomes_one_transaction(bare: dict[str, Any]) -> None:
+    found = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES}, answers={"driver": ANSWER})
+    assert (found.questions, found.refusals) == ({}, ())
+    change = found.packages
+    assert isinstance(change, AptChange)
+    assert change.install == ("nvidia-driver-cuda=580.95.05-1",)
+    assert change.purge == ("libnvidia-old",)
+    assert set(change.hold) >= {"nvidia-driver-cuda", "nvidia-fabricmanager"}
+    assert "version 580.95.05-*" in change.files[files.PREFERENCES]
+    assert found.due
+    assert found.values["changes"]
+    assert (found.values["builds"], found.values["images"]) == ([], []), "the packages build and rebuild"
+
+
+def test_a_refusal_leaves_nothing_to_do(bare: dict[str, Any]) -> None:
+    answer = {"lacking": {"nvidia-fabricmanager": ["580.65.06"]}, "common": [], "constraint": "580.95.05"}
+    found = planned("nvidia_driver", state_of(bare), {"nvidia_driver": GOES}, answers={"driver": answer})
+    assert [line.partition(":")[0] for line in found.refusals] == ["closure-lags"]
+    assert (found.files, found.packages) == ((), None)
+
+
+def test_a_settled_node_has_nothing_due_and_is_asked_nothing(bare: dict[str, Any]) -> None:
+    facts = driven(bare)
+    draft = planned("nvidia_driver", state(facts))
+    there = as_it_has_to_be(draft) | {IMAGE: {"kind": "file", "mtime": 200.0}}
+    found = planned("nvidia_driver", state(facts, files=there))
+    assert found.due_reasons == ()
+    assert (found.questions, found.reboot_reasons) == ({}, ())
+    assert found.values["closure_problems"] == found.values["module_problems"] == []
+
+
+@pytest.mark.parametrize("path", [files.PREFERENCES, files.UNATTENDED, files.NOUVEAU, files.PERSISTENCED])
+@pytest.mark.parametrize("damage", [{"sha256": "0"}, {"mode": "0600"}, {"owner": "nobody"}, {"kind": "absent"}])
+def test_each_damage_of_a_file_is_due(bare: dict[str, Any], path: str, damage: dict[str, Any]) -> None:
+    facts = driven(bare)
+    there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 200.0}}
+    found = planned("nvidia_driver", state(facts, files={**there, path: {**there[path], **damage}}))
+    assert len(found.due_reasons) == 1
+    assert path in found.due_reasons[0]
+
+
+def test_what_is_not_held_is_held_and_what_is_missing_is_asked_for(bare: dict[str, Any]) -> None:
+    loose = driven(bare, packages=[package(name, held=name != "libcuda1") for name in CLOSURE])
+    assert "libcuda1 is not held" in planned("nvidia_driver", state(loose)).due_reasons
+    short = driven(bare, packages=[package(name) for name in CLOSURE if name != "libnvidia-nscq"])
+    assert "driver" in planned("nvidia_driver", state(short)).questions
+
+
+def test_an_image_that_is_older_than_the_word_on_nouveau_is_rebuilt(bare: dict[str, Any]) -> None:
+    facts = driven(bare)
+    more = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "initramfs-tools"], "1")}
+    there = as_it_has_to_be(planned("nvidia_driver", state(facts))) | {IMAGE: {"kind": "file", "mtime": 50.0}}
+    found = planned("nvidia_driver", state(facts, {"installed": more}, files=there))
+    assert found.values["images"] == [KERNEL]
+    assert found.due_reasons == (f"{IMAGE} is older than {files.NOUVEAU}",)
+
+
+def test_a_kernel_without_a_module_is_built_for(bare: dict[str, Any]) -> None:
+    found = planned("nvidia_driver", state(driven(bare, loaded=None, module_files=[])))
+    (build,) = found.values["builds"]
+    assert build["argv"] == ["dkms", "install", "--force", "-m", "nvidia", "-v", "580.95.05", "-k", KERNEL]
+    assert found.values["module_problems"] == [f"no module 580.95.05 for {KERNEL}"]
+
+
+def test_another_loaded_release_takes_a_reboot_or_an_exchange(bare: dict[str, Any]) -> None:
+    units = [unit(name) for name in ("nvidia-persistenced", "nvidia-fabricmanager", "docker")]
+    facts = driven(bare, loaded="570.211.01", units=units)
+    (reason,) = planned("nvidia_driver", state(facts)).reboot_reasons
+    assert reason.startswith("module 570.211.01 is loaded, 580.95.05 is installed")
+    assert planned("nvidia_driver", state(facts)).values["exchange"] is None
+    wanted = {"nvidia_driver": {"reload": True}}
+    assert planned("nvidia_driver", state(facts), wanted).values["exchange"] == {
+        "version": "580.95.05",
+        "units": ["nvidia-fabricmanager.service", "nvidia-persistenced.service"],
+        "unit_versions": {"nvidia-fabricmanager.service": "580.95.05"},
+    }
+    busy = {"pid": 1, "name": "python3", "type": "C"}
+    assert planned("nvidia_driver", state({**facts, "gpu_processes": [busy]}), wanted).values["exchange"] is None
+    unknown = {**facts, "gpu_processes": None}
+    assert planned("nvidia_driver", state(unknown), wanted).values["exchange"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "mok_hash", "expected", "words"),
+    [
+        ({"enrolled": True, "waits": False, "fresh": False}, "", (False, False), ""),
+        ({"enrolled": False, "waits": True, "fresh": True}, "", (False, True), "waits for a person at the console"),
+        ({"enrolled": False, "waits": True, "fresh": False}, "", (False, False), "waits for a person at the console"),
+        ({"enrolled": False, "waits": False, "fresh": False}, "grub.x", (True, False), "waits for a person"),
+        ({"enrolled": None, "waits": False, "fresh": False}, "", (False, False), "nvidia_driver_mok_hash stages it"),
+        (None, "", (False, False), "nvidia_driver_mok_hash stages it"),
+    ],
+)
+def test_no_module_is_loaded_while_the_key_waits(
+    bare: dict[str, Any], key: Any, mok_hash: str, expected: tuple[bool, bool], words: str
+) -> None:
+    facts = driven(bare, loaded=None, secure_boot=True)
+    known = {**dict.fromkeys(CLOSURE, "580.95.05-1"), **dict.fromkeys([*OTHERS, "mokutil", "openssl"], "1")}
+    there = state(facts, {"installed": known, "key": key and {"path": "/var/lib/dkms/mok.pub", **key}})
+    found = planned("nvidia_driver", there, {"nvidia_driver": {"mok_hash": mok_hash}})
+    assert found.values["load"] is not bool(words)
+    reboots = any("key" in reason for reason in found.reboot_reasons)
+    assert (found.values["stage_key"], reboots) == expected
+    assert words in " ".join(found.notes)
+
+
+def test_a_board_with_nvswitches_is_refused_without_its_fabric_manager(bare: dict[str, Any]) -> None:
+    settings = {"nvidia_driver": GOES, "nvidia_fabric": {"state": "absent"}}
+    (line,) = planned("nvidia_driver", state_of(bare), settings).refusals
+    assert line.startswith("fabric-manager:")
+    one = {**bare, "pci": [row for row in HGX if row["slot"] == "0000:10:00.0"]}
+    assert planned("nvidia_driver", state_of(one), settings).refusals == ()
+
+
+def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare: dict[str, Any]) -> None:
+    gone = {"nvidia_driver": {"state": "absent"}}
+    found = planned("nvidia_driver", state(driven(bare)), gone)
+    assert isinstance(found.packages, AptChange)
+    assert found.packages.state == "absent"
+    assert set(CLOSURE) <= set(found.packages.purge)
+    assert {file.content for file in found.files} == {None}
+    assert found.reboot_reasons == ("module 580.95.05 is loaded, none is installed",)
+    clean = {path: {"kind": "absent"} for path in (*files.ALL, *(folder.path for folder in found.folders))}
+    assert planned("nvidia_driver", state_of(bare, files=clean), gone).due_reasons == ()
+
+
+def test_neither_apt_nor_dnf_is_refused(bare: dict[str, Any]) -> None:
+    nothing = state_of(bare).model_copy(update={"apt": None})
+    assert planned("nvidia_driver", nothing).refusals[0].startswith("unsupported:")
+
+
+# --- dnf
+
+
+def rocky(bare: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    system = {"id": "rocky", "version_id": "9.6", "codename": None, "pretty_name": "Rocky 9.6", "id_like": ["rhel"]}
+    return {**bare, "os": {**bare["os"], **system}, "kernels": [], **changes}
+
+
+DNF: dict[str, Any] = {"error": None, "versionlock": True}
+RPMS = [{"name": "nvidia-driver-cuda", "version": "3:580.95.05-1.el9"}, {"name": "dkms", "version": "3.2-1.el9"}]
+
+
+def test_dnf_is_asked_and_its_answer_is_one_transaction(bare: dict[str, Any]) -> None:
+    facts = rocky(bare)
+    first = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES})
+    assert first.questions["driver"].kind == "dnf_preview"
+    answer = {"target": "580.95.05", "install": RPMS, "remove": [], "stream": "nvidia-driver:580-open"}
+    found = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES}, answers={"driver": answer})
+    assert isinstance(found.packages, DnfChange)
+    assert found.packages.stream == "nvidia-driver:580-open"
+    assert found.packages.constraint == "580.95.05"
+    assert "nvidia-fabricmanager" in found.packages.bound
+    assert found.due
+
+
+def test_a_dnf_that_cannot_be_used_is_refused(bare: dict[str, Any]) -> None:
+    (line,) = planned("nvidia_driver", state_of(rocky(bare), dnf={"error": "no module dnf"})).refusals
+    assert line.startswith("no-dnf:")
