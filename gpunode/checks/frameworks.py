@@ -131,7 +131,7 @@ def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> V
     "frameworks.dataloader",
     DataloaderValues,
     on_gpu=True,
-    after=(*OF_THE_IMAGE, "container.shm"),
+    after=OF_THE_IMAGE,
     means="Worker processes hand batches to the GPU over shared memory, pinned.",
     remedy="'No space left on device' and 'Bus error' are shared memory that is full: docker run --shm-size=8g. "
     + SEE_ERROR,

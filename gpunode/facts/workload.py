@@ -14,7 +14,8 @@ RUN = "container"
 JUDGED = frozenset(
     {
         RUN,
-        *(f"versions.{part}" for part in ("system", "limits", "nvml", "cuda", "torch")),
+        *(f"versions.{part}" for part in ("system", "nvml", "cuda", "torch")),
+        "defaults.limits",
         *(f"frameworks.{part}" for part in ("tensor", "amp", "compile", "cudnn", "dataloader", "memory")),
         *(f"frameworks.{part}" for part in ("tensorflow", "dali")),
     }

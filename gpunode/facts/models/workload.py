@@ -116,7 +116,7 @@ class SystemValues(Values):
 
 
 class LimitValues(Values):
-    """``versions.limits``. -1 is unlimited."""
+    """``versions.limits``: of the payload's container. ``defaults.limits``: of one that asks for none. -1: no limit."""
 
     shm_bytes: int | None = None
     memlock_bytes: int | None = None
