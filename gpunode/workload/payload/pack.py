@@ -36,7 +36,7 @@ print(json.dumps({{"record": "end", "records": 1}}))
 
 
 def payload_zip(program: str = MAIN) -> bytes:
-    """Return the payload as an archive that ``python3 -I payload.pyz --tests versions,frameworks`` runs.
+    """Return the payload as an archive that ``python3 -I payload.pyz --tests versions,gpus,frameworks`` runs.
 
     The same sources give the same bytes. ``program``: what is run of it.
     """
@@ -54,5 +54,5 @@ def payload_zip(program: str = MAIN) -> bytes:
 
 
 def payload_script() -> str:
-    """The payload as a program for ``python3 -I - --tests versions,frameworks``: nothing has to be put there first."""
+    """The payload as a program for ``python3 -I - --tests versions``: nothing has to be put there first."""
     return SCRIPT.format(archive=base64.b64encode(payload_zip()).decode("ascii"))
