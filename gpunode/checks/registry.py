@@ -39,8 +39,14 @@ OF_PREFIX: dict[str, Category] = {
 }
 """The category of a check by the first part of its id, where the check declares none."""
 Scope = Literal["node", "gpu", "link", "fleet"]
-NEEDS_ROOT = frozenset({"kernel_log", "nvmes", "gpu_processes", "secure_boot"})
-"""Facts that the probe reads as root alone."""
+NEEDS_ROOT = frozenset(
+    {
+        *("kernel_log", "link_log", "earlier_boots"),  # dmesg and the journal
+        *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
+        *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
+    }
+)
+"""Facts that the probe reads as root alone, or not in full without it."""
 
 
 class Status(StrEnum):
