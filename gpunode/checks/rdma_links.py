@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 
 from gpunode.checks.machine import is_container
@@ -102,7 +103,7 @@ def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
     means="No link of an RDMA adapter was down for a while since the boot, and none goes up and down. A link that is "
     "down now is left to rdma.ports.",
     remedy=f"journalctl -b -k | grep Link shows when; ethtool -S and mlxlink say why. {LOOK}",
-    actions=("replace_hardware", "open_support_case"),
+    actions=("open_support_case", "replace_hardware"),
     state="drain",
     scope="link",
     thresholds=(LONG_S, LONG, SHORT, WINDOW),
@@ -153,7 +154,7 @@ def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) 
 
 def _is_recent(node: NodeFacts, outage: Outage) -> bool:
     then, now = moment(outage.began), moment(node.collected_at)
-    return then is None or now is None or (now - then).total_seconds() <= 3600 * WINDOW.value
+    return then is None or now is None or now - then <= timedelta(hours=WINDOW.value)
 
 
 def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:

@@ -39,8 +39,14 @@ OF_PREFIX: dict[str, Category] = {
 }
 """The category of a check by the first part of its id, where the check declares none."""
 Scope = Literal["node", "gpu", "link", "fleet"]
-NEEDS_ROOT = frozenset({"kernel_log", "earlier_boots", "bmc_access", "nvmes", "gpu_processes", "secure_boot"})
-"""Facts that the probe reads as root alone."""
+NEEDS_ROOT = frozenset(
+    {
+        *("kernel_log", "link_log", "earlier_boots"),  # dmesg and the journal
+        *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
+        *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
+    }
+)
+"""Facts that the probe reads as root alone, or not in full without it."""
 
 
 class Status(StrEnum):
@@ -238,11 +244,13 @@ class Check:
         return tuple(action(text, verdict.component) for text in (own if verdict.actions is None else verdict.actions))
 
     def _state(self, verdict: Verdict) -> State:
-        """A failure gets the declared state, a warning is worth observing at most."""
+        """A failure gets the declared state, a warning is worth observing at most; the verdict may name another."""
+        if verdict.state is not None:
+            return verdict.state
         if verdict.status is Status.FAIL:
-            return verdict.state or self.state
+            return self.state
         if verdict.status is Status.WARN:
-            return verdict.state or (State.NONE if self.state is State.NONE else State.OBSERVE)
+            return State.NONE if self.state is State.NONE else State.OBSERVE
         return State.NONE
 
     def _obstacle(self, node: NodeFacts, expect: Expectation) -> Finding | None:

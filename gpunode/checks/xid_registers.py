@@ -44,7 +44,7 @@ class Kind:
 
 
 SUPPORT = ("open_support_case",)
-HARDWARE = ("reset_gpu", "replace_hardware", "open_support_case")
+HARDWARE = ("reset_gpu", "open_support_case", "replace_hardware")
 IGNORED = Kind("bits without meaning", ("none",))
 CONTINUE = Kind("a threshold of corrected errors was exceeded; nothing is lost", ("none",))
 SECONDARY = Kind("a consequence of another error", SUPPORT)
