@@ -1,5 +1,5 @@
 """Version of the NCCL in this build."""
 
 
-def version():
+def version() -> tuple[int, int, int]:
     return (2, 28, 3)
