@@ -81,7 +81,7 @@ class Session:
                     yield record(each, job, outcome)
         management = looked["versions.nvml"].values
         self._devices = computing(management, looked["versions.cuda"].values, self._settings)
-        with nvml.held(self._clock.left(HOLD_S)) if management.get("gpus") else contextlib.nullcontext():
+        with nvml.held(self._clock.left(HOLD_S)) if management.get("gpus") else contextlib.nullcontext(False):
             yield from self._after(wanted)
 
     def _after(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
