@@ -24,9 +24,11 @@ GOOD |= {"sha256": hashlib.sha256(b"text\n").hexdigest()}
 UNIT = Unit(name="u.service", load="loaded", active="active", sub="running", enabled="enabled")
 
 
-def why(manifest: dict[str, Any], state: NodeState | None = None, **files: dict[str, Any]) -> tuple[str, ...]:
+def why(
+    manifest: dict[str, Any], state: NodeState | None = None, files: dict[str, dict[str, Any]] | None = None
+) -> tuple[str, ...]:
     there = state or node()
-    more = {path: FileState.model_validate(row) for path, row in files.items()}
+    more = {path: FileState.model_validate(row) for path, row in (files or {}).items()}
     there = there.model_copy(update={"files": {**there.files, **more}})
     return judged(Manifest(role="x", **manifest), there).due_reasons
 
@@ -45,29 +47,29 @@ def why(manifest: dict[str, Any], state: NodeState | None = None, **files: dict[
     ],
 )
 def test_each_difference_of_a_file_is_due(there: dict[str, Any] | None, words: str | None) -> None:
-    found = why({"files": (ManagedFile(path=PATH, content="text\n"),)}, **({PATH: there} if there else {}))
+    found = why({"files": (ManagedFile(path=PATH, content="text\n"),)}, files={PATH: there} if there else {})
     assert (words is None and found == ()) or (words is not None and len(found) == 1 and words in found[0])
 
 
 def test_a_file_that_has_to_go_is_due_while_it_is_there() -> None:
     gone = {"files": (ManagedFile(path=PATH, content=None),)}
-    assert why(gone, **{PATH: GOOD}) == (f"{PATH} has to go",)
-    assert why(gone, **{PATH: {"kind": "absent"}}) == ()
+    assert why(gone, files={PATH: GOOD}) == (f"{PATH} has to go",)
+    assert why(gone, files={PATH: {"kind": "absent"}}) == ()
 
 
 def test_a_keyring_is_compared_by_its_bytes() -> None:
     digest = hashlib.sha256(b"\x99\x01").hexdigest()
     ring = ManagedFile(path=PATH, content="mQE=", encoding="base64")
-    assert why({"files": (ring,)}, **{PATH: {**GOOD, "sha256": digest}}) == ()
+    assert why({"files": (ring,)}, files={PATH: {**GOOD, "sha256": digest}}) == ()
 
 
 def test_folders_are_made_and_removed_only_where_they_are_empty() -> None:
     folder = ManagedFolder(path=PATH)
-    assert why({"folders": (folder,)}, **{PATH: {"kind": "folder", "mode": "0755"}}) == ()
-    assert len(why({"folders": (folder,)}, **{PATH: {"kind": "folder", "mode": "0700"}})) == 1
+    assert why({"folders": (folder,)}, files={PATH: {"kind": "folder", "mode": "0755"}}) == ()
+    assert len(why({"folders": (folder,)}, files={PATH: {"kind": "folder", "mode": "0700"}})) == 1
     empty = ManagedFolder(path=PATH, state="absent_if_empty")
-    assert why({"folders": (empty,)}, **{PATH: {"kind": "folder", "entries": 1}}) == ()
-    assert len(why({"folders": (empty,)}, **{PATH: {"kind": "folder", "entries": 0}})) == 1
+    assert why({"folders": (empty,)}, files={PATH: {"kind": "folder", "entries": 1}}) == ()
+    assert len(why({"folders": (empty,)}, files={PATH: {"kind": "folder", "entries": 0}})) == 1
 
 
 def with_apt(**apt: Any) -> NodeState:
@@ -141,5 +143,5 @@ def test_each_difference_of_a_unit_is_due(wanted: dict[str, Any], there: dict[st
 
 
 def test_the_roles_own_reasons_come_first() -> None:
-    found = why({"due_reasons": ("own",), "files": (ManagedFile(path=PATH, content=None),)}, **{PATH: GOOD})
+    found = why({"due_reasons": ("own",), "files": (ManagedFile(path=PATH, content=None),)}, files={PATH: GOOD})
     assert found == ("own", f"{PATH} has to go")

@@ -7,7 +7,7 @@ import pytest
 from driver_samples import BUNDLE, facts_of
 from node_samples import context, node, planned
 
-from gpunode.provisioning import preflight
+from gpunode.provisioning import nvidia_driver, nvidia_repository
 from gpunode.provisioning.manifest import ManagedFile, Manifest, Question
 from gpunode.provisioning.state import NodeState
 
@@ -28,8 +28,8 @@ def facts() -> dict[str, Any]:
 def driver(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the plan of the driver comes to; that of the repository is settled."""
     values: dict[str, Any] = {"changes": False, "runfile": False}
-    monkeypatch.setattr(preflight.nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=values))
-    monkeypatch.setattr(preflight.nvidia_repository, "plan", lambda *_: Manifest(role="nvidia_repository"))
+    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=values))
+    monkeypatch.setattr(nvidia_repository, "plan", lambda *_: Manifest(role="nvidia_repository"))
     return values
 
 
@@ -176,12 +176,10 @@ def test_a_driver_of_another_line_is_left_alone(facts: dict[str, Any], driver: d
 def test_what_repository_and_driver_refuse_is_among_the_reasons(
     facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        preflight.nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, refusals=("closure-lags: x",))
-    )
+    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, refusals=("closure-lags: x",)))
     assert names(state_of({**facts, "disk_free_mib": {"/": 0}})) == ["disk-full", "closure-lags"]
     refused = Manifest(role="nvidia_repository", refusals=("repository-twice: y",))
-    monkeypatch.setattr(preflight.nvidia_repository, "plan", lambda *_: refused)
+    monkeypatch.setattr(nvidia_repository, "plan", lambda *_: refused)
     assert names(state_of(facts)) == ["repository-twice"]
 
 
@@ -202,8 +200,8 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
         question = Question(kind="apt_preview", body={"files": dict(run.planned.files)})
         return Manifest(role=DRIVER, questions={"driver": question})
 
-    monkeypatch.setattr(preflight.nvidia_repository, "plan", repository)
-    monkeypatch.setattr(preflight.nvidia_driver, "plan", asking)
+    monkeypatch.setattr(nvidia_repository, "plan", repository)
+    monkeypatch.setattr(nvidia_driver, "plan", asking)
     run, state = context(), state_of(facts)
     first = planned("preflight", state, run, **ROOM)
     assert first.questions == ask
