@@ -61,6 +61,15 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
             "target": draft["target"],
             "changes": draft["changes"],
             "closure_problems": _closure_problems(draft),
+            # The kernel modules are DKMS's and the packages' business here.
+            "runfile": False,
+            "builds": [],
+            "images": [],
+            "stage_key": False,
+            "load": False,
+            "exchange": None,
+            "key": None,
+            "module_problems": [],
         },
         due_reasons=tuple(_due(draft)),
     )
@@ -87,6 +96,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
             lock_wait_s=settings["lock_wait_s"],
         ),
         reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
+        values={"refresh_all": False},
         due_reasons=("the role's locks have to go",) if dnf.own_locks else (),
     )
 

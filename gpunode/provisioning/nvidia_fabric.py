@@ -58,6 +58,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         notes=tuple(fabric.notes),
         reboot_reasons=(fabric.mismatch,) if fabric.mismatch else (),
         values={
+            "absent": False,
             "modprobe": fabric.modprobe,
             "restart": [] if fabric.busy else fabric.restarts,
             "problems": list(fabric.problems),
@@ -352,6 +353,6 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
             for unit in units
             if there and unit.load == "loaded"
         ),
-        values={"reset_failed": [unit.name for unit in units if unit.active == "failed"]},
+        values={"absent": True, "reset_failed": [unit.name for unit in units if unit.active == "failed"]},
         due_reasons=tuple(f"{unit.name} has failed" for unit in units if unit.active == "failed"),
     )
