@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpunode.provisioning import docker, nvidia_driver, nvidia_fabric
+from gpunode.provisioning import docker, nvidia_driver, nvidia_fabric, nvidia_repository, preflight
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import Look, NodeState
@@ -12,12 +12,15 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 """(state, the role's settings without its name in front, the run) to manifest; pure."""
 
 PLANS: dict[str, Plan] = {
-    "docker": docker.plan,
+    "preflight": preflight.plan,
+    "nvidia_repository": nvidia_repository.plan,
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
+    "docker": docker.plan,
 }
 LOOKS: dict[str, Look] = {
-    "docker": docker.LOOK,
+    "nvidia_repository": nvidia_repository.LOOK,
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,
+    "docker": docker.LOOK,
 }

@@ -19,7 +19,7 @@ from gpunode.workload.output import LAUNCHERS, Output
 from gpunode.workload.payload import payload_zip
 from gpunode.workload.way import LaunchFailure, Way
 
-TESTS = "versions,frameworks"
+TESTS = "versions,gpus,frameworks"
 _END_S = 10.0
 """What the payload's limit leaves of the node's: for the end of its processes and of the container."""
 _LEAST_S = 5.0

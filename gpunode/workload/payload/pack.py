@@ -25,7 +25,7 @@ finally:
 
 
 def payload_zip() -> bytes:
-    """The payload as an archive that ``python3 -I payload.pyz --tests versions,frameworks`` runs.
+    """The payload as an archive that ``python3 -I payload.pyz --tests versions,gpus,frameworks`` runs.
 
     The same sources give the same bytes.
     """
@@ -43,5 +43,5 @@ def payload_zip() -> bytes:
 
 
 def payload_script() -> str:
-    """The payload as a program for ``python3 -I - --tests versions,frameworks``: nothing has to be put there first."""
+    """The payload as a program for ``python3 -I - --tests versions``: nothing has to be put there first."""
     return SCRIPT.format(archive=base64.b64encode(payload_zip()).decode("ascii"))
