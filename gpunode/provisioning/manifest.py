@@ -81,6 +81,8 @@ class AptChange(Part):
     files: dict[str, str | dict[str, str]] = {}
     """Files of apt's folders as they will be, path to text; empty text: absent. Preferences are obeyed before they are
     written, so that a refusal leaves none behind; the others count in check mode."""
+    idle_gpus: bool = False
+    """Fail where a process computes on a GPU when all is fetched and nothing changed yet."""
     lock_wait_s: int = 300
     limit_s: int = 3600
 
@@ -117,6 +119,7 @@ class DnfChange(Part):
     """What the two lines around the role's part end in."""
     ignore_locks: tuple[str, ...] = ()
     memory: str | None = None
+    idle_gpus: bool = False
     lock_wait_s: int = 300
     limit_s: int = 900
 

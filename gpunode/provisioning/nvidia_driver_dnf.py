@@ -6,6 +6,7 @@ from typing import Any
 from gpunode.provisioning import driver_files as files
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals, dnf_removal
+from gpunode.provisioning.live import must_be_idle
 from gpunode.provisioning.manifest import DnfChange, ManagedFile, Manifest, Question, UnitState
 from gpunode.provisioning.state import DnfState, NodeState
 from gpunode.stack import Stack
@@ -48,6 +49,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
                 "ignore_locks": tuple(question["ignore_locks"]),
                 "constraint": question["constraint"],
                 "stream": question["stream"],
+                "idle_gpus": must_be_idle(context),
                 **({"line": question["line"]} if "line" in question else {}),
             }
         )
@@ -75,7 +77,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
     )
 
 
-def dnf_absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Manifest:
     """Return what goes with the driver on a node with dnf."""
     dnf = state.dnf or DnfState(error="unknown")
     problems = dnf_problems(dnf.model_dump(mode="json"))
@@ -91,6 +93,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
             remove=tuple(gone["remove"]),
             expendable=tuple(gone["expendable"]),
             reset=gone["reset"],
+            idle_gpus=idle,
             lock=() if dnf.own_locks else None,
             lock_mark=MARK,
             lock_wait_s=settings["lock_wait_s"],
