@@ -143,7 +143,7 @@ def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> V
     "frameworks.dataloader",
     DataloaderValues,
     on_gpu=True,
-    after=(*OF_THE_IMAGE, "container.shm"),
+    after=OF_THE_IMAGE,
     means="Worker processes hand batches to the GPU over shared memory, pinned.",
     remedy="'No space left on device' and 'Bus error' are shared memory that is full: docker run --shm-size=8g. "
     + SEE_ERROR,
@@ -293,7 +293,7 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     "frameworks.collective",
     CollectiveValues,
     on_gpu=True,
-    after=(*OF_THE_IMAGE, "container.shm"),
+    after=OF_THE_IMAGE,
     means="An all-reduce by NCCL over all GPUs that were handed in gives the right sums; the transport is named.",
     remedy="NCCL_DEBUG=INFO shows which connection breaks. Shared memory that is full: docker run --shm-size=8g; "
     "NVLink: nvlink.state and fabric.manager; PCIe: host.acs and host.iommu. " + SEE_ERROR,

@@ -129,9 +129,12 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> Verdict:
     record, values = next(_container(node), (None, ContainerValues()))
     # On the host itself NVML shows all GPUs, whichever the payload was given.
     alone = record is not None and record.container is None
-    lost = [f"{_name(node, gpu)} ({gpu.result_name or gpu.result})" for gpu in nvml.gpus if gpu.result != 0]
+    lost = [gpu.result_name or str(gpu.result) for gpu in nvml.gpus if gpu.result != 0]
     if lost:
-        return Verdict(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {listed(lost)}")
+        seen = {gpu.uuid for gpu in nvml.gpus}
+        names = [gpu_named(node, uuid) or uuid for uuid in values.uuids or () if uuid not in seen]
+        which = listed(names) or counted(len(lost), "GPU")
+        return Verdict(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {which} ({lost[0]})")
     wrong = _others(node, nvml, values, alone=alone)
     if wrong is not None:
         return wrong

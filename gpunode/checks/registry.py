@@ -98,6 +98,8 @@ class Expectation(BaseModel):
     """InfiniBand and RoCE ports that are active."""
     nic_rate_gbit_per_s: float | None = Field(None, gt=0)
     """The least rate of each of them."""
+    nic_firmware: list[str] | None = Field(None, min_length=1)
+    """Firmware versions that their adapters may have."""
 
 
 @dataclass(frozen=True)
@@ -242,11 +244,13 @@ class Check:
         return tuple(action(text, verdict.component) for text in (own if verdict.actions is None else verdict.actions))
 
     def _state(self, verdict: Verdict) -> State:
-        """A failure gets the declared state, a warning is worth observing at most."""
+        """A failure gets the declared state, a warning is worth observing at most; the verdict may name another."""
+        if verdict.state is not None:
+            return verdict.state
         if verdict.status is Status.FAIL:
-            return verdict.state or self.state
+            return self.state
         if verdict.status is Status.WARN:
-            return verdict.state or (State.NONE if self.state is State.NONE else State.OBSERVE)
+            return State.NONE if self.state is State.NONE else State.OBSERVE
         return State.NONE
 
     def _obstacle(self, node: NodeFacts, expect: Expectation) -> Finding | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpunode import __version__
 from gpunode.catalog import load
-from gpunode.checks import Expectation, Finding, Status, identify, judge, registry
+from gpunode.checks import Expectation, Finding, State, Status, identify, judge, registry
 from gpunode.checks.own import load_packages
 from gpunode.checks.policy import NO_POLICY
 from gpunode.checks.registry import NOT_RUN, not_run
@@ -58,7 +58,7 @@ class Judging:
     def _node(self, answer: bytes, until: float, seconds: float) -> NodeReport:
         name = os.uname().nodename
         if not answer:
-            return unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
+            return _hung(name, seconds)
         try:
             bundle = Bundle.from_json(answer, "the probe's answer")
         except UsageError as err:
@@ -68,6 +68,13 @@ class Judging:
         smi_cut = any(run.answers == "smi" and run.ended in ("slow", "not-run") for run in facts.tool_runs or ())
         findings = [within_budget(finding, smi_cut=smi_cut) for finding in found]
         return judged(bundle.host, identify(facts), findings, seconds, self.policy)
+
+
+def _hung(name: str, seconds: float) -> NodeReport:
+    """Return the report on a machine whose probe did not keep its own limits: something hangs in the kernel."""
+    node = unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
+    findings = tuple(one.model_copy(update={"recommended_state": State.DRAIN}) for one in node.findings)
+    return node.model_copy(update={"findings": findings, "recommended_state": State.DRAIN})
 
 
 def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:
@@ -107,11 +114,12 @@ def slurm_line(node: NodeReport) -> str:
         words = f"{statuses.count(Status.PASS)} passed, {statuses.count(Status.SKIP)} skipped"
         state = "none" if node.status is Status.PASS else "unknown"
         return f"{state}: {words}{f', {left} of them not run' if left else ''}"
-    state = "unknown" if node.status is Status.ERROR else node.recommended_state.value
+    known = node.status is not Status.ERROR or node.recommended_state is State.DRAIN
+    state = node.recommended_state.value if known else "unknown"
     bad = [
         finding
         for finding in counting(node.findings)
-        if finding.status in AFFECTED and (finding.status is Status.ERROR or state != "unknown")
+        if finding.status in AFFECTED and (known or finding.status is Status.ERROR)
     ]
     bad.sort(
         key=lambda finding: (

@@ -14,7 +14,8 @@ RUN = "container"
 JUDGED = frozenset(
     {
         RUN,
-        *(f"versions.{part}" for part in ("system", "limits", "nvml", "cuda", "torch")),
+        *(f"versions.{part}" for part in ("system", "nvml", "cuda", "torch")),
+        "defaults.limits",
         *(f"frameworks.{part}" for part in ("tensor", "amp", "matmul", "fp8", "compile")),
         *(f"frameworks.{part}" for part in ("cudnn", "dataloader", "memory", "p2p", "collective")),
         *(f"frameworks.{part}" for part in ("tensorflow", "dali")),

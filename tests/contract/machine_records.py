@@ -82,6 +82,17 @@ def records(machine: Machine) -> list[Document]:
             device="cpu",
         ),
         record(
+            "defaults.limits",  # an engine that is set for training: default-shm-size, default-ulimits
+            {
+                "shm_bytes": 4 * 2**30,
+                "memlock_bytes": -1,
+                "stack_bytes": 8 * 2**20,
+                "nofile": 1048576,
+                "cpus": machine.cores,
+            },
+            device="cpu",
+        ),
+        record(
             "versions.nvml",
             {
                 "library": f"/usr/lib/libnvidia-ml.so.{machine.driver}",

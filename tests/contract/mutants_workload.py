@@ -266,27 +266,22 @@ MUTANTS = [
         value(hgx, "versions.torch", "cuda", new="13.2"),
         becomes=WARN,
     ),
-    Mutant("container.shm", "Docker's default", t4, value(t4, "versions.limits", "shm_bytes", new=64 * 2**20)),
     Mutant(
         "container.shm",
-        "so small that the DataLoader dies",
-        hgx,
-        [
-            *value(hgx, "versions.limits", "shm_bytes", new=64 * 2**20),
-            *broke(hgx, "frameworks.dataloader", "DataLoader worker (pid 44) is killed by signal: Bus error"),
-        ],
-        skips=("framework.dataloader",),
-    ),
-    Mutant("container.memlock", "limited, with RDMA", hgx, value(hgx, "versions.limits", "memlock_bytes", new=65536)),
-    Mutant(
-        "container.memlock",
-        "limited, without RDMA",
+        "Docker's default",
         t4,
-        value(t4, "versions.limits", "memlock_bytes", new=65536),
+        value(t4, "defaults.limits", "shm_bytes", new=64 * 2**20),
         becomes=WARN,
     ),
-    Mutant("container.stack", "unlimited", t4, value(t4, "versions.limits", "stack_bytes", new=-1), becomes=WARN),
-    Mutant("container.stack", "small", t4, value(t4, "versions.limits", "stack_bytes", new=65536), becomes=WARN),
+    Mutant(
+        "container.memlock",
+        "limited, with RDMA",
+        hgx,
+        value(hgx, "defaults.limits", "memlock_bytes", new=65536),
+        becomes=WARN,
+    ),
+    Mutant("container.stack", "unlimited", t4, value(t4, "defaults.limits", "stack_bytes", new=-1), becomes=WARN),
+    Mutant("container.stack", "small", t4, value(t4, "defaults.limits", "stack_bytes", new=65536), becomes=WARN),
     Mutant(
         "framework.wheel",
         "no code for Blackwell, and so nothing runs",
@@ -408,9 +403,9 @@ RECORD = {
     "container.library": "versions.system",
     "container.forward-compat": "versions.cuda",
     "container.cuda": "versions.system",
-    "container.shm": "versions.limits",
-    "container.memlock": "versions.limits",
-    "container.stack": "versions.limits",
+    "container.shm": "defaults.limits",
+    "container.memlock": "defaults.limits",
+    "container.stack": "defaults.limits",
     "framework.wheel": "versions.torch",
     "framework.cudnn-version": "versions.torch",
     "framework.nccl-version": "versions.torch",
@@ -434,4 +429,4 @@ MISSING: Missing = {
 }
 for check in ("container.shm", "container.memlock", "container.stack"):
     key = check.partition(".")[2] + "_bytes"
-    MISSING[check].append((t4, value(t4, "versions.limits", key, new=None)))
+    MISSING[check].append((t4, value(t4, "defaults.limits", key, new=None)))

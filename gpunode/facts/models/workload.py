@@ -75,6 +75,7 @@ class Values(Fact):
 
 AnyValues = TypeVar("AnyValues", bound=Values)
 Text = Annotated[str, Field(max_length=500)]
+Limit = Annotated[int, Field(ge=-1)]
 
 
 def values_of(record: Record, kind: type[AnyValues]) -> AnyValues | str:
@@ -116,13 +117,13 @@ class SystemValues(Values):
 
 
 class LimitValues(Values):
-    """``versions.limits``. -1 is unlimited."""
+    """``versions.limits``: of the payload's container. ``defaults.limits``: of one that asks for none. -1: no limit."""
 
-    shm_bytes: int | None = None
-    memlock_bytes: int | None = None
-    stack_bytes: int | None = None
-    nofile: int | None = None
-    cpus: int | None = None
+    shm_bytes: Limit | None = None
+    memlock_bytes: Limit | None = None
+    stack_bytes: Limit | None = None
+    nofile: Limit | None = None
+    cpus: Limit | None = None
 
 
 class InsideGpu(Values):
