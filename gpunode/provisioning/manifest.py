@@ -101,6 +101,8 @@ class DnfChange(Part):
     """Packages that must be there, in any version."""
     closure: tuple[str, ...] = ()
     """Installed packages that move to that release, or go where it has none of them."""
+    line: dict[str, tuple[str, ...]] = {"names": (), "except": ()}
+    """Shell patterns of packages that come at that release or not at all, whoever requires them."""
     remove: tuple[str, ...] = ()
     expendable: tuple[str, ...] = ()
     """Shell patterns of packages that may go besides."""

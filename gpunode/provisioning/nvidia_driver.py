@@ -5,10 +5,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from gpunode.provisioning import driver_files as files
-from gpunode.provisioning import node_stack
+from gpunode.provisioning import node_stack, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_apt import driver_plan, driver_question, driver_removal
 from gpunode.provisioning.driver_refusals import driver_refusals
+from gpunode.provisioning.due import judged
 from gpunode.provisioning.live import exchange, must_be_idle, unserved_fabric
 from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question, UnitState
 from gpunode.provisioning.nvidia_driver_dnf import dnf_absent, dnf_present
@@ -54,6 +55,7 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     sources = files.sources_text(draft["stanzas"])
     for_apt = {**context.planned.files, files.PREFERENCES: "", files.SOURCES_FILE: sources or ""}
     if changes and answer is None:
+        for_apt = {**_repository_files(state, context), **for_apt}
         question = driver_question(facts, apt_document, stack, policy)
         body = {**question, "preferences": files.PREFERENCES, "files": for_apt}
         private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
@@ -88,6 +90,16 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
         },
         due_reasons=tuple(_due(state, draft, after, runfile)),
     )
+
+
+def _repository_files(state: NodeState, context: Context) -> dict[str, str]:
+    """Return the files of NVIDIA's repository where they are on the node as they have to be.
+
+    They change nothing, but preflight asked with them before they were there: the same question has its answer.
+    """
+    settings = context.settings_of(nvidia_repository.ROLE)
+    there = judged(nvidia_repository.plan(state, settings, context), state)
+    return {} if there.due or there.questions or there.refusals else there.apt_files
 
 
 def _packages(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunode.provisioning import driver_files as files
+from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals, dnf_removal
 from gpunode.provisioning.live import must_be_idle
@@ -28,7 +29,12 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
     answer = context.answers.get("driver")
     draft = dnf_plan(state.facts, document, stack, policy, answer)
     if not draft["settled"] and answer is None:
-        body = {**draft["question"], **terms(settings), "simulate": True}
+        body = {
+            **draft["question"],
+            **terms(settings),
+            "repository": _repository(state, stack, context),
+            "simulate": True,
+        }
         private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
         return Manifest(role=ROLE, questions={"driver": Question(kind="dnf_preview", body=body, private=private)})
     refusals = dnf_refusals(state.facts, document, stack, policy, answer or {})
@@ -50,7 +56,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
                 "constraint": question["constraint"],
                 "stream": question["stream"],
                 "idle_gpus": must_be_idle(context),
-                **({"line": question["line"]} if "line" in question else {}),
+                "line": {word: tuple(patterns) for word, patterns in question["line"].items()},
             }
         )
     return Manifest(
@@ -116,8 +122,14 @@ def terms(settings: Mapping[str, Any]) -> dict[str, Any]:
         "lock_mark": MARK,
         "lock_wait_s": settings["lock_wait_s"],
         "limit_s": 900,
-        "repository": None,
     }
+
+
+def _repository(state: NodeState, stack: Stack, context: Context) -> dict[str, str] | None:
+    """Return NVIDIA's repository as it will be; None where the node gets none."""
+    settings = context.settings_of(nvidia_repository.ROLE)
+    offer = nvidia_repository.offered(state, settings, context, stack.source)
+    return {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings["proxy"]} if offer.wanted else None
 
 
 def _files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:

@@ -358,7 +358,7 @@ def main():
 
 def answered(question):
     """Return the answer; where nothing was done, ``error`` says why."""
-    question = {"repository": None, "locklist": LOCKLIST, **question}
+    question = {"repository": None, "locklist": LOCKLIST, "line": {"names": [], "except": []}, **question}
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(int(question["limit_s"]))
     if not question["simulate"]:

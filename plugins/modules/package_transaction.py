@@ -91,6 +91,11 @@ options:
     type: list
     elements: str
     default: []
+  line:
+    description: >-
+      For dnf, shell patterns C(names) and C(except) of packages that come at the release of O(bound) or not at all.
+    type: dict
+    default: { names: [], except: [] }
   remove:
     description: For dnf, packages that go.
     type: list
@@ -245,6 +250,7 @@ def main() -> None:
             "manager": {"type": "str", "choices": ["apt", "dnf"], "default": "apt"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             **dict.fromkeys((*LISTS, "expendable", "drop_locks", "ignore_locks"), LIST),
+            "line": {"type": "dict", "default": {"names": [], "except": []}},
             "memory": {"type": "str"},
             "files": {"type": "dict", "default": {}},
             "constraint": {"type": "str", "default": "*"},
