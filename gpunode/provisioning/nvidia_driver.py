@@ -68,7 +68,7 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     after = {
         "builds": [] if changes else _builds(draft),
         "images": [] if changes else _old_images(state, apt, draft, context),
-        "stage_key": key.to_stage and not changes,
+        "stage_key": key.to_stage and (context.check or not changes),
         "load": draft["loadable"] and not key.waits,
         "exchange": exchange(state, draft) if settings["reload"] and not key.waits else None,
     }
