@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driver_samples import APT, BUNDLE
-from plugin_loader import load
+from driver_samples import APT, BUNDLE, facts_of
 
-repository = load("repository")
-node = load("node")
+from gpunode.provisioning import repository
 
 ROOT = Path(__file__).parents[3]
 PATHS = {"sources": "/s.sources", "preferences": "/p.pref", "proxy": "/a.conf", "key": "/k.asc"}
@@ -26,7 +24,7 @@ def offer(
     machine: str = "x86_64",
     **settings: Any,
 ) -> dict[str, Any]:
-    facts = node.node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
+    facts = facts_of(BUNDLE)
     facts |= {"os": {**facts["os"], "id": distribution, "version_id": system}, "architecture": machine}
     given = {"state": "auto", "url": "", "key": "", "proxy": "", "paths": PATHS, **settings}
     found: dict[str, Any] = repository.repository_offer(facts, {**APT, "sources": [], **(apt or {})}, source, given)
