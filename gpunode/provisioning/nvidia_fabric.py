@@ -35,7 +35,8 @@ def drop_in(unit: str) -> str:
 
 
 FILES = (MODULES, *map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)), MEMORY)
-LOOK = Look(paths=(*FILES, IMEX_NODES), contents=(CONFIG,))
+FOLDERS = tuple(str(PurePosixPath(path).parent) for path in FILES if path != MODULES)
+LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG,))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -342,11 +343,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in FILES),
-        folders=tuple(
-            ManagedFolder(path=str(PurePosixPath(path).parent), state="absent_if_empty", phase="after")
-            for path in FILES
-            if path != MODULES
-        ),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
         packages=change,
         units=tuple(
             UnitState(name=unit.name, enabled=False, state="stopped")
