@@ -111,10 +111,14 @@ class Fabric:
         if not self.rows:
             return None
         if self.state.apt is None:
+            # Through dnf the role nvidia_driver brings and locks the closure.
+            free = tuple(self.name(row) for row in self.rows if not row.with_driver)
+            if all(name in self.state.installed for name in (*self.closure, *free)):
+                return None
             return DnfChange(
                 bound=self.closure,
                 constraint=self.driver or self.stack.driver.constraint,
-                free=tuple(self.name(row) for row in self.rows if not row.with_driver),
+                free=free,
                 never=self._foreign,
                 memory=MEMORY,
                 lock_wait_s=self.settings["lock_wait_s"],
