@@ -228,7 +228,8 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare:
     looked_at = {path for look in LOOKS.values() for path in look.paths}
     for role in ("nvidia_driver", "nvidia_fabric"):
         manifest = planned(role, state_of(bare), gone)
-        assert {one.path for one in (*manifest.files, *manifest.folders)} <= looked_at, "else they are never settled"
+        own = {file.path for file in manifest.files} | {folder.path for folder in manifest.folders}
+        assert own <= looked_at, "else they are never settled"
 
 
 def test_neither_apt_nor_dnf_is_refused(bare: dict[str, Any]) -> None:
