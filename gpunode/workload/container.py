@@ -124,6 +124,8 @@ class Confinement:
     read_only: bool = True
     memory: bool = True
     """A limit, where the engine says that it has one."""
+    pids: bool = True
+    """A limit of processes."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """The next one to try after a start that failed; None where the failure has another reason."""
@@ -137,6 +139,8 @@ class Confinement:
         # An engine in a container may lack the part of cgroups that it says it has.
         if self.memory and "cgroup" in text and "memory" in text:
             return replace(self, memory=False)
+        if self.pids and "cgroup" in text and "pids" in text:
+            return replace(self, pids=False)
         # Its Python lies where only root may look.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
@@ -242,7 +246,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         shm_size=None if job.plain else SHM_BYTES,
         tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"},  # noqa: S108
         ulimits=ulimits if confinement.limits and not job.plain else [],
-        pids_limit=PIDS,
+        pids_limit=PIDS if confinement.pids else None,
         read_only=confinement.read_only,
         mem_limit=memory,
         # Equal to it: no swap beyond.
