@@ -147,13 +147,14 @@ class Confinement:
         return None
 
 
-def run(engine: Engine, job: Job, output: Output) -> None:
+def run(engine: Engine, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
     """Run the program in a container of its own; what it says goes into ``output``, and no container is left.
 
+    Returns what could be withheld from it; ``known`` is what a run before this one found out.
     Raises LaunchFailure: ``no-python``, ``no-gpu-support``, ``start``, ``time-limit``, ``flood``, ``broke-off`` …
     """
-    trying: Confinement | None = Confinement(user=_user(engine, job))
-    while trying is not None:
+    trying = known or Confinement(user=_user(engine, job))
+    while True:
         container = _create(engine, job, trying)
         try:
             with engine.doing("start", f"starting a container of {job.image.name}"):
@@ -162,11 +163,12 @@ def run(engine: Engine, job: Job, output: Output) -> None:
                 engine.api.start(container)
             _listen(raw_socket(attached), job, engine.deadline, output)
         except LaunchFailure as err:
-            trying = trying.without(err.said) if err.kind == "start" else None
-            if trying is None:
+            less = trying.without(err.said) if err.kind == "start" else None
+            if less is None:
                 raise _plain(err, engine, job) from None
+            trying = less
         else:
-            return
+            return trying
         finally:
             remove(engine, container)
 
@@ -246,7 +248,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         shm_size=None if job.plain else SHM_BYTES,
         tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"},  # noqa: S108
         ulimits=ulimits if confinement.limits and not job.plain else [],
-        pids_limit=PIDS if confinement.pids else None,
+        pids_limit=PIDS,
         read_only=confinement.read_only,
         mem_limit=memory,
         # Equal to it: no swap beyond.
@@ -254,6 +256,8 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         device_requests=job.devices.requests,
         runtime="nvidia" if job.devices.how == "nvidia" else None,
     )
+    if not confinement.pids:
+        host["PidsLimit"] = 0  # sent all the same: Podman has a limit of its own where none is named
     # A user without an entry in the image's /etc/passwd has neither name nor home.
     environment = {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode"} if confinement.user else {}  # noqa: S108
     environment |= job.devices.variables
