@@ -12,7 +12,7 @@ from typing import Any
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
-from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version
+from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
@@ -35,7 +35,8 @@ def drop_in(unit: str) -> str:
 
 
 FILES = (MODULES, *map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)), MEMORY)
-LOOK = Look(paths=(*FILES, IMEX_NODES), contents=(CONFIG,))
+FOLDERS = tuple(str(PurePosixPath(path).parent) for path in FILES if path != MODULES)
+LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG,))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -58,6 +59,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         notes=tuple(fabric.notes),
         reboot_reasons=(fabric.mismatch,) if fabric.mismatch else (),
         values={
+            "absent": False,
             "modprobe": fabric.modprobe,
             "restart": [] if fabric.busy else fabric.restarts,
             "problems": list(fabric.problems),
@@ -109,10 +111,14 @@ class Fabric:
         if not self.rows:
             return None
         if self.state.apt is None:
+            # Through dnf the role nvidia_driver brings and locks the closure.
+            free = tuple(self.name(row) for row in self.rows if not row.with_driver)
+            if all(name in self.state.installed for name in (*self.closure, *free)):
+                return None
             return DnfChange(
                 bound=self.closure,
                 constraint=self.driver or self.stack.driver.constraint,
-                free=tuple(self.name(row) for row in self.rows if not row.with_driver),
+                free=free,
                 never=self._foreign,
                 memory=MEMORY,
                 lock_wait_s=self.settings["lock_wait_s"],
@@ -255,7 +261,7 @@ class Fabric:
     @property
     def busy(self) -> bool:
         """A restart would end what computes on the GPUs."""
-        return gpus_in_use(self.state.facts) and not self.context.settings_of("preflight")["gpunode_allow_busy"]
+        return gpus_in_use(self.state.facts) and must_be_idle(self.context)
 
     @property
     def restarts(self) -> list[str]:
@@ -341,17 +347,13 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in FILES),
-        folders=tuple(
-            ManagedFolder(path=str(PurePosixPath(path).parent), state="absent_if_empty", phase="after")
-            for path in FILES
-            if path != MODULES
-        ),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
         packages=change,
         units=tuple(
             UnitState(name=unit.name, enabled=False, state="stopped")
             for unit in units
             if there and unit.load == "loaded"
         ),
-        values={"reset_failed": [unit.name for unit in units if unit.active == "failed"]},
+        values={"absent": True, "reset_failed": [unit.name for unit in units if unit.active == "failed"]},
         due_reasons=tuple(f"{unit.name} has failed" for unit in units if unit.active == "failed"),
     )

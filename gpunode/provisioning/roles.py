@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpunode.provisioning import docker, nvidia_driver, nvidia_fabric, nvidia_repository, preflight
+from gpunode.provisioning import docker, nvidia_driver, nvidia_fabric, nvidia_repository, preflight, reboot
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import Look, NodeState
@@ -13,12 +13,14 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 
 PLANS: dict[str, Plan] = {
     "preflight": preflight.plan,
+    "reboot": reboot.plan,
     "nvidia_repository": nvidia_repository.plan,
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
     "docker": docker.plan,
 }
 LOOKS: dict[str, Look] = {
+    "reboot": reboot.LOOK,
     "nvidia_repository": nvidia_repository.LOOK,
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,

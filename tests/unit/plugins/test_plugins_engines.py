@@ -8,6 +8,9 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from plugin_loader import load
 
+from gpunode.facts import facts_from_bundle
+from gpunode.probe import Bundle
+
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 FILTERS: dict[str, Any] = {
     name: function
@@ -18,8 +21,8 @@ FILTERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
-    document: dict[str, Any] = load("node").node_facts(BUNDLE.read_text(encoding="utf-8"), "a node")
-    return document
+    document = facts_from_bundle(Bundle.from_json(BUNDLE.read_text(encoding="utf-8"), "a node"))
+    return document.model_dump(mode="json")
 
 
 def test_every_filter_has_its_documentation() -> None:

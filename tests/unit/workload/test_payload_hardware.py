@@ -99,7 +99,7 @@ def test_the_gpus_that_the_variable_names_are_the_ones(tmp_path: Path) -> None:
 def test_without_the_management_library_cuda_names_the_devices(tmp_path: Path) -> None:
     machine = Machine((Gpu(),) * 2, nvml_init=9)
     kernels = [one for one in run(machine, tmp_path, "gpus") if one.record == "gpus.kernel"]
-    assert [(one.component, one.values["uuid"], one.error) for one in kernels] == [
+    assert sorted((one.component, one.values["uuid"], one.error) for one in kernels) == [
         ("cuda:0", machine.uuid(0), None),
         ("cuda:1", machine.uuid(1), None),
     ]
@@ -110,3 +110,35 @@ def test_a_gpu_that_is_older_than_the_kernel_is_a_skip(tmp_path: Path) -> None:
         one for one in run(Machine((Gpu(capability="3.7", mig="-"),)), tmp_path, "gpus") if one.record == "gpus.kernel"
     ]
     assert kernel.skipped == "compute capability 3.7, the kernel is compiled for 5.0 or later"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "components"),
+    [((Gpu(),) * 2, {"cuda:0", "cuda:1"}), ((Gpu(mig="on", parts=2), Gpu()), {"cuda:0:0", "cuda:0:1", "cuda:1"})],
+)
+def test_every_device_is_given_every_part_of_pytorch(
+    tmp_path: Path, python: str, gpus: tuple[Gpu, ...], components: set[str]
+) -> None:
+    """The stub computes nothing: what counts is on which devices the parts were tried, and which need no computing."""
+    machine = Machine(gpus, environment={"PATH": "/nonexistent"})
+    records = run(machine, tmp_path, "frameworks", {"compile_min_capability": "7.0"}, python)
+    for part in ("tensor", "amp", "matmul", "cudnn", "fp8", "memory"):
+        found = [record for record in records if record.record == f"frameworks.{part}"]
+        assert {record.component for record in found} == components, part
+        # FP8 is missed by the stub itself: left out, and not of a GPU.
+        assert {record.device for record in found} == {"cuda" if part != "fp8" else "cpu"}, part
+        assert len({record.values["uuid"] for record in found}) == len(components), part
+    (compiled,) = [record for record in records if record.record == "frameworks.compile"]
+    assert (compiled.error, compiled.undetermined) == (None, None)
+    assert str(compiled.skipped).startswith("torch.compile needs a compiler, and the image has none")
+
+
+def test_a_build_for_cuda_that_finds_no_gpu_does_not_compute_on_the_processor(tmp_path: Path, python: str) -> None:
+    machine = Machine((Gpu(),), cu_init=999)
+    records = {one.record: one for one in run(machine, tmp_path, "versions,frameworks", {}, python)}
+    torch = values_of(records["versions.torch"], TorchValues)
+    assert isinstance(torch, TorchValues)
+    assert (torch.available, torch.unavailable) == (False, "RuntimeError: No CUDA GPUs are available")
+    tensor = records["frameworks.tensor"]
+    assert tensor.error == "PyTorch 2.13.0+cu130 (CUDA 13.0) finds no GPU: RuntimeError: No CUDA GPUs are available"
+    assert tensor.device == "cuda"
