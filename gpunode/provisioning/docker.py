@@ -224,7 +224,10 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, doc
     stays = now.package is not None and not ours
     return Manifest(
         role=ROLE,
-        files=(*change.files, *(ManagedFile(path=path, content=None, phase="after") for path in own)),
+        files=(
+            *(file.model_copy(update={"phase": "before"}) for file in change.files),
+            *(ManagedFile(path=path, content=None, phase="after") for path in own),
+        ),
         folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
         packages=packages,
         refusals=(*refusals, *change.refusals),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpunode.provisioning import docker, nvidia_driver, nvidia_fabric
+from gpunode.provisioning import cuda, dcgm, docker, nvidia_container_toolkit, nvidia_driver, nvidia_fabric
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import Look, NodeState
@@ -12,12 +12,18 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 """(state, the role's settings without its name in front, the run) to manifest; pure."""
 
 PLANS: dict[str, Plan] = {
+    "cuda": cuda.plan,
+    "dcgm": dcgm.plan,
     "docker": docker.plan,
+    "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
 }
 LOOKS: dict[str, Look] = {
+    "cuda": cuda.LOOK,
+    "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
+    "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,
 }
