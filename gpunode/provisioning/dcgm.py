@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -76,6 +76,9 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     found = dcgm_packages(
         stack, state.installed, str(settings["version"]), bool(settings["proprietary"]), str(settings["source"])
     )
+    if state.apt is None:
+        # The epoch of the rpm packages was not recorded.
+        found = replace(found, pattern=re.sub(r"^([0-9]+:)?", "*", found.pattern))
     unit, old = state.unit(UNIT), state.unit(OLD_UNIT)
     drop_in = ManagedFile(path=DROP_IN, content=CONDITION, phase="after")
     if not found.names:

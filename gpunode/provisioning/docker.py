@@ -143,8 +143,9 @@ def _wanted(state: NodeState, settings: Mapping[str, Any], source: str) -> tuple
     if source == "docker":
         packages = [*load().container_engines["docker"].packages]
         if version != "keep":
-            pattern = f"*:{version}-*" if state.apt is not None else f"{version}-*"
-            packages = [f"{name}={pattern}" if name in {"docker-ce", "docker-ce-cli"} else name for name in packages]
+            packages = [
+                f"{name}=*:{version}-*" if name in {"docker-ce", "docker-ce-cli"} else name for name in packages
+            ]
     elif source == "distribution":
         packages = ["docker.io" if version == "keep" else f"docker.io={version}*"]
         system = state.facts.os

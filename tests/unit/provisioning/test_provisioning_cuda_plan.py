@@ -141,3 +141,20 @@ def test_dcgm_goes_with_everything_of_it() -> None:
     manifest = planned("dcgm", node(DCGM, {dcgm.BEFORE: "bash\n"}, facts={**FACTS, "units": [UNIT]}), state="absent")
     assert {reason.split()[0] for reason in manifest.due_reasons} >= {*DCGM, dcgm.UNIT, dcgm.BEFORE}
     assert planned("dcgm", node(), state="absent").due_reasons == ()
+
+
+def test_dcgm_of_dnf_comes_whatever_its_epoch_is_and_is_locked() -> None:
+    facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
+    manifest = dcgm_planned(node(dnf=True, facts=facts))
+    assert isinstance(manifest.packages, DnfChange)
+    assert {entry.partition("=")[2] for entry in manifest.packages.install} == {"*4.*"}
+    there = dict.fromkeys(DCGM, "4.6.0-1")
+    state = node(there, dnf=True, facts={**facts, "units": [UNIT], **LOADED})
+    packages = dcgm_planned(state).packages
+    assert isinstance(packages, DnfChange)
+    assert f"{dcgm.CORE}-0:4.6.0-1.*" in (packages.lock or ())
+    assert any(reason.startswith("not locked: ") for reason in dcgm_planned(state).due_reasons)
+    assert state.dnf is not None
+    locked = state.dnf.model_copy(update={"locks": packages.lock})
+    settled = after(dcgm_planned(state), state, dnf=locked.model_dump())
+    assert dcgm_planned(settled).due_reasons == ()
