@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+@cache
 def known_variables(root: Path) -> tuple[str, ...]:
     """Variables of all roles below ``root``, from their ``meta/argument_specs.yml``, and those of the playbooks."""
     found: set[str] = set()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog.origins import upstream_version
+from gpunode.checks.actions import State
 from gpunode.checks.installed import driver_installed
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import listed
@@ -246,7 +247,9 @@ def tools_answer(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
             remedy=f"{LOG} Reinstall the driver's user space ({ROLE}) if it is empty." if crashed else None,
         )
     elif left_out:
-        yield Verdict(Status.ERROR, listed(left_out), remedy=SLOW)
+        # Without nvidia-smi's answer nobody knows whether the GPUs are well: no job should find out.
+        blind = any(run.answers == "smi" and run.ended in ("not-run", "slow") for run in runs)
+        yield Verdict(Status.ERROR, listed(left_out), remedy=SLOW, state=State.DRAIN if blind else None)
     else:
         yield _reached(node)
 

@@ -1,22 +1,33 @@
 """Checks on frameworks in a container: do they compute on every GPU what they should."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted
-from gpunode.checks.workload import component, explained, record_check, where
+from gpunode.checks.words import counted, listed
+from gpunode.checks.workload import explained, gpu_named, one, record_check, where
 from gpunode.facts.models.workload import (
+    CollectiveValues,
     CompileValues,
     ConvolutionValues,
     DaliValues,
     DataloaderValues,
+    DeviceIdentity,
+    Fp8Values,
+    MatmulValues,
     MemoryValues,
+    MigDevice,
+    NvmlGpu,
+    NvmlValues,
+    PeerValues,
     Record,
     StepValues,
     TensorflowRunValues,
+    TensorflowValues,
     TensorValues,
+    TorchValues,
+    values_of,
 )
 from gpunode.facts.node import NodeFacts
 
@@ -53,8 +64,8 @@ SEE_ERROR = "The message is the framework's own: search for it; the same image o
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
-def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:
-    told = partial(Verdict, component=component(node, record, values), expected=0.0, measured=values.max_error)
+def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+    told = partial(Verdict, expected=0.0, measured=values.max_error)
     if not values.allocated_bytes:
         return told(Status.FAIL, f"the tensor took no memory of {record.component}: it does not lie there")
     if values.max_error != 0:
@@ -93,7 +104,8 @@ def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa
     on_gpu=True,
     after=OF_THE_IMAGE,
     means="torch.compile makes code for the GPU that gives what the plain function gives.",
-    remedy="The image needs a C compiler (apt-get install gcc) and the Triton of its PyTorch. " + SEE_ERROR,
+    remedy="The image needs the Triton of its PyTorch, whose code is made by the driver's own ptxas or the image's. "
+    + SEE_ERROR,
     state="observe",
     actions=("fix_configuration",),
     thresholds=(MAX_ERROR,),
@@ -131,7 +143,7 @@ def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> V
     "frameworks.dataloader",
     DataloaderValues,
     on_gpu=True,
-    after=(*OF_THE_IMAGE, "container.shm"),
+    after=OF_THE_IMAGE,
     means="Worker processes hand batches to the GPU over shared memory, pinned.",
     remedy="'No space left on device' and 'Bus error' are shared memory that is full: docker run --shm-size=8g. "
     + SEE_ERROR,
@@ -154,29 +166,149 @@ def dataloader(values: DataloaderValues, record: Record, node: NodeFacts) -> Ver
     MemoryValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="PyTorch has the memory that the GPU has, and its allocator counts what it hands out.",
-    remedy="Something else holds the GPU's memory, or the container has a slice of it (MIG, vGPU): nvidia-smi tells.",
-    state="observe",
-    actions=("reset_gpu",),
+    means="PyTorch has the memory that the GPU or MIG device has, and what it writes to most of it is what it reads.",
+    remedy="Words that came back wrong are a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
+    "Too little memory: nvidia-smi shows who else holds it, or the profile of a vGPU.",
+    state="drain",
+    actions=("reset_gpu", "open_support_case", "replace_hardware"),
     thresholds=(MEMORY_MISSING,),
 )
 def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
-    document = (node.smi.document if node.smi else None) or {}
-    whole = {gpu.get("memory_total_mib") for gpu in document.get("gpus", ())} - {None}
-    told = partial(Verdict, component=record.component, measured=values.total_mib, unit="MiB")
-    numbers = (
-        f"{values.free_mib} of {values.total_mib} MiB free, peak {values.peak_mib}, "
-        f"{values.fragmentation_percent:g} % of what the allocator holds unused"
-    )
+    told = partial(Verdict, measured=values.total_mib, unit="MiB")
     if values.peak_mib <= 0 or values.reserved_mib < values.peak_mib:
         what = f"the allocator counts a peak of {values.peak_mib} of {values.reserved_mib} MiB"
         return told(Status.FAIL, what, remedy=SEE_ERROR)
-    if len(whole) == 1:
-        total = float(whole.pop())
-        told = partial(told, expected=total)
+    if values.wrong:
+        return told(Status.FAIL, f"{values.wrong} words of {values.tested_mib} MiB came back with another content")
+    total = memory_of(node, record)
+    if total is not None:
+        told = partial(told, expected=float(total))
         if values.total_mib < total * (1 - MEMORY_MISSING.value):
-            return told(Status.FAIL, f"PyTorch has {values.total_mib} MiB, the GPU has {total:.0f}")
-    return told(Status.PASS, numbers)
+            return told(Status.FAIL, f"PyTorch has {values.total_mib} MiB, the device has {total}")
+    return told(Status.PASS, f"{values.tested_mib} of {values.total_mib} MiB were written and read back twice")
+
+
+def memory_of(node: NodeFacts, record: Record) -> int | None:
+    """MiB of the device that a record is about, as NVML has it: of the slice for a MIG device, not of the card."""
+    about, nvml = values_of(record, DeviceIdentity), one(node, "versions.nvml", NvmlValues)
+    if isinstance(about, str):
+        return None
+    if not isinstance(nvml, Verdict):
+        devices: list[NvmlGpu | MigDevice] = [*nvml[1].gpus]
+        devices += [part for gpu in nvml[1].gpus for part in gpu.mig_devices]
+        for device in devices:
+            if device.uuid is not None and device.uuid == about.uuid:
+                return device.memory_mib
+    document = (node.smi.document if node.smi else None) or {}
+    known = {gpu.get("uuid"): gpu.get("memory_total_mib") for gpu in document.get("gpus", ())}
+    total = known.get(about.uuid) if about.mig is None else None
+    return int(total) if total is not None else None
+
+
+@record_check(
+    "framework.matmul",
+    "frameworks.matmul",
+    MatmulValues,
+    on_gpu=True,
+    after=OF_THE_IMAGE,
+    means="A large product in bfloat16 (float16 before Ampere) is the processor's in every element, every time.",
+    remedy="A wrong result on one GPU alone is a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
+    + SEE_ERROR,
+    state="drain",
+    actions=("reset_gpu", "open_support_case", "replace_hardware"),
+)
+def matmul(values: MatmulValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+    what = f"{values.size} x {values.size} in {values.dtype}, {counted(values.rounds, 'time')}"
+    if values.rounds <= 0:
+        return Verdict(Status.ERROR, "no round was recorded")
+    if values.wrong:
+        return told(Status.FAIL, f"{what}: {counted(values.wrong, 'element')} wrong")
+    return told(Status.PASS, f"{what}: every element right")
+
+
+@record_check(
+    "framework.fp8",
+    "frameworks.fp8",
+    Fp8Values,
+    on_gpu=True,
+    after=OF_THE_IMAGE,
+    means="A product in FP8 is the processor's in every element, where the GPU has units for it.",
+    remedy="A wrong result on one GPU alone is a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
+    + SEE_ERROR,
+    state="drain",
+    actions=("reset_gpu", "open_support_case", "replace_hardware"),
+)
+def fp8(values: Fp8Values, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+    if values.wrong:
+        return told(Status.FAIL, f"FP8: {counted(values.wrong, 'element')} wrong")
+    return told(Status.PASS, "FP8: every element right")
+
+
+@record_check(
+    "framework.p2p",
+    "frameworks.p2p",
+    PeerValues,
+    on_gpu=True,
+    after=OF_THE_IMAGE,
+    means="What one GPU copies to another arrives, and GPUs that nvidia-smi lets reach each other do so inside too.",
+    remedy="Data that arrives wrong over PCIe is most often ACS or an IOMMU in the way: host.acs, host.iommu; over "
+    "NVLink: nvlink.errors and fabric.manager. Without them in question the GPU is at fault. " + SEE_ERROR,
+    state="drain",
+    actions=("fix_configuration", "reset_gpu", "open_support_case"),
+)
+def p2p(values: PeerValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+    number = len(values.uuids)
+    if number < 2 or [len(row) for row in values.access] != [number] * number:
+        return Verdict(Status.ERROR, "the record does not say which GPUs reach each other")
+    names = [gpu_named(node, uuid) or uuid for uuid in values.uuids]
+    if values.wrong:
+        pairs = [f"{names[one]} to {names[other]}" for one, other in values.wrong if max(one, other) < number]
+        return Verdict(Status.FAIL, f"data arrived wrong: {listed(pairs) or 'between GPUs'}")
+    refused = [
+        f"{names[one]}-{names[other]}"
+        for one in range(number)
+        for other in range(one + 1, number)
+        if not values.access[one][other]
+    ]
+    total = number * (number - 1) // 2
+    told = partial(Verdict, expected=total, measured=total - len(refused), unit="pairs")
+    document = (node.peer_access.document if node.peer_access else None) or {}
+    allowed = [pair for pair in refused if _says_ok(document.get("links") or {}, pair)]
+    if allowed:
+        what = f"nvidia-smi has {listed(allowed)} reach each other, CUDA inside does not let them"
+        return told(Status.WARN, what)
+    through = f", {len(refused)} of {total} through the host" if refused else " directly"
+    return told(Status.PASS, f"copies between {counted(number, 'GPU')} arrive{through}")
+
+
+def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
+    one, _, other = pair.upper().partition("-")
+    return links.get(one, {}).get(other) == "OK"
+
+
+@record_check(
+    "framework.collective",
+    "frameworks.collective",
+    CollectiveValues,
+    on_gpu=True,
+    after=OF_THE_IMAGE,
+    means="An all-reduce by NCCL over all GPUs that were handed in gives the right sums; the transport is named.",
+    remedy="NCCL_DEBUG=INFO shows which connection breaks. Shared memory that is full: docker run --shm-size=8g; "
+    "NVLink: nvlink.state and fabric.manager; PCIe: host.acs and host.iommu. " + SEE_ERROR,
+    state="drain",
+    actions=("fix_configuration", "reset_gpu", "open_support_case"),
+)
+def collective(values: CollectiveValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+    if values.ranks < 2:
+        return Verdict(Status.ERROR, "a single process reduces nothing")
+    if values.wrong:
+        return told(Status.FAIL, f"all-reduce over {counted(values.ranks, 'GPU')}: {values.wrong} sums wrong")
+    ways = listed([f"{number} by {way}" for way, number in values.transports.items()]) or "not named in its log"
+    switches = ", NVLink SHARP" if values.nvls else ""
+    return told(Status.PASS, f"all-reduce over {counted(values.ranks, 'GPU')} is right; connections: {ways}{switches}")
 
 
 @record_check(
@@ -198,6 +330,9 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
             yield Verdict(Status.SKIP, "TensorFlow sees no GPU, and the GPUs are simulated")
         elif pointer:
             yield Verdict(Status.SKIP, f"TensorFlow sees no GPU ({pointer})")
+        elif _beside_pytorch(node):
+            what = "TensorFlow is a build for the processor, beside a PyTorch that uses the GPUs"
+            yield Verdict(Status.SKIP, f"{what}{where(record)}")
         else:
             yield told(Status.FAIL, f"TensorFlow sees no GPU{where(record)}")
     elif values.max_error != 0:
@@ -209,6 +344,14 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
     else:
         mode = f"thread mode {values.thread_mode}" if values.thread_mode else "no thread mode set"
         yield told(Status.PASS, f"{counted(values.count, 'GPU')}, memory growth, mixed_float16, {mode}")
+
+
+def _beside_pytorch(node: NodeFacts) -> bool:
+    """Whether the image is one of PyTorch, whose TensorFlow (for TensorBoard, most often) is not meant for a GPU."""
+    build, torch = one(node, "versions.tensorflow", TensorflowValues), one(node, "versions.torch", TorchValues)
+    if isinstance(build, Verdict) or isinstance(torch, Verdict):
+        return False
+    return not build[1].built_with_cuda and torch[1].cuda is not None
 
 
 @record_check(

@@ -7,10 +7,13 @@ from functools import partial
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
 from gpunode.checks.registry import Expectation, Status, Verdict, no_gpu, registry
 from gpunode.checks.words import counted, listed
-from gpunode.checks.workload import explained, nothing_ran, of, one, where
+from gpunode.checks.workload import component, explained, gpu_named, nothing_ran, of, one, record_check, where
 from gpunode.facts.models.workload import (
     ContainerValues,
     CudaValues,
+    DeviceIdentity,
+    KernelValues,
+    NvmlGpu,
     NvmlValues,
     Record,
     TorchValues,
@@ -21,6 +24,10 @@ from gpunode.facts.node import NodeFacts
 NOT_READY = 802
 ARGUMENTS = "gpunode env --format docker-args HOST prints the arguments for docker run."
 ON_HOST = "on the host itself, in no container"
+STALE = (
+    "The CDI specification is of another day (its names are indices, which change): nvidia-ctk cdi generate "
+    "--output=/var/run/cdi/nvidia.yaml writes it anew."
+)
 SIMULATED = "simulated GPUs: no library in a container can compute on them"
 
 
@@ -119,24 +126,90 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> Verdict:
                 f"{name} does not start inside: {said or 'error'} ({result})",
                 remedy=remedy if result == NOT_READY else None,
             )
+    record, values = next(_container(node), (None, ContainerValues()))
+    # On the host itself NVML shows all GPUs, whichever the payload was given.
+    alone = record is not None and record.container is None
+    lost = [f"{_name(node, gpu)} ({gpu.result_name or gpu.result})" for gpu in nvml.gpus if gpu.result != 0]
+    if lost:
+        return Verdict(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {listed(lost)}")
+    wrong = _others(node, nvml, values, alone=alone)
+    if wrong is not None:
+        return wrong
+    if any(gpu.mig_mode for gpu in nvml.gpus):
+        return _divided(node, nvml, cuda, values)
+    return _whole(node, nvml, cuda, values, alone=alone)
+
+
+def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone: bool) -> Verdict | None:
+    """The verdict where the GPUs inside are not those that were handed in, by their UUIDs; None where they are."""
+    inside = {gpu.uuid: gpu for gpu in nvml.gpus if gpu.uuid is not None}
+    if not values.uuids or not inside:
+        return None
+    told = partial(Verdict, expected=len(values.uuids), measured=len(inside), unit="GPUs")
+    absent = [gpu_named(node, uuid) or uuid for uuid in values.uuids if uuid not in inside]
+    # One in MIG mode without an instance comes along where all GPUs are asked for, and computes nothing.
+    empty = {uuid for uuid, gpu in inside.items() if gpu.mig_mode and not gpu.mig_devices}
+    more = [gpu_named(node, uuid) or uuid for uuid in inside if uuid not in (*values.uuids, *empty)]
+    if absent:
+        instead = f"; {listed(more)} came in their place" if more else ""
+        return told(Status.FAIL, f"handed in and not there inside: {listed(absent)}{instead}", remedy=STALE)
+    if more and not alone:
+        return told(Status.FAIL, f"not handed in and there all the same: {listed(more)}", remedy=STALE)
+    return None
+
+
+def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues) -> Verdict:
+    """Where MIG is on: as many MIG devices inside as the host has, and CUDA finds one, which is all it ever shows."""
+    parts, gaps = 0, []
+    document = (node.smi.document if node.smi else None) or {}
+    host = {gpu.get("uuid"): gpu for gpu in document.get("gpus", ())}
+    for gpu in nvml.gpus:
+        outside = host.get(gpu.uuid, {}).get("mig_devices")
+        if values.uuids is not None and gpu.uuid not in values.uuids:
+            continue
+        parts += len(gpu.mig_devices)
+        if outside is not None and len(outside) != len(gpu.mig_devices):
+            gaps.append(f"{_name(node, gpu)} {len(gpu.mig_devices)} of {len(outside)}")
+    if gaps:
+        return Verdict(Status.FAIL, f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
+    if cuda.count is None:
+        return Verdict(Status.ERROR, "CUDA did not say how many GPUs there are")
+    told = partial(Verdict, expected=parts, measured=parts, unit="MIG devices")
+    whole = sum(1 for gpu in nvml.gpus if not gpu.mig_mode)
+    if cuda.count == 0:
+        what = f"{counted(parts, 'MIG device')} and {counted(whole, 'whole GPU')} inside, and CUDA finds none"
+        return told(Status.FAIL, what, measured=0)
+    beside = f" and {counted(whole, 'whole GPU')}" if whole else ""
+    return told(Status.PASS, f"{counted(parts, 'MIG device')}{beside}, as given; CUDA gives a process one of them")
+
+
+def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues, *, alone: bool) -> Verdict:
     counts = {"NVML": nvml.count, "CUDA": cuda.count}
+    if alone and values.gpus is not None:
+        del counts["NVML"]
     torch = one(node, "versions.torch", TorchValues)
     # A build for the processor, or for a CUDA that the driver lacks, counts none; that has checks of its own.
     if not isinstance(torch, Verdict) and torch[1].cuda is not None and not explained(node, ("container.cuda",)):
-        counts["PyTorch"] = torch[1].count
+        counts["PyTorch"] = torch[1].count if torch[1].available else 0
     untold = [name for name, count in counts.items() if count is None]
     if untold:
         return Verdict(Status.ERROR, f"{listed(untold)} did not say how many GPUs there are")
-    document = (node.smi.document if node.smi else None) or {}
-    if any(gpu.get("mig_mode") for gpu in document.get("gpus", ())):
-        return Verdict(Status.SKIP, "GPUs are divided by MIG: NVML counts cards, CUDA counts what it may use")
-    given = next((values.gpus for _, values in _container(node) if values.gpus is not None), None)
     words = listed([f"{name} {count}" for name, count in counts.items()])
-    expected = given if given is not None else counts["NVML"]
+    expected = values.gpus if values.gpus is not None else nvml.count
     told = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")
     if set(counts.values()) == {expected}:
         return told(Status.PASS, f"{words}, as given")
-    return told(Status.FAIL, f"given {expected}; counted inside: {words}")
+    seen = {gpu.uuid for gpu in cuda.gpus}
+    lost = [_name(node, gpu) for gpu in nvml.gpus if gpu.uuid not in seen and None not in seen] if seen else []
+    without = f"; CUDA lacks {listed(lost)}" if lost and not alone else ""
+    why = None if isinstance(torch, Verdict) else torch[1].unavailable
+    return told(
+        Status.FAIL, f"given {expected}; counted inside: {words}{without}{f'; PyTorch says: {why}' if why else ''}"
+    )
+
+
+def _name(node: NodeFacts, gpu: NvmlGpu) -> str:
+    return gpu_named(node, gpu.uuid, gpu.pci_bus_id) or gpu.uuid or f"GPU {gpu.index} of NVML"
 
 
 def _container(node: NodeFacts) -> Iterator[tuple[Record, ContainerValues]]:
@@ -144,3 +217,52 @@ def _container(node: NodeFacts) -> Iterator[tuple[Record, ContainerValues]]:
         values = values_of(record, ContainerValues)
         if isinstance(values, ContainerValues):
             yield record, values
+
+
+@record_check(
+    "container.compute",
+    "gpus.kernel",
+    KernelValues,
+    on_gpu=True,
+    after=("container.library", "container.gpus", "container.forward-compat"),
+    means="Every GPU and every MIG device that was handed in runs a kernel that the driver compiles there, and gives "
+    "the right result.",
+    remedy="dmesg and gpu.xid name the fault of a GPU that does not compute: take it out of use, dcgmi diag -r 3 looks "
+    "closer. 'CUDA has no device': the CDI specification or the MIG layout changed since it was written.",
+    state="drain",
+    actions=("reset_gpu", "open_support_case", "replace_hardware"),
+    scope="gpu",
+)
+def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[Verdict]:
+    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements", component=component(node, record))
+    if values.elements <= 0:
+        yield Verdict(Status.ERROR, "the kernel computed nothing")
+    elif values.wrong:
+        yield told(Status.FAIL, f"{values.wrong} of {values.elements} elements are wrong")
+    else:
+        yield told(Status.PASS, f"compiles and computes ({values.name or 'GPU'})")
+    # Told once: with the first of the devices that did compute.
+    first = next(iter(of(node, "gpus.kernel")), None)
+    if first is record:
+        yield from _without_record(node)
+
+
+def _without_record(node: NodeFacts) -> Iterator[Verdict]:
+    """Devices that were handed in and on which nothing was tried, although the payload came to its end."""
+    nvml = one(node, "versions.nvml", NvmlValues)
+    container = next(_container(node), None)
+    if isinstance(nvml, Verdict) or container is None or not container[1].complete or container[1].uuids is None:
+        return
+    if explained(node, ("container.gpus",)):
+        return
+    tried = {about.uuid for each in of(node, "gpus.kernel") if not isinstance(about := _about(each), str)}
+    for gpu in nvml[1].gpus:
+        if gpu.uuid not in container[1].uuids:
+            continue
+        for device in gpu.mig_devices if gpu.mig_mode else (gpu,):
+            if device.uuid not in tried:
+                yield Verdict(Status.FAIL, f"{device.uuid} was handed in, and nothing computed on it", _name(node, gpu))
+
+
+def _about(record: Record) -> DeviceIdentity | str:
+    return values_of(record, DeviceIdentity)

@@ -1,6 +1,7 @@
 """Checks on versions inside a container: the driver's libraries, forward compatibility, the image's CUDA."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from packaging.version import InvalidVersion, Version
@@ -16,6 +17,8 @@ from gpunode.facts.node import NodeFacts
 MISMATCH_NVML = 18
 MISMATCH_CUDA = 803
 NO_COMPAT = 804
+OF_COMPAT = frozenset({"libcuda.so.1", "libcudadebugger.so.1", "libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1"})
+"""What cuda-compat brings beside libcuda is meant to be of its version too."""
 MODULE = ("the module in /proc", "the module by NVML")
 CUDA_SOURCE = "catalog (cuda.yml)"
 
@@ -52,12 +55,7 @@ def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
         MODULE[0]: answer[1].module_version,
         MODULE[1]: None if isinstance(nvml, Verdict) else nvml[1].driver_version,
     }
-    # cuda-compat's library is meant to be of another version.
-    inside = {
-        name: version
-        for name, version in seen.items()
-        if version is not None and not (compat and name == "libcuda.so.1")
-    }
+    inside = {name: version for name, version in seen.items() if version and not (compat and name in OF_COMPAT)}
     told = partial(Verdict, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
     other = [f"{name} {version}" for name, version in inside.items() if not same_version(version, loaded)]
     why = refused(node)
@@ -144,7 +142,7 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     level="standard",
     needs=("records", "loaded_driver"),
     needs_gpu=True,
-    means="The driver runs the CUDA that the image is made with.",
+    means="The driver runs the CUDA of PyTorch, or of the image where it has no PyTorch for CUDA.",
     remedy="Take an image or wheel of an older CUDA, or change the driver: gpunode plan -i INVENTORY --cuda "
     "VERSION, then role nvidia_driver.",
     state="observe",
@@ -161,7 +159,8 @@ def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  #
     if isinstance(torch, Verdict) and torch.status is Status.ERROR and system[1].cuda is None:
         yield torch
         return
-    said = {"the image": system[1].cuda, "PyTorch": None if isinstance(torch, Verdict) else torch[1].cuda}
+    used = None if isinstance(torch, Verdict) else torch[1].cuda
+    said = {"PyTorch": used} if used else {"the image": system[1].cuda}
     wanted = {name: number for name, text in said.items() if text and (number := _series(text))}
     unread = [f"{name}: CUDA '{text}' is not a version" for name, text in said.items() if text and not _series(text)]
     if unread:
@@ -170,8 +169,15 @@ def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  #
     if not wanted:
         yield Verdict(Status.SKIP, f"{image_of(node)} names no CUDA of its own")
         return
-    name, number = max(wanted.items(), key=lambda item: item[1])
-    yield _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
+    ((name, number),) = wanted.items()
+    verdict = _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
+    toolkit = _series(system[1].cuda or "")
+    if verdict.status is Status.PASS and used and toolkit is not None and toolkit > number:
+        # What PyTorch brings is what computes; the toolkit beside it is for who compiles in the image.
+        beside = _driver_runs(node, f"the toolkit beside it: CUDA {toolkit}", toolkit, node.loaded_driver.version)
+        if beside.status is not Status.PASS:
+            verdict = replace(verdict, message=f"{verdict.message}; not used: {beside.message}")
+    yield verdict
 
 
 def _series(text: str) -> Version | None:

@@ -1,5 +1,6 @@
 """What a check is, what it finds, and the one place that knows all of them."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ Value = bool | int | float | str | None
 Level = Literal["quick", "standard", "deep"]
 LEVELS: tuple[Level, ...] = ("quick", "standard", "deep")
 Category = Literal["gpu", "memory", "nvlink", "fabric", "pcie", "network", "host", "driver", "container"]
+NOT_RUN = "not run:"
+"""How the message of a check begins for which there was no time."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 OF_PREFIX: dict[str, Category] = {
     "container": "container",
@@ -36,8 +39,14 @@ OF_PREFIX: dict[str, Category] = {
 }
 """The category of a check by the first part of its id, where the check declares none."""
 Scope = Literal["node", "gpu", "link", "fleet"]
-NEEDS_ROOT = frozenset({"kernel_log", "nvmes", "gpu_processes", "secure_boot"})
-"""Facts that the probe reads as root alone."""
+NEEDS_ROOT = frozenset(
+    {
+        *("kernel_log", "link_log", "earlier_boots"),  # dmesg and the journal
+        *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
+        *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
+    }
+)
+"""Facts that the probe reads as root alone, or not in full without it."""
 
 
 class Status(StrEnum):
@@ -233,11 +242,13 @@ class Check:
         return tuple(action(text, verdict.component) for text in (own if verdict.actions is None else verdict.actions))
 
     def _state(self, verdict: Verdict) -> State:
-        """A failure gets the declared state, a warning is worth observing at most."""
+        """A failure gets the declared state, a warning is worth observing at most; the verdict may name another."""
+        if verdict.state is not None:
+            return verdict.state
         if verdict.status is Status.FAIL:
-            return verdict.state or self.state
+            return self.state
         if verdict.status is Status.WARN:
-            return verdict.state or (State.NONE if self.state is State.NONE else State.OBSERVE)
+            return State.NONE if self.state is State.NONE else State.OBSERVE
         return State.NONE
 
     def _obstacle(self, node: NodeFacts, expect: Expectation) -> Finding | None:
@@ -360,16 +371,19 @@ class Registry:
 registry = Registry()
 
 
-def judge(
+def judge(  # noqa: PLR0913
     node: NodeFacts,
     expect: Expectation,
     level: Level = "quick",
     only: Iterable[str] | None = None,
+    *,
     policy: Policy = NO_POLICY,
+    until: float | None = None,
 ) -> list[Finding]:
     """All findings of one node: checks up to ``level``, or those named in ``only``, as strict as the policy is.
 
-    Of the own checks that policies declare, those of this one are run.
+    Of the own checks that policies declare, those of this one are run. ``until``: the time of ``time.monotonic`` from
+    which on no further check is run; the others are ``skip``, with NOT_RUN.
     """
     wanted = None if only is None else set(only)
     depth = LEVELS.index(level)
@@ -380,8 +394,17 @@ def judge(
             if LEVELS.index(check.level) <= depth
             and (wanted is None or check.id in wanted)
             and (check.id not in registry.of_policies or check.id in policy.own_checks)
-            for finding in _by_policy(check, node, expect, policy)
+            for finding in (
+                [not_run(check.id, "the time was used up")]
+                if until is not None and time.monotonic() > until
+                else _by_policy(check, node, expect, policy)
+            )
         ]
+
+
+def not_run(check_id: str, reason: str) -> Finding:
+    """Return the finding of a check for which there was no time."""
+    return Finding(check=check_id, status=Status.SKIP, component="node", message=f"{NOT_RUN} {reason}")
 
 
 def _by_policy(check: Check, node: NodeFacts, expect: Expectation, policy: Policy) -> list[Finding]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeVar, Unpack
 
 from gpunode.checks.registry import Declared, Expectation, Status, Verdict, registry
-from gpunode.facts.models.workload import InsideGpu, Record, Values, values_of
+from gpunode.facts.models.workload import DeviceIdentity, Record, Values, values_of
 from gpunode.facts.node import NodeFacts
 
 AnyValues = TypeVar("AnyValues", bound=Values)
@@ -51,10 +51,10 @@ def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Ve
     return record, values
 
 
-def explained(node: NodeFacts, checks: Sequence[str]) -> str | None:
-    """The first of the checks that fails on this node: what it found brings others down, and is told once."""
+def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FAIL) -> str | None:
+    """The first of the checks with that status on this node: what it found brings others down, and is told once."""
     for check_id in checks:
-        if any(finding.status is Status.FAIL for finding in registry[check_id].findings(node, Expectation())):
+        if any(finding.status is status for finding in registry[check_id].findings(node, Expectation())):
             return f"{check_id} reports the cause"
     return None
 
@@ -64,21 +64,42 @@ def where(record: Record) -> str:
     return f" (image {record.container.image})" if record.container else ""
 
 
-def component(node: NodeFacts, record: Record, inside: InsideGpu | None = None) -> str:
-    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is told."""
-    if inside is None:
+def component(node: NodeFacts, record: Record) -> str:
+    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is told.
+
+    A MIG device is ``gpu3/mig1``.
+    """
+    about = values_of(record, DeviceIdentity)
+    if isinstance(about, str):
         return record.component
+    name = gpu_named(node, about.gpu_uuid or about.uuid, about.pci_bus_id)
+    if name is None:
+        return record.component
+    return name if about.mig is None else f"{name}/mig{about.mig}"
+
+
+def gpu_named(node: NodeFacts, uuid: str | None, pci_bus_id: str | None = None) -> str | None:
+    """``gpu3``: the GPU of the host with that UUID, or at that slot; None where there is none."""
     document = (node.smi.document if node.smi else None) or {}
     for gpu in document.get("gpus", ()):
-        same_uuid = inside.uuid is not None and gpu.get("uuid") == inside.uuid
-        if same_uuid or (inside.pci_bus_id is not None and gpu.get("pci_bus_id") == inside.pci_bus_id):
+        same_uuid = uuid is not None and gpu.get("uuid") == uuid
+        if same_uuid or (pci_bus_id is not None and gpu.get("pci_bus_id") == pci_bus_id):
             return f"gpu{gpu['index']}"
-    return record.component
+    return None
 
 
 def image_of(node: NodeFacts) -> str:
     """The image that the records come from, as a message names it."""
     return next((f"image {record.container.image}" for record in node.records or () if record.container), "the host")
+
+
+def _explained(record: Record, node: NodeFacts, after: Sequence[str]) -> Verdict | None:
+    """A skip where one of the checks reports what brought this part down; None elsewhere."""
+    reason, status = record.error, Status.FAIL
+    if reason is None:
+        reason, status = record.undetermined, Status.ERROR
+    pointer = explained(node, after, status) if reason is not None else None
+    return Verdict(Status.SKIP, f"{reason} ({pointer})") if pointer is not None else None
 
 
 JudgeValues = Callable[[AnyValues, Record, NodeFacts], Verdict | Iterable[Verdict]]
@@ -116,16 +137,14 @@ def record_check(  # noqa: PLR0913
             if on_gpu and each.device == "cpu" and each.error is None and each.undetermined is None:
                 yield Verdict(Status.SKIP, each.skipped or ON_CPU, component=each.component)
                 return
-            answer = read(each, kind)
-            pointer = explained(node, after) if each.error is not None else None
-            if pointer is not None:
-                yield Verdict(Status.SKIP, f"{each.error} ({pointer})", component=each.component)
-                return
+            answer = _explained(each, node, after) or read(each, kind)
             if isinstance(answer, Verdict):
-                yield replace(answer, component=each.component)
+                yield replace(answer, component=component(node, each))
                 return
             verdicts = function(answer[1], each, node)
-            yield from (verdicts,) if isinstance(verdicts, Verdict) else verdicts
+            for verdict in (verdicts,) if isinstance(verdicts, Verdict) else verdicts:
+                own = verdict.component != "node" or each.component == "node"
+                yield verdict if own else replace(verdict, component=component(node, each))
 
         about: Declared = {"scope": "gpu" if on_gpu else "node", **declared}
         registry.check(check_id, level="standard", needs=("records", *needs), needs_gpu=True, **about)(judge)

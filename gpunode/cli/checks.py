@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gpunode.checks import Action, Category, Level, State, registry
 from gpunode.checks.actions import action
+from gpunode.checks.evidence import Maturity, evidence
 from gpunode.checks.own import load_packages
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import Scope
@@ -59,6 +60,10 @@ class CheckEntry(BaseModel):
     state: State
     """What a node should get on a failure."""
     actions: list[Action]
+    maturity: Maturity
+    """simulated: proven on simulated data; recorded: on recordings of real machines; hardware: on a real GPU by us."""
+    typical_seconds: float | None
+    """Of the commands that its data comes from, which checks share; None where they were not measured."""
     active: bool
     """Something runs on a GPU for it; a passive check reads existing state."""
     needs_root: bool
@@ -95,6 +100,8 @@ def check_list(policy: Policy = NO_POLICY) -> CheckList:
                 scope=check.scope,
                 state=check.state,
                 actions=[action(text) for text in check.actions],
+                maturity=evidence().maturity(check.id),
+                typical_seconds=evidence().seconds.get(check.id),
                 active=check.active,
                 needs_root=check.needs_root,
                 bare_metal=check.bare_metal,

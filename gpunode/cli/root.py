@@ -15,6 +15,8 @@ from gpunode.cli.streams import ReaderLeft
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
 from gpunode.printable import printable
 
+ON_NODE = "--on-node"
+
 
 class Verbs(click.Group):
     """Finds a verb's module (``gpunode.cli.VERB``) by name and loads no other."""
@@ -34,6 +36,11 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise UsageError(unknown("verb", args[0], VERBS))
+        if args[:1] == ["validate"] and ON_NODE in args:
+            # A scheduler's prolog waits for it: nothing that it does not need is loaded.
+            from gpunode.cli.on_node import command  # noqa: PLC0415
+
+            return "validate", command, args[1:]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

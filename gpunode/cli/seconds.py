@@ -1,6 +1,7 @@
 """Time limits as options."""
 
 import math
+import re
 from typing import Any
 
 import click
@@ -20,3 +21,16 @@ class Seconds(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is no time.", param, ctx)
         return number
+
+
+class Duration(Seconds):
+    """A time limit that may carry its unit: ``5``, ``5s``, ``2m``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the seconds."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", str(value))
+        if match is None:
+            self.fail(f'"{value}" is not a duration (examples: 5, 5s, 2m).', param, ctx)
+        return super().convert(float(match[1]) * (60 if match[2] == "m" else 1), param, ctx)

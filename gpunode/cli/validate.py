@@ -20,8 +20,8 @@ from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.apart import Apart
+from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
-from gpunode.cli.nearest import unknown
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
@@ -44,6 +44,11 @@ Item = TypeVar("Item")
 @click.command("validate", cls=CommandWithOutputs)
 @selection_.options
 @click.option("--replay", is_flag=True, help="The arguments are saved bundles, or folders of them: no node is asked.")
+@click.option(
+    "--on-node",
+    is_flag=True,
+    help="Judge this machine within a budget, without Ansible: gpunode validate --on-node --help.",
+)
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
@@ -135,27 +140,6 @@ def command(  # noqa: PLR0913
     for place in places:
         write(document, place, verbose=verbose)
     return exit_code(document, strict=strict)
-
-
-def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
-    """Ids after ``--select`` and ``--skip``; raises UsageError for one that is none, and where none is left."""
-    if not all(_ids([value]) for value in selected):
-        # An empty variable of a script must not stand for all of them.
-        raise UsageError("--select: no check is named; gpunode checks lists them")
-    names = {"--select": _ids(selected), "--skip": _ids(skipped)}
-    known = [check.id for check in registry]
-    for option, ids in names.items():
-        for name in ids:
-            if name not in registry:
-                raise UsageError(f"{option}: {unknown('check', name, known)}")
-    wanted = set(names["--select"] or known) - set(names["--skip"])
-    if not wanted:
-        raise UsageError("--skip leaves out every check that is selected: nothing would be judged")
-    return wanted
-
-
-def _ids(values: Iterable[str]) -> list[str]:
-    return [name.strip() for value in values for name in value.split(",") if name.strip()]
 
 
 def level_must_exist(level: Level) -> None:
@@ -254,7 +238,7 @@ class Judging:
         node = facts_from_bundle(bundle)
         level = self.level or ("standard" if bundle.results else "quick")
         policy = self.policies.of(name)
-        findings = judge(node, self.expectation, level, self.wanted, policy)
+        findings = judge(node, self.expectation, level, self.wanted, policy=policy)
         report = judged(bundle.host, identify(node), findings, seconds, policy)
         return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
 

@@ -14,9 +14,12 @@ RUN = "container"
 JUDGED = frozenset(
     {
         RUN,
-        *(f"versions.{part}" for part in ("system", "limits", "nvml", "cuda", "torch")),
-        *(f"frameworks.{part}" for part in ("tensor", "amp", "compile", "cudnn", "dataloader", "memory")),
+        *(f"versions.{part}" for part in ("system", "nvml", "cuda", "torch")),
+        "defaults.limits",
+        *(f"frameworks.{part}" for part in ("tensor", "amp", "matmul", "fp8", "compile")),
+        *(f"frameworks.{part}" for part in ("cudnn", "dataloader", "memory", "p2p", "collective")),
         *(f"frameworks.{part}" for part in ("tensorflow", "dali")),
+        "gpus.kernel",
     }
 )
 """Records that some check cannot do without: of any other, nobody would tell that it is malformed."""

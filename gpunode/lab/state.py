@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import yaml
 
@@ -188,11 +188,15 @@ class State:
         tree = {GROUP: {"hosts": hosts, "vars": common}}
         return "# Written by gpunode lab up; changes are lost.\n" + yaml.safe_dump(tree, sort_keys=False, width=1000)
 
-    def _variables(self, node: Reachable) -> dict[str, str]:
+    def _variables(self, node: Reachable) -> dict[str, Any]:
         """What the roles have to know of a node: where its driver comes from."""
         if node.hardware is None:
             # Without a vendor's repository a node has its own archive alone.
-            return {"nvidia_driver_source": "debian", "nvidia_container_toolkit_version": "none"}
+            return {
+                "nvidia_driver_source": "debian",
+                "nvidia_container_toolkit_version": "none",
+                "preflight_require_gpu": False,
+            }
         signs = repositories()[repository_of(node.os)].key
         return {
             "nvidia_repository_url": f"{_VENDOR}/compute/cuda/repos",

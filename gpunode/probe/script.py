@@ -637,13 +637,16 @@ class Probe:
         command_s: float = COMMAND_S,
         nvidia_tool_s: float = NVIDIA_TOOL_S,
         passive_s: float = PASSIVE_S,
+        budget_s: Optional[float] = None,
     ) -> None:
+        """``budget_s``: how long the whole may take at most, in place of TOTAL_S; half of it is for passive sources."""
         self.root = root
         self.environment = {"PATH": path, "LC_ALL": "C", "LANG": "C", "HOME": "/"}
         self.command_s = command_s
         self.nvidia_tool_s = nvidia_tool_s
-        self.passive_s = passive_s
-        self.deadline = time.monotonic() + TOTAL_S
+        self.passive_s = passive_s if budget_s is None else min(passive_s, budget_s / 2)
+        self.budget_s = budget_s
+        self.deadline = time.monotonic() + (TOTAL_S if budget_s is None else budget_s)
         self.lock = threading.Lock()
         self.closed = False
         self.commands: Dict[str, Answer] = {}
@@ -1341,7 +1344,7 @@ def stuck_processes(probe: Probe) -> None:
     """Processes in state D at both ends of STUCK_S: a line each of number, name and the kernel's function."""
     first = waiting(probe)
     if first:
-        time.sleep(STUCK_S)
+        time.sleep(STUCK_S if probe.budget_s is None else min(STUCK_S, probe.budget_s / 10))
     second = waiting(probe) if first else {}
     lines = []
     for pid in sorted(set(first) & set(second), key=int):
@@ -1486,10 +1489,14 @@ def nvidia_tools(probe: Probe) -> None:
     if probe.files.get("/proc/driver/nvidia/version") is None and not re.search(r"(?m)^nvidia ", modules):
         return
     hung = None
-    probe.deadline += min(TOTAL_PER_GPU_S * gpus_on_bus(probe), TOTAL_MOST_S - TOTAL_S)
+    least_s = NVIDIA_LEAST_S
+    if probe.budget_s is None:
+        probe.deadline += min(TOTAL_PER_GPU_S * gpus_on_bus(probe), TOTAL_MOST_S - TOTAL_S)
+    else:
+        least_s = min(least_s, probe.budget_s / 10)
     for key, argv in NVIDIA_TOOLS:
         reason = "%s did not come back before it" % hung if hung else None
-        if reason is None and time.monotonic() + NVIDIA_LEAST_S > probe.deadline:
+        if reason is None and time.monotonic() + least_s > probe.deadline:
             reason = "the time for the whole probe is used up; each tool before it was slow"
         if reason:
             probe.note_answer(key, answer(argv, 124, "", "not run: " + reason, 0.0, timed_out=True))
@@ -1500,7 +1507,7 @@ def nvidia_tools(probe: Probe) -> None:
     owners = threading.Thread(target=process_owners, args=(probe,))
     owners.daemon = True
     owners.start()
-    owners.join(HOLDERS_S)
+    owners.join(max(0.0, min(HOLDERS_S, probe.deadline - time.monotonic())))
 
 
 def process_owners(probe: Probe) -> None:
@@ -1512,8 +1519,8 @@ def process_owners(probe: Probe) -> None:
 
 
 def main() -> None:
-    """Print the bundle. Ended from outside, take the commands along."""
-    probe = Probe()
+    """Print the bundle. Ended from outside, take the commands along. An argument is the budget in seconds."""
+    probe = Probe(budget_s=float(sys.argv[1]) if len(sys.argv) > 1 else None)
 
     def leave(number: int, _frame: Any) -> None:
         probe.kill_all()

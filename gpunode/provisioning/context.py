@@ -14,6 +14,10 @@ class Planned:
     packages: Mapping[str, str] = field(default_factory=dict)
     purge: tuple[str, ...] = ()
 
+    def with_files(self, files: Mapping[str, str]) -> "Planned":
+        """Return the same with more files."""
+        return replace(self, files={**self.files, **files})
+
     def installed(self, there: Mapping[str, str]) -> dict[str, str]:
         """Return the packages that there would be, given those that there are."""
         gone = set(self.purge) - self.packages.keys()

@@ -26,7 +26,7 @@ def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:
     there = state.files.get(file.path)
     if there is None or there.kind == "unknown":
         yield f"{file.path} could not be determined"
-    elif file.content is None:
+    elif (data := file.data) is None:
         if there.kind != "absent":
             yield f"{file.path} has to go"
     elif there.kind == "absent":
@@ -34,7 +34,7 @@ def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:
     elif there.kind != "file":
         yield f"{file.path} is a {there.kind}, not a file"
     else:
-        if there.sha256 != hashlib.sha256(file.content.encode()).hexdigest():
+        if there.sha256 != hashlib.sha256(data).hexdigest():
             yield f"{file.path} differs"
         if there.mode != file.mode:
             yield f"{file.path} has mode {there.mode}, not {file.mode}"

@@ -1,5 +1,6 @@
 """The manifest of a role: everything that it wants of a node, computed once from state and settings."""
 
+from base64 import b64decode
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +18,8 @@ class ManagedFile(Part):
     path: str
     content: str | None
     """None: the file must not exist."""
+    encoding: Literal["utf-8", "base64"] = "utf-8"
+    """How ``content`` stands for the bytes of the file."""
     mode: str = "0644"
     owner: str = "root"
     group: str = "root"
@@ -30,6 +33,13 @@ class ManagedFile(Part):
     """Digest of the file that the content was computed from: another one means that somebody else wrote meanwhile."""
     private: bool = False
     """Holds a secret: its content is in no diff and in no log."""
+
+    @property
+    def data(self) -> bytes | None:
+        """The bytes of the file; None where it must not exist."""
+        if self.content is None:
+            return None
+        return b64decode(self.content) if self.encoding == "base64" else self.content.encode()
 
     @model_validator(mode="after")
     def _path_is_absolute(self) -> Self:
@@ -125,7 +135,7 @@ class UnitState(Part):
 class Question(Part):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
-    kind: Literal["apt_preview", "dnf_preview", "repository_key", "old_keys", "signing_key"]
+    kind: Literal["apt_preview", "dnf_preview", "repository_key", "signing_key"]
     body: dict[str, Any] = {}
     private: bool = False
     """The body holds a secret."""
@@ -152,6 +162,12 @@ class Manifest(Part):
     """What else the role's tasks read: plain data."""
     due_reasons: tuple[str, ...] = ()
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
+
+    @property
+    def apt_files(self) -> dict[str, str]:
+        """Files of apt's folders as they will be, and keys that these name; empty text: absent."""
+        known = (one for one in self.files if one.path.startswith("/etc/apt/") and one.encoding == "utf-8")
+        return {one.path: one.content or "" for one in known}
 
     @property
     def due(self) -> bool:

@@ -76,6 +76,8 @@ class AptState(Known):
     policy_left: bool
     left: Names = ()
     """Packages of a transaction of ours that did not end well."""
+    old_keys: Annotated[dict[Text, Content], Field(max_length=1000)] = {}
+    """Keyrings that apt trusts for every repository and that hold NVIDIA's keys, to the rest of them in base64."""
     interrupted: bool
     key: ModuleKey | None
     architecture: Text

@@ -109,6 +109,8 @@ class Job:
     """As the watchdog inside has it."""
     as_nobody: bool = True
     """Not as root: the GPUs' device files are open to everybody."""
+    plain: bool = False
+    """With the engine's own shared memory and limits, as docker run gives them to whoever names none."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +239,9 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
         log_config=LogConfig(type="none"),
-        shm_size=SHM_BYTES,
+        shm_size=None if job.plain else SHM_BYTES,
         tmpfs={"/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={SCRATCH_BYTES}"},  # noqa: S108
-        ulimits=ulimits if confinement.limits else [],
+        ulimits=ulimits if confinement.limits and not job.plain else [],
         pids_limit=PIDS,
         read_only=confinement.read_only,
         mem_limit=memory,

@@ -14,15 +14,18 @@ from gpunode.workload.causes import REGENERATE
 from gpunode.workload.container import KIND, Devices, Job, Program
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
-from gpunode.workload.image import ImageFile, provide
-from gpunode.workload.output import LAUNCHERS, Output
+from gpunode.workload.image import Image, ImageFile, provide
+from gpunode.workload.output import DEFAULTS, LAUNCHERS, Output
 from gpunode.workload.payload import payload_zip
+from gpunode.workload.payload.pack import LIMITS, MAIN
 from gpunode.workload.way import LaunchFailure, Way
 
-TESTS = "versions,frameworks"
+TESTS = "versions,gpus,frameworks"
 _END_S = 10.0
 """What the payload's limit leaves of the node's: for the end of its processes and of the container."""
 _LEAST_S = 5.0
+DEFAULTS_S = 20.0
+"""For a container that reads its own limits."""
 
 # Python reads its own text and the payload by their lengths, and leaves stdin open behind them.
 START = """\
@@ -65,6 +68,7 @@ class _Run:
     values: dict[str, Any] = field(default_factory=dict)
     container: RecordContainer | None = None
     output: Output = field(default_factory=Output)
+    defaults: Record | None = None
 
 
 def launch(way: Way, node: NodeFacts, wish: Wish, deadline: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -112,6 +116,27 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         job = Job(image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node))
         container.run(replace(found, deadline=ends), job, run.output)
         run.output.judge(limit_s)
+        run.defaults = _defaults(found, image)
+
+
+def _defaults(found: Engine, image: Image) -> Record:
+    """Return the limits of a container for which none are asked: what a user's plain ``docker run`` gets here."""
+    started, output = time.monotonic(), Output()
+    job = Job(image, Devices("none"), _sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
+    reason = None
+    try:
+        container.run(replace(found, deadline=started + DEFAULTS_S + _END_S), job, output)
+        output.judge(DEFAULTS_S)
+    except LaunchFailure as err:
+        reason = f"the engine's own limits were not seen: {err}"
+    values = output.records[0].get("values") if output.records else None
+    return Record(
+        record=DEFAULTS,
+        device="cpu",
+        seconds=round(time.monotonic() - started, 3),
+        values=values if isinstance(values, dict) and reason is None else {},
+        undetermined=reason,
+    )
 
 
 def devices_for(found: Engine, use: Use, node: NodeFacts) -> Devices:
@@ -171,6 +196,7 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
         run.output.stderr(stream.complaint().encode())
         stream.close()
     run.output.judge(limit_s)
+    run.defaults = Record(record=DEFAULTS, device="cpu", seconds=0.0, skipped="ran on the host itself, in no container")
 
 
 def _limit(deadline: float) -> float:
@@ -181,8 +207,6 @@ def _limit(deadline: float) -> float:
 
 
 def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
-    watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
-    payload = payload_zip()
     settings = {
         **wish.settings,
         # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
@@ -191,6 +215,12 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
         "user_site": not wish.in_container,
     }
     words = ("--tests", TESTS, "--settings", json.dumps(settings), "--limit", f"{limit_s - 2:.0f}")
+    return _sent(MAIN, limit_s, *words)
+
+
+def _sent(main: str, limit_s: float, *words: str) -> Program:
+    watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
+    payload = payload_zip(main)
     lengths = (str(len(watchdog)), str(len(payload)))
     return Program(START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
 
@@ -226,4 +256,6 @@ def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:
         "container": run.container.model_dump(mode="json") if run.container else None,
         "simulated": run.node.simulated,
     }
-    return [{**record, **common} for record in (*run.output.records, own.model_dump(by_alias=True, mode="json"))]
+    launchers = [own] if run.defaults is None else [run.defaults, own]
+    records = (*run.output.records, *(record.model_dump(by_alias=True, mode="json") for record in launchers))
+    return [{**record, **common} for record in records]

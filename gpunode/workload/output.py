@@ -10,6 +10,8 @@ MAX_BYTES = 4 * 1024 * 1024
 MAX_STDERR_BYTES = 64 * 1024 * 1024
 LAUNCHERS = "container"
 """The record that tells whether a run came to its end: the launcher's to write, and nobody's inside."""
+DEFAULTS = "defaults.limits"
+"""The limits that the engine gives to whoever asks for none: the launcher's to write as well."""
 _KEPT_STDERR = 4 * 1024
 
 
@@ -64,7 +66,7 @@ class Output:
             self.ended = str(record.get("ended"))
             code = record.get("exit_code")
             self.exit_code = code if isinstance(code, int) else None
-        elif record["record"] != LAUNCHERS:
+        elif record["record"] not in (LAUNCHERS, DEFAULTS):
             self.records.append(record)
 
     @property

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH102, PTH118, PTH123, S606
+# ruff: noqa: PTH102, PTH110, PTH118, PTH123, S606
 """Runs the payload where it is measured: as PID 1 of a container, or as a process of the node. Python 3.8, alone.
 
 The launcher sends this text with the payload over stdin and leaves that open: its end tells that the launcher has gone,
@@ -15,11 +15,53 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 
 LOOK_S = 0.2
+COMPAT = "/usr/local/cuda/compat/lib.real"
+"""Where NVIDIA's images keep the libraries of forward compatibility, out of the linker's way."""
+COMPAT_S = 60
+
+
+def enable_compat(limit_s: float) -> None:
+    """Do what the entrypoint of NVIDIA's images does, which does not run here: it links the libraries of forward
+    compatibility into the linker's path where the driver is older than the image's CUDA and they work with it.
+
+    The entrypoint writes into the image; the environment of what is started here serves as well.
+    """
+    if not os.path.exists(os.path.join(COMPAT, "libcuda.so.1")):
+        return
+    compat = cuda_version(os.path.join(COMPAT, "libcuda.so.1"), limit_s)
+    if compat > cuda_version("libcuda.so.1", limit_s):
+        known = os.environ.get("LD_LIBRARY_PATH")
+        os.environ["LD_LIBRARY_PATH"] = COMPAT + (":" + known if known else "")
+
+
+def cuda_version(library: str, limit_s: float) -> int:
+    """Return what a libcuda says that it runs (12080 is 12.8); 0 where it does not start here. Asked in a child, for
+    a library is never unloaded."""
+    text = (
+        "import ctypes, sys\n"
+        "cuda, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int()\n"
+        "ok = cuda.cuInit(0) == 0 and cuda.cuDriverGetVersion(ctypes.byref(version)) == 0\n"
+        "print(version.value if ok else 0)\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", text, library],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=min(limit_s, COMPAT_S),
+            check=False,
+            start_new_session=True,
+        )
+        return int(done.stdout or b"0")
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
 
 
 def watch(payload: bytes, arguments: list[str], limit_s: float) -> None:
@@ -28,6 +70,8 @@ def watch(payload: bytes, arguments: list[str], limit_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         # PID 1 is sent no signal that it does not ask for.
         signal.signal(number, lambda number, _: stopped.append(number))
+    ends = time.monotonic() + limit_s
+    enable_compat(limit_s)
     folder = tempfile.mkdtemp(prefix="gpunode-")
     try:
         program = os.path.join(folder, "payload.pyz")
@@ -35,7 +79,7 @@ def watch(payload: bytes, arguments: list[str], limit_s: float) -> None:
             stream.write(payload)
         scratch = os.path.join(folder, "scratch")
         os.mkdir(scratch)
-        ended, code = _run([sys.executable, "-I", "-B", program, *arguments], scratch, limit_s, stopped)
+        ended, code = _run([sys.executable, "-I", "-B", program, *arguments], scratch, ends - time.monotonic(), stopped)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -69,7 +113,7 @@ def _become(argv: list[str], scratch: str, limit_s: float) -> None:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(scratch)
-        os.execve(argv[0], argv, dict(os.environ, HOME=scratch, TMPDIR=scratch, GPUNODE_LIMIT_S=str(int(limit_s))))
+        os.execve(argv[0], argv, dict(os.environ, HOME=scratch, TMPDIR=scratch, GPUNODE_LIMIT_S=str(round(limit_s))))
     except BaseException as err:
         os.write(2, f"{argv[0]}: {err}\n".encode())
     finally:

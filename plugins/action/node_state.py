@@ -16,5 +16,10 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         """Run the action."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         self.begin(task_vars)
-        self.state(fresh=True)
-        return {**result, "changed": False, "host": self.host}
+        documents = bool(self._task.args.get("documents"))
+        state = self.state(fresh=not documents)
+        result |= {"changed": False, "host": self.host, "_ansible_verbose_override": True}
+        if not documents:
+            return result
+        parts = {"node": state.facts, "apt": state.apt, "dnf": state.dnf}
+        return result | {name: part.model_dump(mode="json") if part else None for name, part in parts.items()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.gpunode.node.plugins.plugin_utils.controller import PLANS, GpunodeAction
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import PLANS, GpunodeAction, planned_of
 
 try:
     from gpunode.errors import GpunodeError
@@ -18,6 +19,7 @@ try:
 except ImportError:
     pass  # GpunodeAction.begin reports it
 
+GATE = "preflight"
 ROUNDS = 5
 """How often a plan may ask the node before it is complete."""
 
@@ -34,13 +36,20 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         role = str(self._task.args.get("role", ""))
         if role not in PLANS:
             raise AnsibleActionFail(f"role: {role or 'nothing'} has no plan; there are {', '.join(sorted(PLANS))}")
-        manifest = self.planned(role, plain(self._task.args.get("settings") or {}))
-        if manifest.refusals:
-            lines = "\n  - ".join(["refused, nothing was changed:", *map(printable, manifest.refusals)])
-            raise AnsibleActionFail(lines)
+        extra = plain(self._task.args.get("settings") or {})
+        if role != GATE and self.context(role, extra).settings_of(role).get("state") != "absent":
+            self.refuse_unfit()
+        manifest = self.planned(role, extra)
+        self.refuse(manifest)
+        if role == GATE:
+            self.node.keep("fit", "")
         self.remember_reboot(role, manifest)
         due = manifest.due or self.context(role).force
-        if due and not self._task.check_mode:
+        if due and self._task.check_mode:
+            # Previews of the roles to come count with these files.
+            before = self.node.read("planned")
+            self.node.keep("planned", json.dumps(planned_of(before, {"files": manifest.apt_files})))
+        elif due:
             # What follows changes the node: the next plan looks again.
             self.node.forget("state")
         result["ansible_facts"] = {"gpunode_restart_required": self.restarts(role, manifest)}
@@ -54,6 +63,19 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             "manifest": manifest.model_dump(mode="json"),
             "_ansible_verbose_override": True,
         }
+
+    def refuse(self, manifest: Manifest) -> None:
+        """Fail with all reasons why the node must not be changed."""
+        if manifest.refusals:
+            raise AnsibleActionFail(
+                "\n  - ".join(["refused, nothing was changed:", *map(printable, manifest.refusals)])
+            )
+
+    def refuse_unfit(self) -> None:
+        """Fail where preflight refuses the node; a role that is used alone has nobody else who asks."""
+        if GATE in PLANS and self.node.text("fit", math.inf) is None:
+            self.refuse(self.planned(GATE, {}))
+            self.node.keep("fit", "")
 
     def planned(self, role: str, extra: dict[str, Any]) -> Manifest:
         """Return the complete manifest: the plan is computed again with the answers to what it asks."""

@@ -335,7 +335,11 @@ def finish_interrupted(question):
     """
     cut = DPKG_UPDATES.is_dir() and any(path.name.isdigit() for path in DPKG_UPDATES.iterdir())
     ours = {*names_in(JOURNAL), *(entry.partition("=")[0] for entry in question["install"])}
-    half = sorted(name for name, row in database().items() if not row[1] and (cut or name in ours))
+    half = sorted(
+        name
+        for name, row in database().items()
+        if not row[1] and (cut or name in ours or matches(name, question["hold"]))
+    )
     if cut or half:
         argv = ["dpkg", "--configure", "--pending", "--force-confdef", "--force-confold"]
         with suppress(AptError), services_left_alone():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import grp
 import hashlib
 import os
@@ -77,6 +78,14 @@ def content_of(path: str, found: os.stat_result | None) -> bytes | None:
     return Path(path).read_bytes() if found is not None and stat.S_ISREG(found.st_mode) else None
 
 
+def bytes_of(file: dict[str, Any]) -> bytes | None:
+    """Return the bytes that a file has to have; None where it must not exist."""
+    text: str | None = file["content"]
+    if text is None:
+        return None
+    return base64.b64decode(text) if file.get("encoding") == "base64" else text.encode()
+
+
 def differs(file: dict[str, Any]) -> bool:
     """Return whether a file is not as it has to be."""
     found = there(file["path"])
@@ -84,8 +93,8 @@ def differs(file: dict[str, Any]) -> bool:
         return (file["content"] is None) != (found is None)
     if not stat.S_ISREG(found.st_mode) or attributes(found) != wanted_attributes(file):
         return True
-    data = file["content"].encode()
-    return found.st_size != len(data) or content_of(file["path"], found) != data
+    data = bytes_of(file)
+    return data is None or found.st_size != len(data) or content_of(file["path"], found) != data
 
 
 def refuse_foreign(file: dict[str, Any]) -> None:
@@ -106,7 +115,7 @@ def validate(file: dict[str, Any]) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="gpunode-") as folder:
         draft = Path(folder) / Path(file["path"]).name
-        draft.write_text(file["content"], encoding="utf-8")
+        draft.write_bytes(bytes_of(file) or b"")
         argv = [word.replace("%s", str(draft)) for word in file["validate_with"]]
         try:
             done = subprocess.run(
@@ -122,7 +131,7 @@ def validate(file: dict[str, Any]) -> None:
 def difference(file: dict[str, Any]) -> dict[str, Any]:
     """Return the diff of a file as Ansible prints it: its attributes are lines above the content."""
     found = there(file["path"])
-    now, later = content_of(file["path"], found), None if file["content"] is None else file["content"].encode()
+    now, later = content_of(file["path"], found), bytes_of(file)
     texts = []
     for data in (now, later):
         text = "" if data is None else data.decode("utf-8", "replace")
@@ -150,7 +159,7 @@ def write(file: dict[str, Any]) -> None:
     number, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".gpunode", dir=path.parent)
     try:
         with os.fdopen(number, "wb") as out:
-            out.write(file["content"].encode())
+            out.write(bytes_of(file) or b"")
             os.fchown(out.fileno(), _uid(file["owner"]), _gid(file["group"]))
             os.fchmod(out.fileno(), int(file["mode"], 8))
             out.flush()

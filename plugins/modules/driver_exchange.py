@@ -1,4 +1,3 @@
-#!/usr/bin/python
 # Copyright: The gpunode maintainers
 # SPDX-License-Identifier: Apache-2.0
 """Exchange the loaded kernel modules of the NVIDIA driver for the installed ones."""

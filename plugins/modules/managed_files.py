@@ -25,6 +25,11 @@ options:
       content:
         description: Text of the file. Without it the file is removed.
         type: str
+      encoding:
+        description: How O(files[].content) stands for the bytes of the file.
+        type: str
+        choices: [utf-8, base64]
+        default: utf-8
       mode:
         description: Mode in octal digits.
         type: str
@@ -119,6 +124,7 @@ from ansible_collections.gpunode.node.plugins.module_utils.managed import Refuse
 FILE = {
     "path": {"type": "str", "required": True},
     "content": {"type": "str"},
+    "encoding": {"type": "str", "choices": ["utf-8", "base64"], "default": "utf-8"},
     "mode": {"type": "str", "default": "0644"},
     "owner": {"type": "str", "default": "root"},
     "group": {"type": "str", "default": "root"},

@@ -14,7 +14,7 @@ options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, repository_key, old_keys, signing_key]
+    choices: [apt_preview, dnf_preview, repository_key, signing_key]
     required: true
   question:
     description: The question.
@@ -32,9 +32,10 @@ author:
 """
 
 EXAMPLES = r"""
-- name: List keyrings in which apt trusts NVIDIA's keys for every repository
+- name: Fetch and verify the key of a repository
   gpunode.node.node_question:
-    kind: old_keys
+    kind: repository_key
+    question: "{{ question }}"
   become: true
 """
 
@@ -54,7 +55,6 @@ from ansible.module_utils.common.respawn import has_respawned, probe_interpreter
 from ansible_collections.gpunode.node.plugins.module_utils import (
     apt_preview,
     dnf_transaction,
-    old_keys,
     repository_key,
     signing_key,
 )
@@ -69,7 +69,7 @@ def main() -> None:
         argument_spec={
             "kind": {
                 "type": "str",
-                "choices": ["apt_preview", "dnf_preview", "repository_key", "old_keys", "signing_key"],
+                "choices": ["apt_preview", "dnf_preview", "repository_key", "signing_key"],
                 "required": True,
             },
             "question": {"type": "dict", "default": {}},
@@ -91,7 +91,6 @@ def main() -> None:
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
         "repository_key": repository_key.answered,
         "signing_key": signing_key.answered,
-        "old_keys": lambda _: {"files": old_keys.found(change=False)},
     }
     module.exit_json(changed=False, answer=json.dumps(answers[kind](question)))
 

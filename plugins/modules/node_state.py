@@ -20,6 +20,10 @@ options:
     description: How long to wait, in seconds, for another package manager to finish.
     type: int
     default: 900
+  documents:
+    description: Return what is known as documents, without a new look where one is known.
+    type: bool
+    default: false
   probe:
     description: Source text of the probe. The action plugin hands it in.
     type: str
@@ -74,7 +78,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpunode.node.plugins.module_utils import apt_state, dnf_state, engine_state, files_state
+from ansible_collections.gpunode.node.plugins.module_utils import (
+    apt_state,
+    dnf_state,
+    engine_state,
+    files_state,
+    old_keys,
+)
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
 PROBE_LIMIT_S = 150
@@ -116,6 +126,8 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
         said = errors.decode("utf-8", "replace").strip().splitlines()
         raise OSError(f"the probe ended with status {probe.returncode}: {said[-1] if said else 'no message'}")
     found["bundle"] = output.decode("utf-8", "replace")
+    if package_state is apt_state and packages is not None:
+        packages["old_keys"] = old_keys.remainders()
     found["apt"], found["dnf"] = (None, packages) if package_state is dnf_state else (packages, None)
     return found
 
@@ -125,6 +137,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "lock_wait_s": {"type": "int", "default": 900},
+            "documents": {"type": "bool", "default": False},
             "probe": {"type": "str"},
             "paths": {"type": "list", "elements": "str", "default": []},
             "globs": {"type": "list", "elements": "str", "default": []},

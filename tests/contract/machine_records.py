@@ -33,7 +33,7 @@ CONTAINER = {"image": "registry.example/validator:1", "engine": "docker 28.5.1",
 
 
 def records(machine: Machine) -> list[Document]:
-    """All records of ``--tests versions,frameworks``, the launcher's own first."""
+    """All records of ``--tests versions,gpus,frameworks``, the launcher's own first."""
     capability = CAPABILITY[machine.model.architecture]
     new = machine.driver > "580"
     driver_cuda = "13.0" if new else "12.2"
@@ -48,11 +48,15 @@ def records(machine: Machine) -> list[Document]:
         }
         for index, gpu in enumerate(machine.gpus)
     ]
+    managed = [{**gpu, "result": 0, "memory_used_mib": 4, "mig_mode": False} for gpu in inside]
     number = len(inside)
     build = OF_CUDA_13 if new else OF_CUDA_12
-    ok = {"max_error": 0.0}
     found = [
-        record("container", {"complete": True, "gpus": number, "busy": []}, seconds=64.2),
+        record(
+            "container",
+            {"complete": True, "gpus": number, "busy": [], "uuids": [gpu["uuid"] for gpu in inside]},
+            seconds=64.2,
+        ),
         record(
             "versions.system",
             {
@@ -78,6 +82,17 @@ def records(machine: Machine) -> list[Document]:
             device="cpu",
         ),
         record(
+            "defaults.limits",  # an engine that is set for training: default-shm-size, default-ulimits
+            {
+                "shm_bytes": 4 * 2**30,
+                "memlock_bytes": -1,
+                "stack_bytes": 8 * 2**20,
+                "nofile": 1048576,
+                "cpus": machine.cores,
+            },
+            device="cpu",
+        ),
+        record(
             "versions.nvml",
             {
                 "library": f"/usr/lib/libnvidia-ml.so.{machine.driver}",
@@ -85,7 +100,7 @@ def records(machine: Machine) -> list[Document]:
                 "driver_version": machine.driver,
                 "cuda_version": driver_cuda,
                 "count": number,
-                "gpus": inside,
+                "gpus": managed,
             },
         ),
         record(
@@ -103,26 +118,55 @@ def records(machine: Machine) -> list[Document]:
         record("versions.torch", {**build, "available": True, "count": number, "gpus": inside}),
     ]
     for gpu in inside:
-        found.append(
-            record("frameworks.tensor", {**gpu, "allocated_bytes": 786432, **ok}, component=f"cuda:{gpu['index']}")
-        )
+        found += of_one(machine, gpu, build)
     found += [
-        record("frameworks.amp", {"dtype": "bfloat16", "losses": [2.106, 2.062, 2.025, 1.993]}),
         record("frameworks.compile", {"compute_capability": capability, "compile_seconds": 11.2, "max_error": 1e-5}),
-        record("frameworks.cudnn", {"cudnn": build["cudnn"], "enabled": True, "max_error": 1e-5}),
         record("frameworks.dataloader", {"workers": 2, "batches": 16, "pinned": True, "samples_per_second": 9040.9}),
-        record(
-            "frameworks.memory",
-            {
-                "total_mib": machine.model.memory_mib - 512,
-                "free_mib": machine.model.memory_mib - 1024,
-                "peak_mib": 512,
-                "reserved_mib": 640,
-                "fragmentation_percent": 40.0,
-            },
-        ),
+        *of_all(inside),
     ]
     return found + (others(number) if new else others_absent())
+
+
+def of_one(machine: Machine, gpu: dict[str, Any], build: dict[str, Any]) -> list[Document]:
+    """What every GPU runs in a process of its own."""
+    own = {key: gpu[key] for key in ("index", "uuid", "name")} | {"gpu_uuid": gpu["uuid"]}
+    component = f"cuda:{gpu['index']}"
+    capability = gpu["compute_capability"]
+    total = machine.model.memory_mib - 512
+    parts: dict[str, dict[str, Any]] = {
+        "gpus.kernel": {**gpu, "elements": 1048576, "wrong": 0, "jit_seconds": 0.031},
+        "frameworks.tensor": {**gpu, "allocated_bytes": 786432, "max_error": 0.0},
+        "frameworks.amp": {"dtype": "bfloat16", "losses": [2.106, 2.062, 2.025, 1.993]},
+        "frameworks.matmul": {"dtype": "bfloat16", "size": 8192, "rounds": 5, "wrong": 0, "seconds": 0.0021},
+        "frameworks.cudnn": {"cudnn": build["cudnn"], "enabled": True, "max_error": 1e-5},
+        "frameworks.memory": {
+            "total_mib": total,
+            "free_mib": total - 512,
+            "tested_mib": total * 7 // 8,
+            "wrong": 0,
+            "peak_mib": total * 7 // 8,
+            "reserved_mib": total * 7 // 8,
+        },
+    }
+    found = [record(name, {**own, **values}, component=component) for name, values in parts.items()]
+    if float(capability) >= 8.9:
+        return [*found, record("frameworks.fp8", {**own, "wrong": 0}, component=component)]
+    reason = f"compute capability {capability}, FP8 begins with 8.9"
+    return [*found, record("frameworks.fp8", own, device="cpu", component=component) | {"skipped": reason}]
+
+
+def of_all(inside: list[dict[str, Any]]) -> list[Document]:
+    """What all GPUs do together."""
+    number = len(inside)
+    names = ("frameworks.p2p", "frameworks.collective")
+    if number < 2:
+        return [record(name, {}, device="cpu") | {"skipped": "there is one GPU alone"} for name in names]
+    access = [[True] * number for _ in range(number)]
+    reduced = {"backend": "nccl", "ranks": number, "wrong": 0, "seconds": 0.0008, "transports": {"P2P/CUMEM": 32}}
+    return [
+        record(names[0], {"uuids": [gpu["uuid"] for gpu in inside], "access": access, "wrong": []}),
+        record(names[1], {**reduced, "nvls": False, "warning": None}),
+    ]
 
 
 def others(number: int) -> list[Document]:
@@ -165,6 +209,7 @@ def record(
         "values": values,
         "error": None,
         "skipped": None,
+        "undetermined": None,
         "container": CONTAINER,
         "simulated": True,
     }

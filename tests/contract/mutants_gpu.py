@@ -164,7 +164,6 @@ MUTANTS = [
         "MIG on where the site wants it off",
         hgx,
         [tag("current_mig", "Disabled", "Enabled"), tag("pending_mig", "Disabled", "Enabled")],
-        skips=("container.gpus",),
         expect=Expectation(mig=False),
     ),
     Mutant("gpu.mig", "a change waits for a reset", hgx, [tag("pending_mig", "Disabled", "Enabled")], becomes=WARN),

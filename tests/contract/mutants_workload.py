@@ -36,12 +36,32 @@ def alone(base: Base, record: str, key: str, text: str) -> list[Edit]:
     return [Edit(("results",), None, [{**only, "values": {}, key: text}])]
 
 
+def not_known(base: Base, record: str, reason: str) -> list[Edit]:
+    """The part has no result, and that is nobody's fault here."""
+    document = base()
+    return [result(document, record, "undetermined", new=reason), result(document, record, "values", new={})]
+
+
+def without_torch(base: Base) -> list[Edit]:
+    """The image has TensorFlow alone."""
+    gone = {"values": {}, "device": "cpu", "skipped": "PyTorch is not in the image"}
+    ours = {*OF_TORCH, "frameworks.fp8", "frameworks.p2p", "frameworks.collective"}
+    return [Edit(("results",), None, [one | gone if one["record"] in ours else one for one in base()["results"]])]
+
+
+def without(base: Base, record: str, component: str) -> list[Edit]:
+    """The record of one device is not there."""
+    kept = [one for one in base()["results"] if (one["record"], one["component"]) != (record, component)]
+    return [Edit(("results",), None, kept)]
+
+
 ON_GPU = (
     "framework.amp",
     "framework.compile",
     "framework.cudnn",
     "framework.cudnn-version",
     "framework.dataloader",
+    "framework.matmul",
     "framework.memory",
     "framework.nccl-version",
     "framework.tensor",
@@ -50,7 +70,7 @@ ON_GPU = (
 
 OF_TORCH = (
     "versions.torch",
-    *(f"frameworks.{part}" for part in ("tensor", "amp", "compile", "cudnn", "dataloader", "memory")),
+    *(f"frameworks.{part}" for part in ("tensor", "amp", "matmul", "compile", "cudnn", "dataloader", "memory")),
 )
 
 
@@ -80,6 +100,50 @@ MUTANTS = [
     Mutant("container.runs", "nobody saw its end", t4, value(t4, "container", "complete", new=None), becomes=ERROR),
     Mutant("container.gpus", "CUDA counts one less", hgx, value(hgx, "versions.cuda", "count", new=7)),
     Mutant("container.gpus", "PyTorch counts none", t4, on_the_processor(t4), skips=ON_GPU),
+    Mutant(
+        "container.gpus",
+        "a build for CUDA uses none of the GPUs that CUDA counts",
+        t4,
+        [
+            *value(t4, "versions.torch", "available", new=False),
+            *value(t4, "versions.torch", "unavailable", new="RuntimeError: CUDA unknown error"),
+            *(edit for part in OF_TORCH[1:] for edit in broke(t4, part, "PyTorch 2.5.1 (CUDA 12.1) finds no GPU")),
+        ],
+        skips=tuple(check for check in ON_GPU if not check.endswith("-version")),
+    ),
+    Mutant(
+        "container.gpus",
+        "another GPU than the one that was handed in",
+        hgx,
+        value(hgx, "versions.nvml", "gpus", 3, "uuid", new="GPU-somebody-else"),
+    ),
+    Mutant(
+        "container.gpus",
+        "a GPU that is lost",
+        hgx,
+        [
+            *value(hgx, "versions.nvml", "gpus", 3, "result", new=15),
+            *value(hgx, "versions.nvml", "gpus", 3, "result_name", new="GPU is lost"),
+        ],
+    ),
+    Mutant(
+        "container.gpus",
+        "MIG inside, and none outside",
+        hgx,
+        [
+            *value(hgx, "versions.nvml", "gpus", 3, "mig_mode", new=True),
+            *value(hgx, "versions.nvml", "gpus", 3, "mig_devices", new=[{"index": 0, "uuid": "MIG-0"}]),
+        ],
+    ),
+    Mutant("container.compute", "wrong by one element", hgx, value(hgx, "gpus.kernel", "wrong", new=1)),
+    Mutant("container.compute", "nothing computed on one of them", hgx, without(hgx, "gpus.kernel", "cuda:3")),
+    Mutant(
+        "container.compute",
+        "another process took the GPU",
+        t4,
+        not_known(t4, "gpus.kernel", "another process has started on it: 9000 MiB are in use"),
+        becomes=ERROR,
+    ),
     Mutant("container.gpus", "fewer than given", hgx, value(hgx, "container", "gpus", new=9)),
     Mutant(
         "container.gpus",
@@ -182,7 +246,11 @@ MUTANTS = [
         becomes=WARN,
     ),
     Mutant(
-        "container.cuda", "the image's is above the driver's", t4, value(t4, "versions.system", "cuda", new="13.0.2")
+        "container.cuda",
+        "the image's is above the driver's, and it has no PyTorch",
+        hgx,
+        [*without_torch(hgx), *value(hgx, "versions.system", "cuda", new="14.0.2")],
+        skips=(*ON_GPU, "framework.wheel", "framework.fp8", "framework.p2p", "framework.collective"),
     ),
     Mutant(
         "container.cuda",
@@ -195,30 +263,25 @@ MUTANTS = [
         "container.cuda",
         "a newer minor of the same major",
         hgx,
-        value(hgx, "versions.system", "cuda", new="13.2.1"),
+        value(hgx, "versions.torch", "cuda", new="13.2"),
         becomes=WARN,
     ),
-    Mutant("container.shm", "Docker's default", t4, value(t4, "versions.limits", "shm_bytes", new=64 * 2**20)),
     Mutant(
         "container.shm",
-        "so small that the DataLoader dies",
-        hgx,
-        [
-            *value(hgx, "versions.limits", "shm_bytes", new=64 * 2**20),
-            *broke(hgx, "frameworks.dataloader", "DataLoader worker (pid 44) is killed by signal: Bus error"),
-        ],
-        skips=("framework.dataloader",),
-    ),
-    Mutant("container.memlock", "limited, with RDMA", hgx, value(hgx, "versions.limits", "memlock_bytes", new=65536)),
-    Mutant(
-        "container.memlock",
-        "limited, without RDMA",
+        "Docker's default",
         t4,
-        value(t4, "versions.limits", "memlock_bytes", new=65536),
+        value(t4, "defaults.limits", "shm_bytes", new=64 * 2**20),
         becomes=WARN,
     ),
-    Mutant("container.stack", "unlimited", t4, value(t4, "versions.limits", "stack_bytes", new=-1), becomes=WARN),
-    Mutant("container.stack", "small", t4, value(t4, "versions.limits", "stack_bytes", new=65536), becomes=WARN),
+    Mutant(
+        "container.memlock",
+        "limited, with RDMA",
+        hgx,
+        value(hgx, "defaults.limits", "memlock_bytes", new=65536),
+        becomes=WARN,
+    ),
+    Mutant("container.stack", "unlimited", t4, value(t4, "defaults.limits", "stack_bytes", new=-1), becomes=WARN),
+    Mutant("container.stack", "small", t4, value(t4, "defaults.limits", "stack_bytes", new=65536), becomes=WARN),
     Mutant(
         "framework.wheel",
         "no code for Blackwell, and so nothing runs",
@@ -233,7 +296,6 @@ MUTANTS = [
                 )
             ),
         ],
-        skips=("framework.amp", "framework.cudnn"),
     ),
     Mutant(
         "framework.wheel",
@@ -257,7 +319,8 @@ MUTANTS = [
         "framework.wheel",
         "PyTorch does not load",
         t4,
-        broke(t4, "versions.torch", "OSError: libcublas.so.12: cannot open shared object file"),
+        not_known(t4, "versions.torch", "PyTorch cannot be imported: OSError: libcublas.so.12: cannot open"),
+        becomes=ERROR,
         skips=("framework.cudnn-version", "framework.nccl-version"),
     ),
     Mutant(
@@ -282,7 +345,36 @@ MUTANTS = [
     Mutant("framework.tensor", "hangs", t4, broke(t4, "frameworks.tensor", "did not come back within 180 s")),
     Mutant("framework.amp", "the loss is no number", t4, value(t4, "frameworks.amp", "losses", 2, new=None)),
     Mutant("framework.amp", "the loss grows", t4, value(t4, "frameworks.amp", "losses", 3, new=9.0)),
-    Mutant("framework.compile", "no compiler", t4, broke(t4, "frameworks.compile", "Failed to find C compiler")),
+    Mutant(
+        "framework.amp",
+        "no time was left for it",
+        t4,
+        not_known(t4, "frameworks.amp", "not run: the 900 s for all are used up"),
+        becomes=ERROR,
+    ),
+    Mutant("framework.matmul", "one element wrong", hgx, value(hgx, "frameworks.matmul", "wrong", new=1)),
+    Mutant("framework.fp8", "one element wrong", hgx, value(hgx, "frameworks.fp8", "wrong", new=1)),
+    Mutant("framework.p2p", "a copy arrives wrong", hgx, value(hgx, "frameworks.p2p", "wrong", new=[[0, 3]])),
+    Mutant(
+        "framework.p2p",
+        "not between two that nvidia-smi lets",
+        hgx,
+        value(hgx, "frameworks.p2p", "access", 0, 1, new=False),
+        becomes=WARN,
+    ),
+    Mutant("framework.collective", "a sum is wrong", hgx, value(hgx, "frameworks.collective", "wrong", new=1)),
+    Mutant(
+        "framework.collective",
+        "a rank falls",
+        hgx,
+        broke(hgx, "frameworks.collective", "rank 3 of 8: DistBackendError: NCCL error: unhandled cuda error"),
+    ),
+    Mutant(
+        "framework.compile",
+        "no Triton",
+        t4,
+        broke(t4, "frameworks.compile", "Cannot find a working triton installation"),
+    ),
     Mutant("framework.compile", "another result", t4, value(t4, "frameworks.compile", "max_error", new=0.5)),
     Mutant("framework.cudnn", "another result", t4, value(t4, "frameworks.cudnn", "max_error", new=0.5)),
     Mutant("framework.cudnn", "switched off", t4, value(t4, "frameworks.cudnn", "enabled", new=False)),
@@ -294,6 +386,7 @@ MUTANTS = [
         broke(t4, "frameworks.dataloader", "RuntimeError: DataLoader worker (pid 44) exited unexpectedly"),
     ),
     Mutant("framework.memory", "a part is gone", t4, value(t4, "frameworks.memory", "total_mib", new=7000)),
+    Mutant("framework.memory", "words come back wrong", t4, value(t4, "frameworks.memory", "wrong", new=3)),
     Mutant("framework.memory", "nothing is counted", t4, value(t4, "frameworks.memory", "peak_mib", new=0)),
     Mutant("framework.tensorflow", "no GPU", hgx, [REAL, *value(hgx, "frameworks.tensorflow", "count", new=0)]),
     Mutant("framework.tensorflow", "all memory", hgx, value(hgx, "frameworks.tensorflow", "memory_growth", new=False)),
@@ -306,18 +399,22 @@ MUTANTS = [
 RECORD = {
     "container.runs": "container",
     "container.gpus": "versions.nvml",
+    "container.compute": "gpus.kernel",
     "container.library": "versions.system",
     "container.forward-compat": "versions.cuda",
     "container.cuda": "versions.system",
-    "container.shm": "versions.limits",
-    "container.memlock": "versions.limits",
-    "container.stack": "versions.limits",
+    "container.shm": "defaults.limits",
+    "container.memlock": "defaults.limits",
+    "container.stack": "defaults.limits",
     "framework.wheel": "versions.torch",
     "framework.cudnn-version": "versions.torch",
     "framework.nccl-version": "versions.torch",
     **{
         f"framework.{part}": f"frameworks.{part}"
-        for part in ("tensor", "amp", "compile", "cudnn", "dataloader", "memory", "tensorflow", "dali")
+        for part in (
+            *("tensor", "amp", "matmul", "fp8", "compile", "cudnn", "dataloader", "memory", "p2p", "collective"),
+            *("tensorflow", "dali"),
+        )
     },
 }
 MISSING: Missing = {
@@ -332,4 +429,4 @@ MISSING: Missing = {
 }
 for check in ("container.shm", "container.memlock", "container.stack"):
     key = check.partition(".")[2] + "_bytes"
-    MISSING[check].append((t4, value(t4, "versions.limits", key, new=None)))
+    MISSING[check].append((t4, value(t4, "defaults.limits", key, new=None)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checks_table import PAGE, page
 
 from gpunode.catalog import load
 from gpunode.checks import registry
@@ -143,3 +144,8 @@ def test_every_threshold_of_a_module_is_declared_by_a_check() -> None:
     for path in sorted(CHECKS.glob("*.py")):
         for name in re.findall(r'= Threshold\(\s*"([^"]+)"', path.read_text(encoding="utf-8")):
             assert name in registry.thresholds, f"{path.name}: {name}"
+
+
+def test_the_table_of_checks_is_what_they_declare() -> None:
+    regenerate = "out of date: .venv/bin/python tests/contract/checks_table.py"
+    assert PAGE.read_text(encoding="utf-8") == page(), regenerate

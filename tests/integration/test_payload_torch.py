@@ -31,7 +31,7 @@ PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
 
 
-def run(archive: Path, tests: str = "versions,frameworks", shm: str | None = None) -> dict[str, Record]:
+def run(archive: Path, tests: str = "versions,gpus,frameworks", shm: str | None = None) -> dict[str, Record]:
     """All records by name; with ``shm`` under a /dev/shm of that size."""
     command = [str(PYTHON), str(archive), "--tests", tests, "--settings", json.dumps(payload_settings())]
     if shm is not None:

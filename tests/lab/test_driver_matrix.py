@@ -5,24 +5,27 @@ GPUNODE_TEST_DRIVER_SYSTEMS names the systems, comma between them, or all: each 
 """
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playbook_runs import Run, Site
 
 from gpunode.lab import Lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
 
 SYSTEMS = {
     # hardware, first branch, the others in the order in which the node is moved to them
     "ubuntu-22.04": ("t4-1", "570", ("580", "595", "610", "580")),
-    "ubuntu-24.04": ("hgx-h100-8", "595", ("610", "580", "570")),
+    "ubuntu-24.04": ("hgx-h100-8", "570", ("580", "595", "610", "595", "580", "570")),
     "ubuntu-26.04": ("l40s-4", "595", ("610", "595")),
     "debian-12": ("l40s-4", "595", ("610", "580")),
     "debian-13": ("hgx-h100-8", "580", ("595", "610")),
 }
 TOO_OLD_DKMS = ("ubuntu-22.04", "ubuntu-24.04", "debian-12")
+VERSION_OF = "dpkg-query -W -f '${{Version}}' {}"
 PARTS = [f"nvidia_{role}_{part}" for role in ("repository", "driver") for part in ("install", "configure", "service")]
 
 
@@ -72,11 +75,17 @@ def assert_whole(site: Site, system: str, branch: str) -> None:
 
 @pytest.fixture(scope="module")
 def installed(site: Site, system: str) -> Run:
+    """The first run; an Ubuntu has libxnvctrl0 before, which hwloc brings and which is no driver."""
+    if system.startswith("ubuntu"):
+        site.sh("apt-get --quiet update && apt-get --quiet --yes install libhwloc-plugins")
+        assert site.sh(VERSION_OF.format("libxnvctrl0")).startswith("510.47.03-0ubuntu")
     return to(site, SYSTEMS[system][1])
 
 
 def test_a_bare_node_gets_it(site: Site, system: str, installed: Run) -> None:
     assert_whole(site, system, SYSTEMS[system][1])
+    if system.startswith("ubuntu"):
+        assert site.sh(VERSION_OF.format("libhwloc-plugins"))
 
 
 def test_the_second_run_changes_nothing(site: Site, system: str, installed: Run) -> None:
@@ -95,8 +104,33 @@ def test_every_other_branch_follows_in_one_transaction(site: Site, system: str, 
         assert_whole(site, system, branch)
 
 
-def test_a_library_that_hwloc_brings_is_no_driver_and_dkms_goes_back(site: Site, system: str, installed: Run) -> None:
+def test_a_run_that_is_cut_off_while_dpkg_works_is_finished_by_the_next(
+    site: Site, system: str, installed: Run
+) -> None:
+    branches = SYSTEMS[system][2]
+    branch = next(one for one in branches if one != branches[-1])
+    with ThreadPoolExecutor(1) as pool:
+        cut = pool.submit(site.play, "-e", f"nvidia_driver_version={branch}")
+        deadline = time.monotonic() + 1200
+        while site.sh("pgrep -f '^/usr/bin/dpkg .*--(unpack|configure)' || true") == "":
+            assert not cut.done(), cut.result().output[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        site.node.container.kill()  # as a power cut
+        site.node.restart()
+        assert cut.result().rc != 0
+    assert site.sh("dpkg --audit || true") != ""
+    to(site, branch)
+    assert site.sh("dpkg --audit") == ""
+    assert site.sh("ls /usr/sbin/policy-rc.d 2>/dev/null || true") == ""
+    assert_whole(site, system, branch)
+    assert to(site, branch).recap["changed"] == 0
+
+
+def test_absent_removes_the_driver_and_puts_dkms_back(site: Site, system: str, installed: Run) -> None:
     run = site.play("-e", "nvidia_driver_state=absent", "-e", "nvidia_repository_state=absent")
     assert run.rc == 0, run.output[-4000:]
     assert site.held() == set()
     assert not [line for line in site.packages() if line.startswith(("nvidia-", "libnvidia-", "dkms 1:"))]
+    if system.startswith("ubuntu"):
+        assert site.sh(VERSION_OF.format("libhwloc-plugins"))

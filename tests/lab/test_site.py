@@ -280,7 +280,18 @@ def test_a_reboot_is_for_other_machines_than_the_controller(site: Site) -> None:
     kept = site.play(*due, "-e", "gpunode_reboot=never", playbook="reboot.yml")
     assert not kept.changed
     assert "a reboot is due: said-by-a-test (gpunode_reboot: never)" in kept.output
-    local = ("-i", "localhost,", "-l", "localhost", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}")
+    local = (
+        "-e",
+        "gpunode_hosts=all",
+        "-i",
+        "localhost,",
+        "-l",
+        "localhost",
+        "-c",
+        "local",
+        "-e",
+        f"ansible_python_interpreter={sys.executable}",
+    )
     here = site.play(*due, *local, playbook="reboot.yml")
     assert here.rc == 0, here.output
     assert not here.changed

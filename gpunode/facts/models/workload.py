@@ -75,6 +75,7 @@ class Values(Fact):
 
 AnyValues = TypeVar("AnyValues", bound=Values)
 Text = Annotated[str, Field(max_length=500)]
+Limit = Annotated[int, Field(ge=-1)]
 
 
 def values_of(record: Record, kind: type[AnyValues]) -> AnyValues | str:
@@ -116,13 +117,13 @@ class SystemValues(Values):
 
 
 class LimitValues(Values):
-    """``versions.limits``. -1 is unlimited."""
+    """``versions.limits``: of the payload's container. ``defaults.limits``: of one that asks for none. -1: no limit."""
 
-    shm_bytes: int | None = None
-    memlock_bytes: int | None = None
-    stack_bytes: int | None = None
-    nofile: int | None = None
-    cpus: int | None = None
+    shm_bytes: Limit | None = None
+    memlock_bytes: Limit | None = None
+    stack_bytes: Limit | None = None
+    nofile: Limit | None = None
+    cpus: Limit | None = None
 
 
 class InsideGpu(Values):
@@ -136,6 +137,29 @@ class InsideGpu(Values):
     memory_mib: int | None = None
 
 
+class MigDevice(Values):
+    """A part of a GPU that computes by itself, as NVML shows it inside."""
+
+    index: int
+    """Of its GPU."""
+    name: Text | None = None
+    uuid: Text | None = None
+    memory_mib: int | None = None
+
+
+class NvmlGpu(InsideGpu):
+    """One GPU as NVML shows it inside."""
+
+    result: int = 0
+    """NVML's return code for its handle: 15 a GPU that is lost."""
+    result_name: Text | None = None
+    memory_used_mib: int | None = None
+    mig_mode: bool | None = None
+    """None: it cannot be divided, or the library does not know of it."""
+    mig_devices: tuple[MigDevice, ...] = ()
+    """Those that this container may use."""
+
+
 class NvmlValues(Values):
     """``versions.nvml``."""
 
@@ -147,7 +171,7 @@ class NvmlValues(Values):
     driver_version: Text | None = None
     cuda_version: Text | None = None
     count: int | None = None
-    gpus: tuple[InsideGpu, ...] = ()
+    gpus: tuple[NvmlGpu, ...] = ()
 
 
 class CudaValues(Values):
@@ -164,7 +188,7 @@ class CudaValues(Values):
     """The newest CUDA that this library runs."""
     count: int | None = None
     forward_compat: bool = False
-    """The library is one of cuda-compat's, not the host's."""
+    """The library is one of cuda-compat's, not the host's: by its folder, or newer than the module and at work."""
     gpus: tuple[InsideGpu, ...] = ()
 
 
@@ -179,7 +203,10 @@ class TorchValues(Values):
     architectures: tuple[Text, ...] = ()
     """What the wheel's kernels were compiled for: ``sm_90``, ``compute_120`` (PTX)."""
     available: bool
+    unavailable: Text | None = None
+    """Why a build for CUDA uses no GPU, in PyTorch's own words."""
     count: int
+    """Before CUDA starts: NVML's count of cards, also where a process has a single MIG device."""
     gpus: tuple[InsideGpu, ...] = ()
 
 
@@ -190,13 +217,39 @@ class TensorflowValues(Values):
     built_with_cuda: bool
     cuda: Text | None = None
     cudnn: Text | None = None
+    architectures: tuple[Text, ...] = ()
+    """What it was compiled for: ``sm_80``, ``compute_90`` (PTX)."""
     count: int
 
 
-class TensorValues(InsideGpu):
-    """``frameworks.tensor``, one a GPU: a product computed there, beside the processor's."""
+class DeviceIdentity(Values):
+    """Which device a record of one GPU or MIG device is about."""
 
-    index: int = 0
+    uuid: Text | None = None
+    """Its own: ``GPU-…``, or ``MIG-…``."""
+    gpu_uuid: Text | None = None
+    """Of the GPU that it is, or is a part of."""
+    mig: int | None = None
+    """Of its GPU; None: the whole GPU."""
+    pci_bus_id: Text | None = None
+
+
+class KernelValues(DeviceIdentity):
+    """``gpus.kernel``, one a device: a kernel that the driver compiled from PTX, and what it computed."""
+
+    name: Text | None = None
+    compute_capability: Annotated[str, Field(pattern=r"^[0-9]{1,2}\.[0-9]$")] | None = None
+    memory_mib: int | None = None
+    elements: int
+    wrong: int
+    """Of the elements."""
+    jit_seconds: float
+
+
+class TensorValues(DeviceIdentity):
+    """``frameworks.tensor``, one a device: a product computed there, beside the processor's."""
+
+    name: Text | None = None
     allocated_bytes: int | None = None
     """What the device's memory grew by."""
     max_error: float
@@ -208,6 +261,51 @@ class StepValues(Values):
     dtype: Text
     losses: tuple[float | None, ...]
     """None: not a number, or infinite."""
+
+
+class MatmulValues(Values):
+    """``frameworks.matmul``: the same large product several times, every element compared with the processor's."""
+
+    dtype: Text
+    size: int
+    rounds: int
+    wrong: int
+    """Elements of all rounds."""
+    seconds: float
+    """Of the fastest round."""
+
+
+class Fp8Values(Values):
+    """``frameworks.fp8``: a product in 8-bit floating point, every element compared with the processor's."""
+
+    wrong: int
+
+
+class PeerValues(Values):
+    """``frameworks.p2p``: copies from every GPU to every other one."""
+
+    uuids: tuple[Text, ...]
+    access: tuple[tuple[bool, ...], ...]
+    """``access[i][j]``: GPU i reaches the memory of GPU j without the host in between."""
+    wrong: tuple[tuple[int, int], ...] = ()
+    """Pairs whose copy arrived with another content."""
+
+
+class CollectiveValues(Values):
+    """``frameworks.collective``: an all-reduce over all GPUs."""
+
+    backend: Literal["nccl", "gloo"]
+    ranks: int
+    wrong: int
+    """Elements of all ranks."""
+    seconds: float
+    """Of the slowest rank, for the largest message."""
+    transports: dict[str, int] = Field(default_factory=dict)
+    """Connections by the transport that NCCL's log names: ``{"P2P/CUMEM": 224}``; empty: its log names none."""
+    nvls: bool = False
+    """NCCL may have the switches sum (NVLink SHARP)."""
+    warning: Text | None = None
+    """The first that NCCL wrote."""
 
 
 class CompileValues(Values):
@@ -236,14 +334,15 @@ class DataloaderValues(Values):
 
 
 class MemoryValues(Values):
-    """``frameworks.memory``, of the first GPU."""
+    """``frameworks.memory``, one a device: most of it written and read back."""
 
     total_mib: int
     free_mib: int
     peak_mib: int
     reserved_mib: int
-    fragmentation_percent: float
-    """Of what the allocator holds, the part that nothing uses after pieces of several sizes came and went."""
+    tested_mib: int
+    wrong: int
+    """Words that came back with another content."""
 
 
 class TensorflowRunValues(Values):

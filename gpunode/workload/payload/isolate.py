@@ -12,14 +12,16 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_TAIL_BYTES = 8 * 1024
 MAX_TEXT = 500
 CUT = " ... "
+LOOK_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,6 +31,10 @@ class Skip(Exception):  # noqa: N818
 
 class Trouble(Exception):  # noqa: N818
     """A part found out in plain words what is wrong."""
+
+
+class Undetermined(Exception):  # noqa: N818
+    """A part applies here and cannot be tried; the message is the reason."""
 
 
 @dataclass
@@ -42,6 +48,9 @@ class Outcome:
     skipped: str | None = None
     undetermined: str | None = None
 
+    def __post_init__(self) -> None:
+        self.seconds = round(self.seconds, 3)
+
 
 def one_line(text: str) -> str:
     """Text of another program as a message may quote it: no line ends, no control codes, not long.
@@ -53,46 +62,191 @@ def one_line(text: str) -> str:
     return line if len(line) <= MAX_TEXT else line[:half] + CUT + line[-half:]
 
 
+@dataclass(frozen=True)
+class Task:
+    """One part to run: what it is called, what runs it, and its own time limit."""
+
+    name: str
+    run: Callable[..., dict[str, Any]]
+    arguments: tuple[Any, ...] = ()
+    limit_s: float = 180.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Tasks for one child process, one after another. After one that failed the rest gets a process of its own."""
+
+    tasks: tuple[Task, ...]
+    component: str = "node"
+    identity: dict[str, Any] = field(default_factory=dict)
+    """Which device that is, for its records."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Clock:
+    """How much time is left for all tasks together."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.limit_s = limit_s
+        self._until = None if limit_s is None else time.monotonic() + limit_s
+
+    def left(self, wanted_s: float) -> float:
+        """``wanted_s``, or what is left where that is less; 0 or below: nothing is."""
+        return wanted_s if self._until is None else min(wanted_s, self._until - time.monotonic())
+
+
 def isolated(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...], limit_s: float) -> Outcome:
     """Run ``part`` in a child and wait for it at most ``limit_s``; never raises for what the part does.
 
     The part returns its values as plain JSON types, with ``device`` among them where it ran on one.
     """
-    started = time.monotonic()
-    answer_from, answer_to = os.pipe()
-    noise_from, noise_to = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        _be_the_child(part, arguments, answer_to, noise_to, (answer_from, noise_from))
-    os.close(answer_to)
-    os.close(noise_to)
-    # Both sides do it, so that the group is there before the first signal.
-    with contextlib.suppress(OSError):
-        os.setpgid(child, child)
+    job = Job((Task("", part, arguments, limit_s),))
+    ((_, _, outcome),) = run_jobs([job], 1, Clock(None))
+    return outcome
+
+
+def run_jobs(jobs: Iterable[Job], at_once: int, clock: Clock) -> Iterator[tuple[Job, Task, Outcome]]:
+    """Run the jobs, ``at_once`` of them side by side, and yield every task's outcome as it comes.
+
+    What the clock leaves no time for is ``undetermined``; a task that uses up its own limit has failed.
+    """
+    waiting = deque(jobs)
+    running: list[_Child] = []
     try:
-        answer, noise, status = _listen(child, answer_from, noise_from, started + limit_s)
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.popleft()
+                if clock.left(job.tasks[0].limit_s) > 0:
+                    running.append(_Child(job, clock))
+                    continue
+                reason = f"not run: the {clock.limit_s:g} s for all are used up"
+                for task in job.tasks:
+                    yield job, task, Outcome(0.0, undetermined=reason)
+            _hear(running, LOOK_S)
+            for child in tuple(running):
+                for task, outcome in child.settled():
+                    yield child.job, task, outcome
+                if child.over:
+                    running.remove(child)
+                    child.end()
+                    if child.tasks:
+                        waiting.appendleft(replace(child.job, tasks=tuple(child.tasks)))
     finally:
-        _kill_group(child)
-        os.close(answer_from)
-        os.close(noise_from)
-    return _outcome(answer, noise, status, time.monotonic() - started, limit_s)
+        for child in running:
+            child.end()
 
 
-def _be_the_child(
-    part: Callable[..., dict[str, Any]],
-    arguments: tuple[Any, ...],
-    answer_to: int,
-    noise_to: int,
-    others: tuple[int, ...],
-) -> None:
+class _Child:
+    """A process that runs a job's tasks and writes a line of JSON after each."""
+
+    def __init__(self, job: Job, clock: Clock) -> None:
+        self.job = job
+        self.tasks = list(job.tasks)
+        """Those without an outcome yet."""
+        self.over = False
+        self._clock = clock
+        answer_from, answer_to = os.pipe()
+        noise_from, noise_to = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _be_the_child(job, answer_to, noise_to, (answer_from, noise_from))
+        os.close(answer_to)
+        os.close(noise_to)
+        # Both sides do it, so that the group is there before the first signal.
+        with contextlib.suppress(OSError):
+            os.setpgid(self._pid, self._pid)
+        for number in (answer_from, noise_from):
+            os.set_blocking(number, False)
+        self.heard = {answer_from: b"", noise_from: b""}
+        self.open = [answer_from, noise_from]
+        self._answers, self._noise = answer_from, noise_from
+        self._status: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Give the next task its time."""
+        self._started = time.monotonic()
+        self.heard[self._noise] = b""
+        wanted_s = self.tasks[0].limit_s if self.tasks else 0.0
+        self._limit_s = self._clock.left(wanted_s)
+        self._is_own_limit = self._limit_s >= wanted_s
+
+    def settled(self) -> Iterator[tuple[Task, Outcome]]:
+        """The outcomes that are known by now; ``over`` is set where the process has no more to give.
+
+        It is the child's end that is waited for: a process that it left behind may hold the pipes open for ever.
+        """
+        if self._status is None:
+            ended, raw = os.waitpid(self._pid, os.WNOHANG)
+            if ended:
+                self._status = raw
+                # What it left behind may write for ever.
+                until = time.monotonic() + 1.0
+                while _hear([self], 0.0) and time.monotonic() < until:
+                    pass
+        while self.tasks and b"\n" in self.heard[self._answers]:
+            line, _, self.heard[self._answers] = self.heard[self._answers].partition(b"\n")
+            outcome = self._read(line)
+            yield self.tasks.pop(0), outcome
+            self._begin()
+            if outcome.error is not None:
+                self.over = True
+                return
+        seconds = time.monotonic() - self._started
+        if not self.tasks:
+            self.over = True
+        elif self._status is not None:
+            self.over = True
+            reason = _how_it_ended(self._status) + _last_words(self.heard[self._noise])
+            yield self.tasks.pop(0), Outcome(seconds, error=reason)
+        elif seconds >= self._limit_s:
+            self.over = True
+            yield self.tasks.pop(0), self._late(seconds)
+
+    def _read(self, line: bytes) -> Outcome:
+        seconds = time.monotonic() - self._started
+        try:
+            said = json.loads(line.decode())
+        except ValueError:
+            return Outcome(seconds, error="its answer is no JSON")
+        values = said.get("values") or {}
+        return Outcome(
+            seconds,
+            values.pop("device", None),
+            values,
+            said.get("error"),
+            said.get("skipped"),
+            said.get("undetermined"),
+        )
+
+    def _late(self, seconds: float) -> Outcome:
+        words = _last_words(self.heard[self._noise])
+        if self._is_own_limit:
+            return Outcome(seconds, error=f"did not come back within {self._limit_s:g} s{words}")
+        reason = f"stopped after {max(seconds, 0.0):.0f} s: the {self._clock.limit_s:g} s for all are used up{words}"
+        return Outcome(seconds, undetermined=reason)
+
+    def end(self) -> None:
+        """Make an end of the child and of all that it started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._pid, signal.SIGKILL)
+        # A process that hangs in the kernel cannot be killed: it is left behind rather than waited for.
+        until = time.monotonic() + 5.0
+        with contextlib.suppress(ChildProcessError):
+            while self._status is None and not os.waitpid(self._pid, os.WNOHANG)[0] and time.monotonic() < until:
+                time.sleep(0.01)
+        for number in self.heard:
+            os.close(number)
+
+
+def _be_the_child(job: Job, answer_to: int, noise_to: int, others: tuple[int, ...]) -> None:
     status = 1
     try:
         os.setpgid(0, 0)
-        # Whoever kills the parent has no other way to reach the children.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
+        os.environ.update(job.environment)
         for number in others:
             os.close(number)
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -101,33 +255,47 @@ def _be_the_child(
         os.dup2(noise_to, 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         faulthandler.enable(file=2)
-        answer = _try(part, arguments)
-        _write_all(answer_to, answer)
+        for task in job.tasks:
+            said = _try(task.run, task.arguments)
+            _write_all(answer_to, _as_line(said))
+            if "error" in said:
+                # A GPU on which something failed may fail everything else of this process.
+                break
         status = 0
     finally:
         # Not sys.exit: the parent's own clean-up belongs to the parent, and a library's may hang.
         os._exit(status)
 
 
-def _try(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> bytes:
-    said: dict[str, Any]
+def end_with_parent() -> None:
+    """Have the kernel kill this process with its parent: whoever kills the parent has no other way to reach it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _try(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> dict[str, Any]:
     try:
-        said = {"values": part(*arguments)}
+        return {"values": part(*arguments)}
     except Skip as reason:
-        said = {"skipped": one_line(str(reason))}
+        return {"skipped": one_line(str(reason))}
+    except Undetermined as reason:
+        return {"undetermined": one_line(str(reason))}
     except Trouble as trouble:
-        said = {"error": one_line(str(trouble))}
+        return {"error": one_line(str(trouble))}
     except MemoryError:
-        said = {"error": "out of memory"}
+        return {"error": "out of memory"}
     except Exception as err:
-        said = {"error": one_line(f"{type(err).__name__}: {err}")}
+        return {"error": one_line(f"{type(err).__name__}: {err}")}
+
+
+def _as_line(said: dict[str, Any]) -> bytes:
     try:
         answer = json.dumps(said, allow_nan=False).encode()
     except (TypeError, ValueError) as err:
         answer = json.dumps({"error": one_line(f"its result is no JSON: {err}")}).encode()
     if len(answer) > MAX_ANSWER_BYTES:
         answer = json.dumps({"error": f"its result has {len(answer)} bytes, at most {MAX_ANSWER_BYTES}"}).encode()
-    return answer
+    return answer + b"\n"
 
 
 def _write_all(number: int, data: bytes) -> None:
@@ -135,65 +303,26 @@ def _write_all(number: int, data: bytes) -> None:
         data = data[os.write(number, data) :]
 
 
-def _listen(child: int, answer_from: int, noise_from: int, until: float) -> tuple[bytes, bytes, int | None]:
-    """What the child answers, the end of what it prints, and its wait status; None where it did not end in time.
-
-    It is the child's end that is waited for: a process that it left behind may hold the pipes open for ever.
-    """
-    heard = {answer_from: b"", noise_from: b""}
-    most = {answer_from: 2 * MAX_ANSWER_BYTES, noise_from: MAX_TAIL_BYTES}
-    status = None
-    with selectors.DefaultSelector() as pipes:
-        for number in heard:
-            os.set_blocking(number, False)
-            pipes.register(number, selectors.EVENT_READ)
-        while status is None and time.monotonic() < until:
-            _hear(pipes, heard, most, 0.02)
-            ended, raw = os.waitpid(child, os.WNOHANG)
-            status = raw if ended else None
-        while _hear(pipes, heard, most, 0.0) and time.monotonic() < until:
-            pass
-    return heard[answer_from], heard[noise_from], status
-
-
-def _hear(pipes: selectors.BaseSelector, heard: dict[int, bytes], most: dict[int, int], wait_s: float) -> bool:
+def _hear(children: Iterable[_Child], wait_s: float) -> bool:
     """Read what has come; False: nothing has."""
-    if not pipes.get_map():
-        time.sleep(wait_s)
-        return False
     some = False
-    for key, _ in pipes.select(wait_s):
-        data = os.read(key.fd, 65536)
-        if data:
-            heard[key.fd] = (heard[key.fd] + data)[-most[key.fd] :]
-            some = True
-        else:
-            pipes.unregister(key.fd)
+    with selectors.DefaultSelector() as pipes:
+        for child in children:
+            for number in child.open:
+                pipes.register(number, selectors.EVENT_READ, child)
+        if not pipes.get_map():
+            time.sleep(wait_s)
+            return False
+        for key, _ in pipes.select(wait_s):
+            child = key.data
+            data = os.read(key.fd, 65536)
+            if data:
+                most = MAX_TAIL_BYTES if key.fd == child._noise else 64 * MAX_ANSWER_BYTES
+                child.heard[key.fd] = (child.heard[key.fd] + data)[-most:]
+                some = True
+            else:
+                child.open.remove(key.fd)
     return some
-
-
-def _kill_group(child: int) -> None:
-    """Make an end of the child and of all that it started."""
-    with contextlib.suppress(OSError):
-        os.killpg(child, signal.SIGKILL)
-    # A process that hangs in the kernel cannot be killed: it is left behind rather than waited for.
-    until = time.monotonic() + 5.0
-    with contextlib.suppress(ChildProcessError):
-        while not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < until:
-            time.sleep(0.01)
-
-
-def _outcome(answer: bytes, noise: bytes, status: int | None, seconds: float, limit_s: float) -> Outcome:
-    if status is None:
-        return Outcome(seconds, error=f"did not come back within {limit_s:g} s{_last_words(noise)}")
-    try:
-        said = json.loads(answer.decode())
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        return Outcome(seconds, error=_how_it_ended(status) + _last_words(noise))
-    values = said.get("values") or {}
-    return Outcome(seconds, values.pop("device", None), values, said.get("error"), said.get("skipped"))
 
 
 def _how_it_ended(status: int) -> str:

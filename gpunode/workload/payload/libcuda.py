@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+import uuid
 from typing import Any
 
-from gpunode.workload.payload.image import version_in_name
+from gpunode.workload.payload.image import module_version, version_in_name
 from gpunode.workload.payload.library import Library, cuda_version
 
 MAX_GPUS = 64
+NAME_BYTES = 128
 # CUdevice_attribute
 _MAJOR, _MINOR, _BUS, _DEVICE, _DOMAIN = 75, 76, 33, 34, 50
 
 
-def versions() -> dict[str, Any]:
-    """Values of ``versions.cuda``. Raises Skip without the library, Trouble where it is broken."""
+# CUresult
+MISMATCH, NO_COMPAT = 803, 804
+
+
+def versions(module: str | None) -> dict[str, Any]:
+    """Values of ``versions.cuda``. Raises Skip without the library, Trouble where it is broken.
+
+    ``module``: the version of the kernel module by NVML, for where /proc does not show it.
+    """
     library = Library("libcuda.so.1")
     path = os.path.realpath(library.path or library.name)
     result = library.call("cuInit", ctypes.c_uint(0))
@@ -23,7 +32,7 @@ def versions() -> dict[str, Any]:
         "library": path,
         "version": version_in_name(path),
         "result": result,
-        "forward_compat": "/compat/" in path,
+        "forward_compat": is_forward_compat(path, module_version() or module, result),
     }
     number = ctypes.c_int()
     if library.call("cuDriverGetVersion", ctypes.byref(number)) == 0 and number.value:
@@ -37,6 +46,27 @@ def versions() -> dict[str, Any]:
         values["gpus"] = [gpu(library, index) for index in range(min(count.value, MAX_GPUS))]
         values["device"] = "cuda" if count.value else "cpu"
     return values
+
+
+def is_forward_compat(path: str, module: str | None, result: int) -> bool:
+    """Whether this libcuda is cuda-compat's, which stands in for that of an older driver.
+
+    Not by its folder alone: older toolkits mount it among the driver's own libraries. Newer than the module and at work
+    it can be nothing else. One that is refused is told from the library of an update without a reboot by its branch:
+    an update stays within the module's most often, cuda-compat never does.
+    """
+    if "/compat/" in path:
+        return True
+    inside, outside = as_numbers(version_in_name(path)), as_numbers(module)
+    if not inside or not outside or inside <= outside:
+        return False
+    return result == 0 or (result in (MISMATCH, NO_COMPAT) and inside[0] > outside[0])
+
+
+def as_numbers(version: str | None) -> tuple[int, ...]:
+    """``580.95.05`` as numbers that compare; empty for None and for what is only a major version."""
+    numbers = tuple(int(part) for part in (version or "").split(".") if part.isdigit())
+    return numbers if len(numbers) > 1 else ()
 
 
 def error_name(library: Library, code: int) -> str | None:
@@ -53,9 +83,12 @@ def gpu(library: Library, index: int) -> dict[str, Any]:
     handle = ctypes.c_int()
     if library.call("cuDeviceGet", ctypes.byref(handle), ctypes.c_int(index)) != 0:
         return values
-    buffer = ctypes.create_string_buffer(96)
-    if library.call("cuDeviceGetName", buffer, ctypes.c_int(96), handle) == 0:
+    buffer = ctypes.create_string_buffer(NAME_BYTES)
+    if library.call("cuDeviceGetName", buffer, ctypes.c_int(NAME_BYTES), handle) == 0:
         values["name"] = buffer.value.decode(errors="replace")
+    number = uuid_of(library, handle)
+    if number is not None:
+        values["uuid"] = number
     values["pci_bus_id"] = "{:04x}:{:02x}:{:02x}.0".format(
         *tuple(attribute(library, handle, a) for a in (_DOMAIN, _BUS, _DEVICE))
     )
@@ -64,6 +97,20 @@ def gpu(library: Library, index: int) -> dict[str, Any]:
     if library.call("cuDeviceTotalMem_v2", ctypes.byref(size), handle) == 0:
         values["memory_mib"] = size.value // 2**20
     return values
+
+
+def uuid_of(library: Library, handle: ctypes.c_int) -> str | None:
+    """``GPU-…``, or ``MIG-…`` of a MIG device; None where the library does not tell which of the two it is."""
+    raw = (ctypes.c_ubyte * 16)()
+    newest = library.has("cuDeviceGetUuid_v2")
+    function = "cuDeviceGetUuid_v2" if newest else "cuDeviceGetUuid"
+    if not library.has(function) or library.call(function, ctypes.byref(raw), handle) != 0:
+        return None
+    # Of a MIG device version 2 gives its own, the older one its GPU's. The name is what tells the two apart.
+    buffer = ctypes.create_string_buffer(NAME_BYTES)
+    library.call("cuDeviceGetName", buffer, ctypes.c_int(NAME_BYTES), handle)
+    kind = "MIG" if newest and b" MIG " in buffer.value else "GPU"
+    return f"{kind}-{uuid.UUID(bytes=bytes(raw))}"
 
 
 def attribute(library: Library, handle: ctypes.c_int, number: int) -> int:

@@ -28,6 +28,10 @@ class Library:
         """The return code of a function; Trouble where the library has none of that name."""
         return int(self._function(function)(*arguments))
 
+    def has(self, function: str) -> bool:
+        """False in a release of the library that lacks the function."""
+        return hasattr(self._handle, function)
+
     def text(self, function: str, code: int) -> str | None:
         """What a function that names a return code says: ``const char *f(int)``."""
         try:

@@ -7,145 +7,45 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
+import pwd
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload import dali, image, libcuda, nvml, pytorch, tf
-from gpunode.workload.payload.isolate import Outcome, isolated
+from gpunode.workload.payload.isolate import Clock
+from gpunode.workload.payload.session import TESTS, Session
 
-SCHEMA = "gpunode.record/1"
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-
-
-class Part:
-    """One thing to try: its name, what tries it, how long it may take."""
-
-    def __init__(
-        self, name: str, run: Callable[..., dict[str, Any]], limit_s: float, wants: tuple[str, ...] = ()
-    ) -> None:
-        self.name = name
-        self.run = run
-        self.limit_s = limit_s
-        self.wants = wants
-        """Keys of the settings that ``run`` is given, in this order; None where the settings lack one."""
-
-
-VERSIONS = (
-    Part("versions.system", image.system, 30),
-    Part("versions.limits", image.limits, 30),
-    Part("versions.nvml", nvml.versions, 60),
-    Part("versions.cuda", libcuda.versions, 120),
-    Part("versions.torch", pytorch.versions, 180),
-    Part("versions.tensorflow", tf.versions, 180),
-)
-FRAMEWORKS = (
-    Part("frameworks.amp", pytorch.amp, 180),
-    Part("frameworks.compile", pytorch.compiled, 420, ("compile_min_capability",)),
-    Part("frameworks.cudnn", pytorch.convolution, 180),
-    Part("frameworks.dataloader", pytorch.dataloader, 180),
-    Part("frameworks.memory", pytorch.memory, 180),
-    Part("frameworks.tensorflow", tf.run, 300),
-    Part("frameworks.dali", dali.run, 180),
-)
-TENSOR = Part("frameworks.tensor", pytorch.tensor, 180)
-COUNT_LIMIT_S = 180
-
-
-class Clock:
-    """How much time is left for all parts together."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        self.limit_s = limit_s
-        self._until = None if limit_s is None else time.monotonic() + limit_s
-
-    def left(self, wanted_s: float) -> float:
-        """``wanted_s``, or what is left where that is less; 0 or below: nothing is."""
-        return wanted_s if self._until is None else min(wanted_s, self._until - time.monotonic())
-
-
-def records(tests: list[str], settings: dict[str, Any], clock: Clock) -> Iterator[dict[str, Any]]:
-    """All records of the tests, as they come."""
-    if "versions" in tests:
-        for part in VERSIONS:
-            yield attempt(part, "node", (), clock)
-    if "frameworks" in tests:
-        yield from tensors(clock)
-        for part in FRAMEWORKS:
-            yield attempt(part, "node", tuple(settings.get(key) for key in part.wants), clock)
-
-
-def tensors(clock: Clock) -> Iterator[dict[str, Any]]:
-    """One record of every GPU that PyTorch counts; one of the processor where it counts none."""
-    counted = isolated(pytorch.count, (), clock.left(COUNT_LIMIT_S))
-    if counted.error is not None or counted.skipped is not None:
-        yield record(TENSOR, "node", counted)
-        return
-    number = counted.values["count"]
-    for index in range(number):
-        yield attempt(TENSOR, f"cuda:{index}", (index,), clock)
-    if number == 0:
-        yield attempt(TENSOR, "node", (None,), clock)
-
-
-def attempt(part: Part, component: str, arguments: tuple[Any, ...], clock: Clock) -> dict[str, Any]:
-    """The record of one part."""
-    limit_s = clock.left(part.limit_s)
-    if limit_s <= 0:
-        return record(
-            part, component, Outcome(0.0, undetermined=f"not run: the {clock.limit_s:g} s for all are used up")
-        )
-    return record(part, component, isolated(part.run, arguments, limit_s))
-
-
-def record(part: Part, component: str, outcome: Outcome) -> dict[str, Any]:
-    """The record as it is printed; the launcher adds the container."""
-    return {
-        "record": part.name,
-        "schema": SCHEMA,
-        "device": outcome.device or (default_device() if outcome.error is not None else "cpu"),
-        "component": component,
-        "seconds": round(outcome.seconds, 3),
-        "values": outcome.values,
-        "error": outcome.error,
-        "skipped": outcome.skipped,
-        "undetermined": outcome.undetermined,
-        "container": None,
-        "simulated": False,
-    }
-
-
-def default_device() -> str:
-    """What a part that broke was tried on: the GPU where there is one to be tried."""
-    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
 def run(arguments: list[str]) -> int:
     """Run what the arguments say, records to stdout."""
     parser = argparse.ArgumentParser(prog="payload", description=__doc__.splitlines()[0])
-    parser.add_argument("--tests", default="versions", help="versions, frameworks, or both with a comma")
-    parser.add_argument("--settings", default="{}", help="a JSON object: compile_min_capability")
+    parser.add_argument("--tests", default="versions", help="versions, gpus, frameworks, or several with commas")
+    parser.add_argument("--settings", default="{}", help="a JSON object: see session.Session")
     parser.add_argument("--limit", type=float, help="seconds for all parts together")
     chosen = parser.parse_args(arguments)
     tests = [name.strip() for name in chosen.tests.split(",")]
     for name in tests:
-        if name not in ("versions", "frameworks"):
-            parser.error(f"--tests: there is no test '{name}'; there are versions and frameworks")
+        if name not in TESTS:
+            parser.error(f"--tests: there is no test '{name}'; there are {', '.join(TESTS)}")
     try:
         settings = json.loads(chosen.settings)
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
         parser.error("--settings: expected a JSON object")
-    with scratch():
+    if settings.get("user_site"):
+        add_user_site()
+    with scratch() as folder:
         number = 0
-        for line in records(tests, settings, Clock(chosen.limit)):
+        for line in Session(settings, Clock(chosen.limit), folder).records(tests):
             say(line)
             number += 1
     say({"record": "end", "records": number})
@@ -153,19 +53,52 @@ def run(arguments: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[None]:
-    """Compilers keep what they made in a folder that is gone afterwards, not in the home of whoever runs this."""
+def scratch() -> Iterator[str | None]:
+    """A folder that is gone afterwards; None where nothing can be written.
+
+    Compilers keep there what they made, not in the home of whoever runs this.
+    """
     try:
         folder = tempfile.mkdtemp(prefix="gpunode-")
     except OSError:
         # Nothing can be written anywhere: the parts that need it say so themselves.
-        yield
+        yield None
         return
     os.environ.update({name: str(Path(folder, name.lower())) for name in CACHES})
+    keep_bytecode(folder)
     try:
-        yield
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_bytecode(folder: str) -> None:
+    """Have Python compile a framework's modules once for all processes, where they came without bytecode.
+
+    Not where they have it: with a folder of its own Python looks for bytecode nowhere else.
+    """
+    try:
+        found = [importlib.util.find_spec(name) for name in ("torch", "tensorflow")]
+    except (ImportError, ValueError):
+        return
+    files = [one.cached for one in found if one is not None and one.cached is not None]
+    if files and not any(Path(file).exists() for file in files):
+        sys.pycache_prefix = str(Path(folder, "bytecode"))
+        sys.dont_write_bytecode = False
+
+
+def add_user_site() -> None:
+    """Put the user's own packages behind all others: an isolated Python leaves them out, and HOME is another one."""
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return
+    folder = Path(home, ".local", "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+    # Of somebody else, or writable for others: not this user's own packages.
+    with contextlib.suppress(OSError):
+        status = folder.stat()
+        if status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022:
+            sys.path.append(str(folder))
 
 
 def say(line: dict[str, Any]) -> None:

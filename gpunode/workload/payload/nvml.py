@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
 from typing import Any
 
+from gpunode.workload.payload.isolate import end_with_parent
 from gpunode.workload.payload.library import Library, cuda_version
 
 TEXT_BYTES = 96
@@ -29,6 +37,18 @@ class Memory(ctypes.Structure):
     """nvmlMemory_t."""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class MemoryWithReserve(ctypes.Structure):
+    """nvmlMemory_v2_t: what the driver keeps for itself is not in ``used``, as nvidia-smi prints it."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 def versions() -> dict[str, Any]:
@@ -64,8 +84,10 @@ def gpu(library: Library, index: int) -> dict[str, Any]:
     """One GPU; None for what NVML does not tell."""
     values: dict[str, Any] = {"index": index}
     handle = ctypes.c_void_p()
-    if library.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)) != 0:
-        return values
+    result = library.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+    if result != 0:
+        # A GPU that is lost is counted, and cannot be had.
+        return {**values, "result": result, "result_name": library.text("nvmlErrorString", result)}
     values["name"] = said(library, "nvmlDeviceGetName", handle)
     values["uuid"] = said(library, "nvmlDeviceGetUUID", handle)
     pci = PciInfo()
@@ -75,7 +97,87 @@ def gpu(library: Library, index: int) -> dict[str, Any]:
     answer = library.call("nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor))
     if answer == 0:
         values["compute_capability"] = f"{major.value}.{minor.value}"
-    memory = Memory()
-    if library.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)) == 0:
-        values["memory_mib"] = memory.total // 2**20
+    values.update(memory(library, handle))
+    values["mig_mode"] = mig_mode(library, handle)
+    if values["mig_mode"]:
+        values["mig_devices"] = list(mig_devices(library, handle))
     return values
+
+
+def memory(library: Library, handle: ctypes.c_void_p) -> dict[str, int]:
+    """``memory_mib`` and ``memory_used_mib`` of a GPU or a MIG device; empty where NVML does not tell."""
+    if library.has("nvmlDeviceGetMemoryInfo_v2"):
+        newer = MemoryWithReserve(version=ctypes.sizeof(MemoryWithReserve) | 2 << 24)
+        if library.call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(newer)) == 0:
+            return {"memory_mib": newer.total // 2**20, "memory_used_mib": newer.used // 2**20}
+    older = Memory()
+    if library.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(older)) == 0:
+        return {"memory_mib": older.total // 2**20, "memory_used_mib": older.used // 2**20}
+    return {}
+
+
+def mig_mode(library: Library, handle: ctypes.c_void_p) -> bool | None:
+    """True where the GPU is divided now; None for one that cannot be, and for a library that does not know MIG."""
+    now, later = ctypes.c_uint(), ctypes.c_uint()
+    if not library.has("nvmlDeviceGetMigMode"):
+        return None
+    result = library.call("nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))
+    return bool(now.value) if result == 0 else None
+
+
+def mig_devices(library: Library, handle: ctypes.c_void_p) -> Iterator[dict[str, Any]]:
+    """The MIG devices of a GPU that this container may use: indices without one are passed over."""
+    most = ctypes.c_uint()
+    if library.call("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(most)) != 0:
+        return
+    for index in range(min(most.value, MAX_GPUS)):
+        part = ctypes.c_void_p()
+        if library.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(index), ctypes.byref(part)) != 0:
+            continue
+        values: dict[str, Any] = {"index": index, "name": said(library, "nvmlDeviceGetName", part)}
+        values["uuid"] = said(library, "nvmlDeviceGetUUID", part)
+        values.update(memory(library, part))
+        yield values
+
+
+@contextlib.contextmanager
+def held(limit_s: float) -> Iterator[None]:
+    """Keep every GPU open meanwhile: without persistence the driver ends and starts all GPUs between two processes.
+
+    In a process of its own, for the library may hang or crash; where it does, nothing is held.
+    """
+    ready_from, ready_to = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        _hold(ready_to)
+    os.close(ready_to)
+    try:
+        select.select([ready_from], [], [], limit_s)
+        yield
+    finally:
+        os.close(ready_from)
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+        until = time.monotonic() + 5.0
+        with contextlib.suppress(ChildProcessError):
+            while not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < until:
+                time.sleep(0.01)
+
+
+def _hold(ready_to: int) -> None:
+    try:
+        end_with_parent()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        library = Library("libnvidia-ml.so.1")
+        count, handle = ctypes.c_uint(), ctypes.c_void_p()
+        if library.call("nvmlInit_v2") == 0 and library.call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == 0:
+            for index in range(min(count.value, MAX_GPUS)):
+                # To ask for its handle is what makes NVML open a GPU.
+                library.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
+            os.write(ready_to, b".")
+            signal.pause()
+    finally:
+        os._exit(0)

@@ -24,14 +24,25 @@ finally:
 """
 
 
-def payload_zip() -> bytes:
-    """The payload as an archive that ``python3 -I payload.pyz --tests versions,frameworks`` runs.
+LIMITS = f"""\
+import json
 
-    The same sources give the same bytes.
+from {PACKAGE}.image import limits
+
+print(json.dumps({{"record": "versions.limits", "values": limits()}}))
+print(json.dumps({{"record": "end", "records": 1}}))
+"""
+"""What is asked of a container with the engine's own limits."""
+
+
+def payload_zip(program: str = MAIN) -> bytes:
+    """Return the payload as an archive that ``python3 -I payload.pyz --tests versions,gpus,frameworks`` runs.
+
+    The same sources give the same bytes. ``program``: what is run of it.
     """
     folder = PACKAGE.replace(".", "/")
     parents = [folder.rsplit("/", depth)[0] for depth in (2, 1, 0)]
-    sources = {"__main__.py": MAIN, **{f"{parent}/__init__.py": "" for parent in parents}}
+    sources = {"__main__.py": program, **{f"{parent}/__init__.py": "" for parent in parents}}
     for source in files(PACKAGE).iterdir():
         if source.name.endswith(".py") and source.name not in LEFT_OUT:
             sources[f"{folder}/{source.name}"] = source.read_text(encoding="utf-8")
@@ -43,5 +54,5 @@ def payload_zip() -> bytes:
 
 
 def payload_script() -> str:
-    """The payload as a program for ``python3 -I - --tests versions,frameworks``: nothing has to be put there first."""
+    """The payload as a program for ``python3 -I - --tests versions``: nothing has to be put there first."""
     return SCRIPT.format(archive=base64.b64encode(payload_zip()).decode("ascii"))

@@ -1,4 +1,4 @@
-"""PyTorch: which build it is, and whether it really computes on every GPU."""
+"""PyTorch: which build it is, and what its parts share."""
 
 from __future__ import annotations
 
@@ -6,43 +6,59 @@ import importlib
 import importlib.util
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble
+from gpunode.workload.payload.isolate import Skip, Trouble, Undetermined, one_line
 
 MAX_GPUS = 64
-SIZE = 256
-STEPS = 8
-WORKERS = 2
-BATCH = 64
-BATCHES = 16
-SAMPLE_FLOATS = 16 * 1024
-"""64 KiB a sample, 4 MiB a batch."""
 
 
 def torch_module() -> Any:
-    """PyTorch. Raises Skip where the image has none."""
+    """PyTorch. Raises Skip where the image has none, Undetermined where it cannot be imported."""
     if importlib.util.find_spec("torch") is None:
         raise Skip("PyTorch is not in the image")
-    return importlib.import_module("torch")
+    try:
+        return importlib.import_module("torch")
+    except Exception as err:
+        # A library of the image that is missing or does not fit: that says nothing about the node.
+        raise Undetermined(f"PyTorch cannot be imported: {type(err).__name__}: {err}") from None
 
 
 def versions() -> dict[str, Any]:
     """Values of ``versions.torch``."""
     torch = torch_module()
-    available = bool(torch.cuda.is_available())
+    # Before CUDA starts this is NVML's count: of cards, also where CUDA gives a process one MIG device.
     number = int(torch.cuda.device_count())
+    reason = why_no_gpu(torch) if torch.version.cuda else None
+    available = bool(torch.cuda.is_available())
+    gpus = []
+    for index in range(min(number, MAX_GPUS) if available and reason is None else 0):
+        try:
+            gpus.append(gpu(torch, index))
+        except (AssertionError, RuntimeError):
+            break
     return {
-        "device": "cuda" if available and number else "cpu",
+        "device": "cuda" if gpus else "cpu",
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cudnn": cudnn_version(torch),
         "nccl": nccl_version(),
         "architectures": architectures(torch),
         "available": available,
+        "unavailable": reason,
         "count": number,
-        "gpus": [gpu(torch, index) for index in range(min(number, MAX_GPUS))] if available else [],
+        "gpus": gpus,
     }
+
+
+def why_no_gpu(torch: Any) -> str | None:
+    """Why a build for CUDA uses no GPU, in its own words; None where it does."""
+    try:
+        torch.cuda.init()
+    except Exception as err:
+        return one_line(f"{type(err).__name__}: {err}")
+    return None if torch.cuda.is_available() else "torch.cuda.is_available() is False"
 
 
 def cudnn_version(torch: Any) -> str | None:
@@ -83,22 +99,38 @@ def gpu(torch: Any, index: int) -> dict[str, Any]:
         "memory_mib": seen.total_memory // 2**20,
     }
     uuid = getattr(seen, "uuid", None)
-    if uuid is not None:
-        values["uuid"] = str(uuid) if str(uuid).startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    if uuid is not None and " MIG " not in seen.name:
+        values["uuid"] = str(uuid) if str(uuid).startswith("GPU-") else f"GPU-{uuid}"
     if hasattr(seen, "pci_bus_id"):
         values["pci_bus_id"] = f"{seen.pci_domain_id:04x}:{seen.pci_bus_id:02x}:{seen.pci_device_id:02x}.0"
     return values
 
 
-def count() -> dict[str, Any]:
-    """How many GPUs PyTorch can use. Raises Skip without PyTorch."""
-    torch = torch_module()
-    return {"count": int(torch.cuda.device_count()) if torch.cuda.is_available() else 0}
+def device_for(torch: Any, where: str | None) -> Any:
+    """The device to compute on: the processor for None, else the one GPU that this process was left.
+
+    Raises Trouble where PyTorch finds none, or another one than that with the UUID ``where``: what was meant for a GPU
+    must not run on the processor and pass.
+    """
+    if where is None:
+        return torch.device("cpu")
+    reason = why_no_gpu(torch)
+    if reason is not None:
+        raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
+    found = gpu(torch, 0).get("uuid")
+    if where.startswith("GPU-") and found is not None and found != where:
+        raise Trouble(f"PyTorch computes on {found} in place of {where}")
+    return torch.device("cuda:0")
 
 
-def first_device(torch: Any) -> Any:
-    """``cuda:0`` where there is one, else the processor."""
-    return torch.device("cuda:0" if torch.cuda.is_available() and torch.cuda.device_count() else "cpu")
+def capability(torch: Any, device: Any) -> tuple[int, int]:
+    """``(9, 0)`` on Hopper; ``(0, 0)`` on the processor."""
+    return tuple(torch.cuda.get_device_capability(device)) if device.type == "cuda" else (0, 0)
+
+
+def half_precision(torch: Any, device: Any) -> Any:
+    """bfloat16, and float16 on GPUs that only imitate it."""
+    return torch.float16 if device.type == "cuda" and capability(torch, device) < (8, 0) else torch.bfloat16
 
 
 def difference(found: Any, wanted: Any) -> float:
@@ -109,210 +141,16 @@ def difference(found: Any, wanted: Any) -> float:
     return largest
 
 
-def tensor(index: int | None) -> dict[str, Any]:
-    """Values of ``frameworks.tensor``: a product on GPU ``index`` (None: the processor), beside the processor's.
-
-    Small whole numbers, so that every rounding on the way gives the same and any difference is a fault.
-    """
-    torch = torch_module()
-    device = torch.device("cpu" if index is None else f"cuda:{index}")
-    generator = torch.Generator().manual_seed(1)
-    one, other = (torch.randint(-4, 5, (SIZE, SIZE), generator=generator).float() for _ in range(2))
-    values = {"device": device.type, "index": index or 0}
-    before = 0
-    if index is not None:
-        values.update(gpu(torch, index))
-        before = torch.cuda.memory_allocated(device)
-    there = one.to(device)
-    product = there @ other.to(device)
-    if product.device != device:
-        raise Trouble(f"the tensor lies on {product.device}, not on {device}")
-    if index is not None:
-        torch.cuda.synchronize(device)
-        values["allocated_bytes"] = int(torch.cuda.memory_allocated(device) - before)
-    values["max_error"] = difference(product, one.double() @ other.double())
-    return values
-
-
-def amp() -> dict[str, Any]:
-    """Values of ``frameworks.amp``: steps of a small network in mixed precision, bf16 where the GPU computes it."""
-    torch = torch_module()
-    device = first_device(torch)
-    torch.manual_seed(1)
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        # Older GPUs only imitate bf16.
-        dtype = torch.float16
-    else:
-        dtype = torch.bfloat16
-    network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)).to(device)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    enabled = dtype is torch.float16
-    scaler = torch.amp.GradScaler("cuda", enabled=enabled) if hasattr(torch.amp, "GradScaler") else None
-    if scaler is None:
-        scaler = torch.cuda.amp.GradScaler(enabled=enabled)
-    inputs = torch.randn(128, 64, device=device)
-    wanted = torch.randint(0, 8, (128,), device=device)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        with torch.autocast(device.type, dtype=dtype):
-            loss = torch.nn.functional.cross_entropy(network(inputs), wanted)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(float(loss))
-    return {
-        "device": device.type,
-        "dtype": str(dtype).replace("torch.", ""),
-        "losses": [loss if math.isfinite(loss) else None for loss in losses],
-    }
-
-
-def _wave(one: Any, other: Any) -> Any:
-    return (one.sin() * other + one * other.cos()).sum(dim=-1)
-
-
-def compiled(least: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.compile``. Skip on a GPU whose compute capability is below ``least``.
-
-    Raises Trouble where a GPU is there and no capability was named: ours is not to guess.
-    """
-    torch = torch_module()
-    if not hasattr(torch, "compile"):
-        raise Skip(f"PyTorch {torch.__version__} has no torch.compile")
-    device = first_device(torch)
-    capability = None
+def synchronize(torch: Any, device: Any) -> None:
+    """Wait for everything that was started on a GPU: its errors come to light here."""
     if device.type == "cuda":
-        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-        if least is None:
-            raise Trouble("the settings name no compile_min_capability")
-        if as_pair(capability) < as_pair(least):
-            raise Skip(f"compute capability {capability}, torch.compile needs {least}")
-    elif not has_compiler():
-        raise Skip("on a processor torch.compile needs a C++ compiler, and the image has none")
-    # One process is enough for one small function, and leaves none behind.
-    inductor: Any = importlib.import_module("torch._inductor.config")
-    inductor.compile_threads = 1
-    generator = torch.Generator().manual_seed(1)
-    one, other = (torch.randn(64, 512, generator=generator).to(device) for _ in range(2))
+        torch.cuda.synchronize(device)
+
+
+def timed(torch: Any, device: Any, work: Callable[[], Any]) -> tuple[Any, float]:
+    """What ``work`` returns, and the seconds until the device had done it."""
+    synchronize(torch, device)
     started = time.monotonic()
-    found = torch.compile(_wave)(one, other)
-    seconds = time.monotonic() - started
-    return {
-        "device": device.type,
-        "compute_capability": capability,
-        "compile_seconds": round(seconds, 3),
-        "max_error": difference(found, _wave(one, other)),
-    }
-
-
-def as_pair(capability: str) -> tuple[int, ...]:
-    """``8.6`` as numbers that compare."""
-    return tuple(int(part) for part in str(capability).split("."))
-
-
-def has_compiler() -> bool:
-    """The image can compile C++."""
-    shutil = importlib.import_module("shutil")
-    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))
-
-
-def convolution() -> dict[str, Any]:
-    """Values of ``frameworks.cudnn``: a convolution and its gradient, beside the processor's in double precision."""
-    torch = torch_module()
-    device = first_device(torch)
-    cudnn = torch.backends.cudnn
-    if device.type == "cuda" and not cudnn.is_available():
-        raise Trouble(f"PyTorch {torch.__version__} finds no cuDNN")
-    cudnn.allow_tf32 = False
-    generator = torch.Generator().manual_seed(1)
-    image = torch.randn(4, 8, 32, 32, generator=generator)
-    weight = torch.randn(16, 8, 3, 3, generator=generator)
-
-    def run(on: Any, dtype: Any) -> tuple[Any, Any]:
-        kernel = weight.to(on, dtype, copy=True).requires_grad_()
-        found = torch.nn.functional.conv2d(image.to(on, dtype), kernel, padding=1)
-        found.square().mean().backward()
-        return found, kernel.grad
-
-    (found, slope), (wanted, wanted_slope) = run(device, torch.float32), run("cpu", torch.float64)
-    return {
-        "device": device.type,
-        "cudnn": cudnn_version(torch),
-        "enabled": bool(cudnn.enabled and cudnn.is_available()),
-        "max_error": max(difference(found, wanted), difference(slope, wanted_slope)),
-    }
-
-
-class Samples:
-    """A dataset that needs no file: sample ``n`` is full of ``n``."""
-
-    def __init__(self, torch: Any, number: int) -> None:
-        self._torch = torch
-        self._number = number
-
-    def __len__(self) -> int:
-        return self._number
-
-    def __getitem__(self, number: int) -> Any:
-        return self._torch.full((SAMPLE_FLOATS,), float(number))
-
-
-def dataloader() -> dict[str, Any]:
-    """Values of ``frameworks.dataloader``: batches by worker processes over shared memory, pinned for a GPU."""
-    torch = torch_module()
-    device = first_device(torch)
-    pin = device.type == "cuda"
-    data = importlib.import_module("torch.utils.data")
-    loader = data.DataLoader(
-        Samples(torch, BATCH * BATCHES),
-        batch_size=BATCH,
-        num_workers=WORKERS,
-        pin_memory=pin,
-        multiprocessing_context="fork",
-    )
-    started = time.monotonic()
-    pinned, expected = True, 0
-    for batch in loader:
-        pinned = pinned and bool(batch.is_pinned()) if pin else False
-        there = batch.to(device, non_blocking=pin)
-        # Each number comes once and in its order: what arrives is what was sent.
-        for row in (0, BATCH - 1):
-            if float(there[row, -1]) != expected + row:
-                raise Trouble(f"batch {expected // BATCH} arrived with the wrong content")
-        expected += BATCH
-    seconds = time.monotonic() - started
-    return {
-        "device": device.type,
-        "workers": WORKERS,
-        "batches": expected // BATCH,
-        "pinned": pinned,
-        "samples_per_second": round(expected / max(seconds, 1e-9), 1),
-    }
-
-
-def memory() -> dict[str, Any]:
-    """Values of ``frameworks.memory``: what the first GPU has, and how the allocator deals with holes."""
-    torch = torch_module()
-    device = first_device(torch)
-    if device.type != "cuda":
-        raise Skip("there is no GPU whose memory could be looked at")
-    free, total = torch.cuda.mem_get_info(device)
-    piece = min(64 * 2**20, free // 32)
-    pieces = [torch.empty(piece, dtype=torch.uint8, device=device) for _ in range(8)]
-    del pieces[::2]
-    large = torch.empty(piece * 2, dtype=torch.uint8, device=device)
-    torch.cuda.synchronize(device)
-    stats = torch.cuda.memory_stats(device)
-    reserved = stats["reserved_bytes.all.current"]
-    unused = reserved - stats["allocated_bytes.all.current"]
-    values = {
-        "device": "cuda",
-        "total_mib": total // 2**20,
-        "free_mib": free // 2**20,
-        "peak_mib": int(stats["allocated_bytes.all.peak"]) // 2**20,
-        "reserved_mib": int(reserved) // 2**20,
-        "fragmentation_percent": round(100.0 * unused / max(1, reserved), 1),
-    }
-    del pieces, large
-    return values
+    result = work()
+    synchronize(torch, device)
+    return result, time.monotonic() - started

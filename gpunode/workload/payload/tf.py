@@ -5,19 +5,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble
+from gpunode.workload.payload.isolate import Skip, Trouble, Undetermined
 
 SIZE = 256
 
 
 def tensorflow_module() -> Any:
-    """TensorFlow. Raises Skip where the image has none."""
+    """TensorFlow. Raises Skip where the image has none, Undetermined where it cannot be imported."""
     if importlib.util.find_spec("tensorflow") is None:
         raise Skip("TensorFlow is not in the image")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    return importlib.import_module("tensorflow")
+    try:
+        return importlib.import_module("tensorflow")
+    except Exception as err:
+        # A library of the image that is missing or does not fit: that says nothing about the node.
+        raise Undetermined(f"TensorFlow cannot be imported: {type(err).__name__}: {err}") from None
 
 
 def versions() -> dict[str, Any]:
@@ -31,14 +36,44 @@ def versions() -> dict[str, Any]:
         "built_with_cuda": bool(tensorflow.test.is_built_with_cuda()),
         "cuda": build.get("cuda_version"),
         "cudnn": build.get("cudnn_version"),
+        "architectures": [str(one) for one in build.get("cuda_compute_capabilities") or ()],
         "count": number,
     }
 
 
+def without_code(architectures: list[str], capabilities: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Capabilities that a build holds no finished code for; none where the build does not say what it holds.
+
+    ``sm_80`` is code for 8.0 and later of the same major; ``compute_90`` is PTX, which the driver has to compile.
+    """
+    matches = [re.fullmatch(r"sm_(\d+)(\d)[af]?", one) for one in architectures]
+    built = [(int(match.group(1)), int(match.group(2))) for match in matches if match]
+    if not built:
+        return []
+    return [has for has in capabilities if not any(one[0] == has[0] and one[1] <= has[1] for one in built)]
+
+
+def capabilities_of(tensorflow: Any, gpus: list[Any]) -> list[tuple[int, int]]:
+    """Compute capabilities of the GPUs, each once, as far as TensorFlow tells without starting on them."""
+    details = [tensorflow.config.experimental.get_device_details(gpu) for gpu in gpus]
+    return sorted({tuple(one["compute_capability"]) for one in details if one.get("compute_capability")})
+
+
 def run() -> dict[str, Any]:
-    """Values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU."""
+    """Values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU.
+
+    Raises Skip where the GPUs would first be compiled for, which takes TensorFlow many minutes.
+    """
     tensorflow = tensorflow_module()
     gpus = tensorflow.config.list_physical_devices("GPU")
+    architectures = [str(one) for one in tensorflow.sysconfig.get_build_info().get("cuda_compute_capabilities") or ()]
+    lacking = without_code(architectures, capabilities_of(tensorflow, gpus))
+    if lacking:
+        those = ", ".join("{}.{}".format(*one) for one in lacking)
+        raise Skip(
+            f"TensorFlow {tensorflow.__version__} holds no code for compute capability {those} "
+            f"({', '.join(architectures)}): it would compile for many minutes first; a newer TensorFlow has it"
+        )
     for gpu in gpus:
         tensorflow.config.experimental.set_memory_growth(gpu, True)
     growth = [bool(tensorflow.config.experimental.get_memory_growth(gpu)) for gpu in gpus]

@@ -90,7 +90,7 @@ def test_no_engine_is_told_once() -> None:
 
 def test_on_the_host_there_is_no_container_to_judge() -> None:
     records = (
-        record("versions.limits", {"shm_bytes": 1, "memlock_bytes": 1, "stack_bytes": 1}, container=None),
+        record("defaults.limits", {"shm_bytes": 1, "memlock_bytes": 1, "stack_bytes": 1}, container=None),
         record("container", {"complete": True, "gpus": 1}, container=None, seconds=9.0),
     )
     answer = found(*records)
@@ -101,6 +101,25 @@ def test_on_the_host_there_is_no_container_to_judge() -> None:
         assert [one.status for one in answer[check]] == [Status.SKIP]
     (finding,) = found(records[0])["container.runs"]
     assert finding.status is Status.SKIP
+
+
+@pytest.mark.parametrize(
+    ("limits", "statuses"),
+    [
+        # What Docker Engine 20.10 and 26.1 give on Debian to whoever asks for nothing, in that order of checks.
+        ({"shm_bytes": 64 * 2**20, "memlock_bytes": 8 * 2**20, "stack_bytes": 8 * 2**20}, ("warn", "pass", "pass")),
+        ({"shm_bytes": 8 * 2**30, "memlock_bytes": -1, "stack_bytes": -1}, ("pass", "pass", "warn")),
+        ({"shm_bytes": 2**30, "memlock_bytes": 65536, "stack_bytes": 2**20}, ("pass", "pass", "warn")),
+    ],
+)
+def test_what_a_plain_docker_run_gets_is_judged_and_not_what_the_payload_was_given(
+    limits: dict[str, int], statuses: tuple[str, ...]
+) -> None:
+    enough = {"shm_bytes": 8 * 2**30, "memlock_bytes": -1, "stack_bytes": 64 * 2**20}
+    records = (record("versions.limits", enough), record("defaults.limits", limits), record("container", {}))
+    answer = found(*records)
+    checks = ("container.shm", "container.memlock", "container.stack")
+    assert tuple(one.status.value for check in checks for one in answer[check]) == statuses
 
 
 @pytest.mark.parametrize(("complete", "error"), [(False, None), (None, None), (True, "the connection broke off")])
@@ -178,7 +197,7 @@ def test_no_value_breaks_a_check(value: Any) -> None:
     keys = {
         "container": ("complete", "gpus", "busy"),
         "versions.system": ("driver_libraries", "cuda", "python"),
-        "versions.limits": ("shm_bytes", "memlock_bytes", "stack_bytes"),
+        "defaults.limits": ("shm_bytes", "memlock_bytes", "stack_bytes"),
         "versions.nvml": ("result", "count", "library", "gpus"),
         "versions.cuda": ("result", "count", "forward_compat", "cuda_version", "gpus"),
         "versions.torch": ("version", "cuda", "cudnn", "nccl", "architectures", "count", "available"),

@@ -12,7 +12,13 @@ from gpunode.facts.models.pci import PciDevice
 from gpunode.workload import LaunchFailure
 
 IMAGES = {name: row.image for name, row in load().workload_images.items()}
-H100, V100, P100 = "2330", "1db1", "15f7"
+H100, V100, P100, GH200 = "2330", "1db1", "15f7", "2342"
+
+
+def test_every_image_has_a_compiler() -> None:
+    """torch.compile needs one: PyTorch's -runtime images have none, NVIDIA's and the -devel ones do."""
+    assert {image for image in IMAGES.values() if "-runtime" in image} == set()
+    assert all(image.startswith("nvcr.io/nvidia/pytorch:") or image.endswith("-devel") for image in IMAGES.values())
 
 
 def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
@@ -38,7 +44,13 @@ def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
         (node("13.2", H100), "pytorch-26.05"),
         (node("13.0", H100), "pytorch-25.10"),
         (node("12.8", H100), "pytorch-2.7-cu128"),
-        (node("12.4", H100), "pytorch-2.7-cu128"),  # nothing as old: one of the same major version
+        (node("12.4", H100), "pytorch-2.6-cu124"),
+        (node("12.2", H100), "pytorch-2.7-cu128"),  # nothing as old: one of the same major version
+        (node("12.8", GH200, arch="aarch64"), "pytorch-25.03"),
+        (node("12.4", GH200, arch="aarch64"), "pytorch-24.04"),
+        (node("12.6", GH200, arch="aarch64"), "pytorch-24.04"),
+        (node("12.4", V100), "pytorch-2.6-cu124"),
+        (node("12.8", V100), "pytorch-2.7-cu126"),
         (node("13.2", V100), "pytorch-2.7-cu126"),  # CUDA 13 has left Volta behind
         (node("12.8", H100, P100), "pytorch-2.7-cu126"),
         (node("13.2", H100, arch="aarch64"), "pytorch-26.05"),

@@ -94,7 +94,7 @@ def gpu_node_bundle() -> Bundle:
 
 
 LIMITS_RECORD = {
-    "record": "versions.limits",
+    "record": "defaults.limits",
     "schema": "gpunode.record/1",
     "device": "cpu",
     "component": "node",

@@ -18,7 +18,7 @@ def facts(results: list[Any]) -> Any:
 def test_records_are_read() -> None:
     node = facts([LIMITS])
     (record,) = node.records
-    assert (record.record, record.device, record.container.engine) == ("versions.limits", "cpu", "docker 20.10.24")
+    assert (record.record, record.device, record.container.engine) == ("defaults.limits", "cpu", "docker 20.10.24")
     assert record.model_dump(by_alias=True, mode="json") == LIMITS
     values = values_of(record, LimitValues)
     assert isinstance(values, LimitValues)
@@ -59,12 +59,12 @@ def test_a_result_that_is_no_record_takes_no_other_with_it_and_tells_its_place(
 
 def test_a_malformed_record_keeps_its_name_component_and_container() -> None:
     (record,) = facts([LIMITS | {"component": "cuda:3", "seconds": None}]).records
-    assert (record.record, record.component) == ("versions.limits", "cuda:3")
+    assert (record.record, record.component) == ("defaults.limits", "cuda:3")
     assert record.container.engine == "docker 20.10.24"
-    assert "versions.limits: seconds: " in record.malformed
+    assert "defaults.limits: seconds: " in record.malformed
 
 
-@pytest.mark.parametrize("name", [None, 7, ["versions.limits"], {}, "Rubbish here", "versions.limits\n"])
+@pytest.mark.parametrize("name", [None, 7, ["defaults.limits"], {}, "Rubbish here", "defaults.limits\n"])
 def test_a_result_without_a_name_counts_against_the_run(name: object) -> None:
     run = LIMITS | {"record": "container"}
     broken, good = facts([run, LIMITS | {"record": name}]).records
@@ -87,7 +87,7 @@ def test_a_malformed_record_stays_malformed_in_a_document() -> None:
 def test_values_of_another_kind_are_told_and_do_not_raise() -> None:
     record = Record.model_validate(LIMITS | {"values": {"shm_bytes": "much"}})
     assert values_of(record, LimitValues) == (
-        "record versions.limits: shm_bytes: Input should be a valid integer, unable to parse string as an integer"
+        "record defaults.limits: shm_bytes: Input should be a valid integer, unable to parse string as an integer"
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from gpunode.lab.packages.plan import plan
+from gpunode.lab.packages.recorded import recorded
+from gpunode.lab.packages.rows import repositories
 from gpunode.lab.vendor import image
 from gpunode.lab.vendor.vendor import FAULTS
 
@@ -150,6 +152,34 @@ def test_an_index_lags_by_the_newest_fabric_manager_of_each_branch(inside: dict[
         "1:4.6.0-1",
     ]
     assert kept.endswith("\n\n")
+
+
+@pytest.mark.parametrize("name", ["container-toolkit", "debian12"])
+def test_release_has_the_recorded_form(inside: dict[str, ModuleType], tmp_path: Path, name: str) -> None:
+    repository: Any = repositories()[name]
+    record = recorded(repository.recorded)["repository"]["release"]
+    (tmp_path / "Packages").write_text("Package: a\n")
+
+    class Unsigned:
+        def sign(self, *_: object) -> None:
+            return
+
+    inside["publish"]._sign(tmp_path, tmp_path, repository.release, Unsigned(), repository.key)
+    release = (tmp_path / "Release").read_text()
+    fields = dict(line.split(": ", 1) for line in release.splitlines() if not line.startswith(" ") and ": " in line)
+    assert {key: fields.get(key) for key in ("Origin", "Label", "Codename")} == {
+        key: record.get(key) for key in ("Origin", "Label", "Codename")
+    }
+    assert not fields.keys() & set(record.get("absent", ()))
+    sums = {line.rstrip(":") for line in release.splitlines() if line.endswith(":")}
+    listed = {line.split()[-1] for line in release.splitlines() if line.startswith(" ")}
+    if name == "container-toolkit":
+        assert sums == set(record["hashes"])
+        assert listed == {"Packages", "Packages.xz"} <= set(record["files"])
+        assert record["Date"].removesuffix(" (frozen)") in fields["Date"]
+    else:
+        assert {"MD5Sum", "SHA256"} <= sums
+        assert listed == {"Packages", "Packages.gz"}
 
 
 def test_streams_hold_their_branch_and_flavour(inside: dict[str, ModuleType]) -> None:

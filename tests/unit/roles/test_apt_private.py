@@ -14,7 +14,7 @@ from threading import Thread
 from types import ModuleType
 
 import pytest
-from apt_scripts import TASKS, load, program
+from apt_scripts import SCRIPTS, load, program
 
 GOOD = "# Managed\nPackage: cuda-* src:a\nPin: version 12.9.*\nPin-Priority: 1001\n"
 SOURCE = "Types: deb\nURIs: http://a/b\nSuites: bookworm\nComponents: c\nSigned-By: /etc/apt/keyrings/gone.asc\n"
@@ -33,7 +33,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_the_text_is_one_program_for_old_interpreters_too(name: str) -> None:
     ast.parse(program(name), feature_version=(3, 8))
 

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import old_keys
 
 FILES = Path(__file__).parents[3] / "plugins" / "module_utils"
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
@@ -205,27 +206,18 @@ def test_a_mirror_out_of_reach_is_named_with_its_address(served: Served) -> None
     assert "http://127.0.0.1:1/" in answer(served, url="http://127.0.0.1:1/")["error"]
 
 
-def test_old_keys_leave_the_common_keyring_and_others_stay(tmp_path: Path) -> None:
+def test_old_keys_leave_the_common_keyring_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(old_keys, "APT", tmp_path)
+    monkeypatch.setattr(old_keys, "KEYS", (fingerprint(NVIDIAS)[-8:],))
     keyring = tmp_path / "trusted.gpg.d" / "all.gpg"
     keyring.parent.mkdir()
-    alone = keyring.with_name("alone.gpg")
-    text = program("old_keys.py").replace('"/etc/apt/', f'"{tmp_path}/')
-    text = text.replace('"7FA2AF80"', f'"{fingerprint(NVIDIAS)[-8:]}"')
-
-    def run(*arguments: str) -> list[str]:
-        argv = [sys.executable, "-I", "-c", text, *arguments]
-        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split()
-
     keyring.write_bytes(OTHER)
-    assert run() == []
+    (tmp_path / "trusted.gpg").write_bytes(b"no keyring")
+    assert old_keys.remainders() == {}
     keyring.write_bytes(NVIDIAS + OTHER)
-    alone.write_bytes(NVIDIAS)
-    assert run("--tell") == [str(keyring), str(alone)]
-    assert keyring.read_bytes() == NVIDIAS + OTHER
-    assert run() == [str(keyring), str(alone)]
-    assert keyring.read_bytes() == OTHER
-    assert not alone.exists()
-    assert run() == []
+    keyring.with_name("alone.gpg").write_bytes(NVIDIAS)
+    found = {path: base64.b64decode(rest) for path, rest in old_keys.remainders().items()}
+    assert found == {str(keyring): OTHER, str(keyring.with_name("alone.gpg")): b""}
 
 
 def test_a_proxy_comes_by_stdin_with_its_password(served: Served) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.workload import watchdog
 from gpunode.workload.launch import START
 
 Started = Callable[..., "subprocess.Popen[bytes]"]
@@ -127,3 +129,44 @@ def test_a_python_that_is_too_old_is_told(tmp_path: Path) -> None:
     old = START.replace("sys.version_info <", "(3, 6, 1) <").replace("sys.version_info[:2]", "(3, 6)")
     done = subprocess.run([sys.executable, "-c", old], capture_output=True, text=True, timeout=20, check=False)
     assert (done.returncode, done.stderr.strip()) == (1, "python3 is 3.6, 3.8 or later is needed")
+
+
+# --- forward compatibility
+
+CUDA = """
+int cuInit(unsigned flags) {{ return flags ? 1 : {result}; }}
+int cuDriverGetVersion(int *version) {{ *version = {version}; return 0; }}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler here")
+@pytest.mark.parametrize(
+    ("compat", "driver", "enabled"),
+    [
+        ({"result": 0, "version": 13020}, {"result": 0, "version": 12040}, True),
+        ({"result": 0, "version": 13020}, {"result": 0, "version": 13020}, False),  # the driver needs none
+        ({"result": 803, "version": 12080}, {"result": 0, "version": 13020}, False),  # a newer module refuses it
+        ({"result": 804, "version": 13020}, {"result": 0, "version": 12040}, False),  # not on this GPU
+        ({"result": 0, "version": 13020}, {"result": 999, "version": 12040}, True),
+        ({"result": 0, "version": 13020}, None, True),
+        (None, {"result": 0, "version": 12040}, False),
+    ],
+)
+def test_forward_compatibility_is_enabled_where_the_entrypoint_of_nvidias_images_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compat: dict[str, int] | None,
+    driver: dict[str, int] | None,
+    enabled: bool,
+) -> None:
+    host, image = tmp_path / "host", tmp_path / "compat" / "lib.real"
+    for folder, values in ((host, driver), (image, compat)):
+        folder.mkdir(parents=True)
+        if values is not None:
+            (folder / "cuda.c").write_text(CUDA.format(**values))
+            command = ["gcc", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"), str(folder / "cuda.c")]
+            subprocess.run(command, check=True, timeout=60, start_new_session=True)
+    monkeypatch.setattr(watchdog, "COMPAT", str(image))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(host))
+    watchdog.enable_compat(30)
+    assert os.environ["LD_LIBRARY_PATH"] == (f"{image}:{host}" if enabled else str(host))

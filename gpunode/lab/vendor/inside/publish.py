@@ -5,6 +5,7 @@ A fault is a folder of files that the server puts over the real ones, made here,
 
 import hashlib
 import json
+import lzma
 import re
 import shutil
 import tempfile
@@ -23,6 +24,11 @@ _EXPIRED = "expired"
 _FABRIC_MANAGER = re.compile(r"^nvidia-fabric-?manager(-|$)")
 # One date for all variants of an index: apt keeps what it has where the new Release is older.
 _DATE = formatdate(usegmt=True)
+# Where the recorded Release differs from what apt-ftparchive's users write: its sums, its compression, its frozen date.
+_SUMS = {"container-toolkit": (("SHA512", "sha512"),)}
+_PLAIN_SUMS = (("MD5Sum", "md5"), ("SHA1", "sha1"), ("SHA256", "sha256"))
+_XZ = {"container-toolkit"}
+_FROZEN = {"container-toolkit": "Fri, 27 Apr 2018 00:00:00 GMT"}
 
 
 def main(plan_file: str, kinds: set[str]) -> None:
@@ -153,6 +159,8 @@ def _signed_with_faults(repository: dict[str, Any], folder: Path, fields: dict[s
     for index in folder.rglob("Packages"):
         newer = _made(FAULTS / "mid-sync" / place / index.parent.relative_to(folder)) / "Packages"
         newer.write_text(index.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+        packed = newer.with_name("Packages.xz")
+        packed.write_bytes(lzma.compress(newer.read_bytes()))
         compressed(newer)
     if repository["keyring"]:
         without = _made(FAULTS / "no-dkms" / place)
@@ -164,13 +172,19 @@ def _sign(folder: Path, to: Path, fields: dict[str, str], keys: Keys, key: str) 
     """Compress the folder's indices, list them in Release, sign that."""
     listed = []
     for index in sorted(folder.rglob("Packages")):
-        compressed(index)
-        listed += [index, index.with_name("Packages.gz")]
+        if key in _XZ:
+            packed = index.with_name("Packages.xz")
+            packed.write_bytes(lzma.compress(index.read_bytes()))
+            index.with_name("Packages.gz").unlink(missing_ok=True)
+        else:
+            packed = index.with_name("Packages.gz")
+            compressed(index)
+        listed += [index, packed]
     lines = [f"{name}: {text}" for name, text in fields.items()]
     if "Suite" not in fields and "Codename" not in fields:  # as NVIDIA's own script writes it
         lines += ["Architecture: x86_64", "Acquire-By-Hash: no"]
-    lines.append(f"Date: {_DATE}")
-    for title, kind in (("MD5Sum", "md5"), ("SHA1", "sha1"), ("SHA256", "sha256")):
+    lines.append(f"Date: {_FROZEN.get(key, _DATE)}")
+    for title, kind in _SUMS.get(key, _PLAIN_SUMS):
         lines.append(f"{title}:")
         for path in listed:
             data = path.read_bytes()

@@ -1,0 +1,28 @@
+"""Which checks are run: ``--select`` and ``--skip``."""
+
+from collections.abc import Iterable
+
+from gpunode.checks import registry
+from gpunode.cli.nearest import unknown
+from gpunode.errors import UsageError
+
+
+def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
+    """Ids after ``--select`` and ``--skip``; raises UsageError for one that is none, and where none is left."""
+    if not all(_ids([value]) for value in selected):
+        # An empty variable of a script must not stand for all of them.
+        raise UsageError("--select: no check is named; gpunode checks lists them")
+    names = {"--select": _ids(selected), "--skip": _ids(skipped)}
+    known = [check.id for check in registry]
+    for option, ids in names.items():
+        for name in ids:
+            if name not in registry:
+                raise UsageError(f"{option}: {unknown('check', name, known)}")
+    wanted = set(names["--select"] or known) - set(names["--skip"])
+    if not wanted:
+        raise UsageError("--skip leaves out every check that is selected: nothing would be judged")
+    return wanted
+
+
+def _ids(values: Iterable[str]) -> list[str]:
+    return [name.strip() for value in values for name in value.split(",") if name.strip()]

@@ -1,0 +1,138 @@
+"""``gpunode validate --on-node``: judge this machine within a budget, for a scheduler's prolog.
+
+The probe starts before anything else is loaded; while it looks, the checks are.
+"""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from gpunode.cli.seconds import Duration
+
+SCRIPT = Path(__file__).parents[1] / "probe" / "script.py"
+FORMATS = ("console", "json", "slurm")
+OF_BUDGET = 0.8
+"""The share of what is left of the budget that the probe gets; the rest is for judging."""
+MOST_BYTES = 64 << 20
+
+
+@click.command("validate", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--on-node", is_flag=True, help="Judge this machine, without Ansible and SSH.")
+@click.option(
+    "--budget",
+    type=Duration(1),
+    default="5s",
+    show_default=True,
+    metavar="DURATION",
+    help="What does not fit into it is reported as not run.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="console",
+    show_default=True,
+    help="slurm: one line, STATE: REASON.",
+)
+@click.option(
+    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site says of its nodes, in YAML."
+)
+@click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="How strict to be, in YAML.")
+@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
+@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
+@click.option("--strict", is_flag=True, help="Exit 1 on a warning too.")
+@click.option("-v", "--verbose", is_flag=True, help="Show what passed, what was skipped, and the time that it took.")
+def command(  # noqa: PLR0913
+    *,
+    on_node: bool,  # noqa: ARG001
+    budget: float,
+    form: str,
+    expect: Path | None,
+    policy: Path | None,
+    selected: tuple[str, ...],
+    skipped: tuple[str, ...],
+    strict: bool,
+    verbose: bool,
+) -> int:
+    """Judge this machine by its passive checks within a budget: what a scheduler's prolog calls.
+
+    Nothing runs on a GPU. Exit codes as everywhere: 0 good, 1 a check failed, 3 could not be determined.
+
+    \b
+    Example:
+      gpunode validate --on-node --budget 5s --format slurm
+    """
+    begun = time.monotonic()
+    look = Look(begun + OF_BUDGET * budget)
+    try:
+        # Most of the time until a verdict goes into this; the probe looks meanwhile.
+        from gpunode.cli.on_node_verdict import Judging, exit_code, written  # noqa: PLC0415
+
+        judging = Judging(expect, policy, selected, skipped)
+        loaded = time.monotonic()
+        answer = look.answer()
+    finally:
+        look.end()
+    looked = time.monotonic()
+    document = judging.report(answer, until=begun + budget, seconds=looked - begun)
+    click.echo(written(document, form, verbose=verbose), nl=False)
+    if verbose:
+        times = f"loaded {loaded - begun:.2f} s, probe {looked - begun:.2f} s, whole {time.monotonic() - begun:.2f} s"
+        click.echo(f"gpunode: {times}", err=True)
+    return exit_code(document, strict=strict)
+
+
+class Look:
+    """The probe in a process group of its own, ended at a deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        seconds = f"{max(0.1, deadline - time.monotonic()):.3f}"
+        with SCRIPT.open("rb") as script:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-", seconds],
+                stdin=script,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",
+            )
+
+    def answer(self) -> bytes:
+        """Return what it printed by its deadline, and a grace for printing; empty where it did not come that far."""
+        stream = self._process.stdout
+        if stream is None:
+            return b""
+        grace = self._deadline + 0.2
+        parts: list[bytes] = []
+        size = 0
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream.fileno(), selectors.EVENT_READ)
+            while size <= MOST_BYTES and selector.select(max(0.0, grace - time.monotonic())):
+                part = os.read(stream.fileno(), 1 << 20)
+                if not part:
+                    return b"".join(parts)
+                parts.append(part)
+                size += len(part)
+        return b""
+
+    def end(self) -> None:
+        """End it, with the commands that it started: it takes them along where it is asked to."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5)
+        if self._process.stdout is not None:
+            self._process.stdout.close()

@@ -1,0 +1,135 @@
+"""What the probe of this machine comes to within a budget; loaded while it looks."""
+
+import io
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpunode import __version__
+from gpunode.catalog import load
+from gpunode.checks import Expectation, Finding, State, Status, identify, judge, registry
+from gpunode.checks.own import load_packages
+from gpunode.checks.policy import NO_POLICY
+from gpunode.checks.registry import NOT_RUN, not_run
+from gpunode.cli.chosen import wanted_checks
+from gpunode.errors import UsageError
+from gpunode.facts import facts_from_bundle
+from gpunode.printable import printable, printable_json
+from gpunode.probe.bundle import Bundle
+from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
+from gpunode.report.folding import cause_rank
+from gpunode.report.model import AFFECTED, WORST_FIRST, counting
+
+__all__ = ["Judging", "exit_code", "slurm_line", "within_budget", "written"]
+
+REASON_MOST = 200
+"""Letters of a reason: sinfo shows it in one line."""
+CUT = ("left of the time for the whole probe", "the time for the whole probe is used up", "not finished within")
+"""In the reason for data that the budget cut off."""
+
+
+class Judging:
+    """By what this machine is judged. Raises UsageError for files and names that are wrong."""
+
+    def __init__(
+        self, expect: Path | None, policy: Path | None, selected: tuple[str, ...], skipped: tuple[str, ...]
+    ) -> None:
+        self._started = datetime.now(UTC)
+        load()
+        load_packages(registry)
+        self.expectation, self.policy = Expectation(), NO_POLICY
+        if expect is not None:
+            from gpunode.cli.expectation import read_expectation  # noqa: PLC0415 (a prolog mostly has none)
+
+            self.expectation = read_expectation(expect)
+        if policy is not None:
+            from gpunode.cli.policy import read_policy, today  # noqa: PLC0415
+
+            self.policy = read_policy(policy, today())
+        self.wanted = wanted_checks(selected, skipped)
+
+    def report(self, answer: bytes, *, until: float, seconds: float) -> Report:
+        """Return the report on what the probe answered; checks that have not begun ``until`` then are not run."""
+        form = "%Y-%m-%dT%H:%M:%SZ"
+        node = self._node(answer, until, seconds)
+        started, finished = self._started.strftime(form), datetime.now(UTC).strftime(form)
+        return report([node], level="quick", version=__version__, started_at=started, finished_at=finished)
+
+    def _node(self, answer: bytes, until: float, seconds: float) -> NodeReport:
+        name = os.uname().nodename
+        if not answer:
+            return _hung(name, seconds)
+        try:
+            bundle = Bundle.from_json(answer, "the probe's answer")
+        except UsageError as err:
+            return unreachable(name, str(err), seconds)
+        facts = facts_from_bundle(bundle)
+        found = judge(facts, self.expectation, "quick", self.wanted, policy=self.policy, until=until)
+        smi_cut = any(run.answers == "smi" and run.ended in ("slow", "not-run") for run in facts.tool_runs or ())
+        findings = [within_budget(finding, smi_cut=smi_cut) for finding in found]
+        return judged(bundle.host, identify(facts), findings, seconds, self.policy)
+
+
+def _hung(name: str, seconds: float) -> NodeReport:
+    """Return the report on a machine whose probe did not keep its own limits: something hangs in the kernel."""
+    node = unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
+    findings = tuple(one.model_copy(update={"recommended_state": State.DRAIN}) for one in node.findings)
+    return node.model_copy(update={"findings": findings, "recommended_state": State.DRAIN})
+
+
+def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:
+    """Return a finding as it is where it says something; as not run where the budget alone cut its data off.
+
+    ``smi_cut``: nvidia-smi itself did not answer in time. Whether it hangs or is slow is unknown: the finding on it
+    stays undetermined, so that nobody takes the node for healthy.
+    """
+    if finding.status is not Status.ERROR or not any(text in finding.message for text in CUT):
+        return finding
+    if smi_cut and finding.check == "driver.tools-answer":
+        return finding
+    return not_run(finding.check, finding.message)
+
+
+def written(document: Report, form: str, *, verbose: bool) -> str:
+    """Return the report as ``--format`` has it."""
+    if form == "slurm":
+        return slurm_line(document.nodes[0]) + "\n"
+    if form == "json":
+        return printable_json(document.to_json())
+    from gpunode.report import console  # noqa: PLC0415 (rich is a tenth of a second)
+
+    stream = io.StringIO()
+    console.write(document, stream, verbose=verbose)
+    return stream.getvalue()
+
+
+def slurm_line(node: NodeReport) -> str:
+    """Return ``STATE: REASON``: drain, observe or none as the findings ask for it, unknown where that is not known.
+
+    One line without quotes, so that a script hands it to scontrol as it is.
+    """
+    statuses = [finding.status for finding in counting(node.findings)]
+    left = sum(finding.message.startswith(NOT_RUN) for finding in node.findings)
+    if node.status in (Status.PASS, Status.SKIP):
+        words = f"{statuses.count(Status.PASS)} passed, {statuses.count(Status.SKIP)} skipped"
+        state = "none" if node.status is Status.PASS else "unknown"
+        return f"{state}: {words}{f', {left} of them not run' if left else ''}"
+    known = node.status is not Status.ERROR or node.recommended_state is State.DRAIN
+    state = node.recommended_state.value if known else "unknown"
+    bad = [
+        finding
+        for finding in counting(node.findings)
+        if finding.status in AFFECTED and (known or finding.status is Status.ERROR)
+    ]
+    bad.sort(
+        key=lambda finding: (
+            finding.recommended_state is not node.recommended_state,
+            WORST_FIRST.index(finding.status),
+            cause_rank((finding.check,)),
+        )
+    )
+    first, more = bad[0], len(bad) - 1
+    where = "" if first.component == "node" else f" {first.component}"
+    rest = f" (and {more} more)" if more else ""
+    text = printable(f"{first.check}{where}: {first.message}").replace('"', "'").replace("\\", "/")
+    return f"{state}: {text[: REASON_MOST - len(rest)]}{rest}"

@@ -1,0 +1,156 @@
+"""The plan of the role nvidia_repository."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.provisioning import node_stack
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.repository import armoured_key, repository_offer
+from gpunode.provisioning.rpm_repository import dnf_repository
+from gpunode.provisioning.state import Look, NodeState
+
+ROLE = "nvidia_repository"
+APT_PATHS = {
+    "sources": "/etc/apt/sources.list.d/gpunode-nvidia-cuda.sources",
+    "preferences": "/etc/apt/preferences.d/gpunode-nvidia-cuda.pref",
+    "proxy": "/etc/apt/apt.conf.d/52gpunode-nvidia-repository",
+    "key": "/etc/apt/keyrings/gpunode-nvidia-cuda.asc",
+}
+DNF_PATHS = {
+    "repository": "/etc/yum.repos.d/gpunode-nvidia-cuda.repo",
+    "key": "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-cuda",
+}
+DNF_ID = "gpunode-nvidia-cuda"
+FOLDER = "/var/lib/gpunode/nvidia_repository"
+RECORD = f"{FOLDER}/key.sha256"
+"""Digest that the key had when it was written: a key that still has it is not fetched again."""
+OLD_PIN = "/etc/apt/preferences.d/cuda-repository-pin-600"
+OWN = (*APT_PATHS.values(), *DNF_PATHS.values(), RECORD)
+LOOK = Look(paths=(*OWN, OLD_PIN, FOLDER), contents=(APT_PATHS["key"], DNF_PATHS["key"], RECORD))
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The repository that a node gets."""
+
+    wanted: bool
+    url: str
+    files: dict[str, str]
+    """Path to text; empty: absent."""
+    key_path: str
+    site_key: str
+    """The key that the site gives, armoured; empty: NVIDIA's, fetched and verified by the node."""
+    fetch: dict[str, Any] | None
+    old_lists: tuple[str, ...]
+    old_packages: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def offered(state: NodeState, settings: Mapping[str, Any], context: Context, source: str | None) -> Offer:
+    """Return NVIDIA's repository for a node whose driver comes from ``source`` (None: there is no stack)."""
+    wanted = settings["state"]
+    if wanted == "auto" and _needed_by_others(context):
+        wanted = "present"
+    given = {"state": wanted, "url": settings["url"], "key": settings["key"], "proxy": settings["proxy"]}
+    if state.dnf is not None:
+        one = dnf_repository(
+            state.facts,
+            state.dnf.model_dump(mode="json"),
+            source or "",
+            {**given, "id": DNF_ID, "paths": DNF_PATHS},
+        )
+        key_path = DNF_PATHS["key"]
+    else:
+        apt = state.apt.model_dump(mode="json") if state.apt is not None else {"sources": [], "installed": {}}
+        one = repository_offer(state.facts, apt, source or "", {**given, "paths": APT_PATHS})
+        key_path = APT_PATHS["key"]
+    return Offer(
+        wanted=one["wanted"],
+        url=one["url"],
+        files=one["files"],
+        key_path=key_path,
+        site_key=one["key_files"].get(key_path, ""),
+        fetch=one["fetch"],
+        old_lists=tuple(one["old_lists"]),
+        old_packages=tuple(one.get("old_packages", ())),
+        problems=tuple(one["problems"]),
+    )
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    if settings["state"] == "absent":
+        return _absent()
+    if settings["state"] == "auto" and context.settings_of("nvidia_driver")["state"] == "absent":
+        return Manifest(role=ROLE)
+    found = node_stack.of_context(state.facts, context)
+    # The other roles refuse a node without a stack; the repository alone can be there all the same.
+    if found.problems and settings["state"] != "present":
+        return Manifest(role=ROLE, refusals=found.problems)
+    offer = offered(state, settings, context, found.stack.source if found.stack else None)
+    if not offer.wanted:
+        return _absent()
+    if offer.problems:
+        return Manifest(role=ROLE, refusals=offer.problems)
+    key, whole = offer.site_key, _whole_key(state, offer.key_path)
+    if not key and whole is not None:
+        key = whole
+    if not key:
+        answer = context.answers.get("key")
+        if answer is None:
+            body = {"path": offer.key_path, "record": RECORD, "proxy": settings["proxy"], **(offer.fetch or {})}
+            question = Question(kind="repository_key", body=body, private="@" in settings["proxy"])
+            return Manifest(role=ROLE, questions={"key": question})
+        if "error" in answer:
+            word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"
+            return Manifest(
+                role=ROLE, refusals=(f"{word}: {answer['error']}: give the key with nvidia_repository_key",)
+            )
+        key = armoured_key(str(answer.get("key", "")))
+    return Manifest(
+        role=ROLE,
+        files=tuple(_files(state, offer, key, str(settings["proxy"]))),
+        packages=AptChange(state="absent", purge=offer.old_packages) if offer.old_packages else None,
+        values={"url": offer.url},
+    )
+
+
+def _needed_by_others(context: Context) -> bool:
+    """Beside a driver of the distribution too, where another role takes its packages from there."""
+    toolkit, dcgm = context.settings_of("nvidia_container_toolkit"), context.settings_of("dcgm")
+    return bool(dcgm["source"] == "nvidia" or toolkit["repository"] == "cuda")
+
+
+def _whole_key(state: NodeState, path: str) -> str | None:
+    """The key on the node where it is as it was written."""
+    text, record = state.contents.get(path), state.contents.get(RECORD)
+    if text is None or record is None or hashlib.sha256(text.encode()).hexdigest() != record.strip():
+        return None
+    return text
+
+
+def _files(state: NodeState, offer: Offer, key: str, proxy: str) -> Iterator[ManagedFile]:
+    # Two files that name the repository with different keys stop apt altogether: the old ones go first.
+    yield from (ManagedFile(path=path, content=None) for path in offer.old_lists)
+    if state.apt is not None:
+        yield ManagedFile(path=OLD_PIN, content=None)
+        for path, rest in sorted(state.apt.old_keys.items()):
+            yield ManagedFile(path=path, content=rest or None, encoding="base64")
+    yield ManagedFile(path=offer.key_path, content=key)
+    yield ManagedFile(path=RECORD, content=hashlib.sha256(key.encode()).hexdigest() + "\n")
+    secret = "@" in proxy
+    for path, text in offer.files.items():
+        if path in OWN:
+            private = secret and path in (APT_PATHS["proxy"], DNF_PATHS["repository"])
+            yield ManagedFile(path=path, content=text or None, mode="0600" if private else "0644", private=private)
+
+
+def _absent() -> Manifest:
+    return Manifest(
+        role=ROLE,
+        files=tuple(ManagedFile(path=path, content=None) for path in OWN),
+        folders=(ManagedFolder(path=FOLDER, state="absent_if_empty"),),
+    )

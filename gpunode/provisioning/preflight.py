@@ -1,0 +1,240 @@
+"""The plan of the role preflight: why a node must not be provisioned as it is, before anything changes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpunode.catalog import load
+from gpunode.checks import Expectation, judge
+from gpunode.checks.words import listed
+from gpunode.content import collection_root
+from gpunode.facts import NodeFacts
+from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.driver_dnf import dnf_problems
+from gpunode.provisioning.manifest import Manifest, Question
+from gpunode.provisioning.state import AptState, DnfState, NodeState
+from gpunode.stack import Stack
+from gpunode.variables import known_variables, locate, role_prefixes, unknown_variables
+
+ROLE = "preflight"
+MANAGERS = ("apt", "dnf")
+ARCHITECTURES = ("x86_64", "aarch64")
+NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
+"""Facts without which nothing can be decided."""
+FACTS = (
+    *("gpunode_node", "gpunode_apt", "gpunode_dnf", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required"),
+    *("gpunode_restart_required", "apt_transaction_changed"),
+)
+"""Variables that the roles themselves set."""
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return all reasons why the node must not be provisioned, and what its owner should know."""
+    driver = context.settings_of("nvidia_driver")
+    roles = set(settings["gpunode_roles"])
+    removing = driver["state"] == "absent"
+    found = node_stack.of_context(state.facts, context)
+    refusals: list[str] = []
+    questions: dict[str, Question] = {}
+    settled = not removing and "nvidia_driver" not in roles
+    if not removing and found.stack is not None and "nvidia_driver" in roles and not _cannot_be_asked(state):
+        questions, more, settled = _asked(state, context, with_repository="nvidia_repository" in roles)
+        refusals += more
+    if questions:
+        return Manifest(role=ROLE, questions=questions)
+    stack = None if removing else found.stack
+    refusals = [
+        *_undetermined(state.facts),
+        *_unsupported(state.facts),
+        *(_without_gpu(state.facts) if settings["require_gpu"] else ()),
+        *_package_manager(state),
+        *(() if removing or driver["switch"] else _left_by_others(state)),
+        *(() if settled or settings["gpunode_allow_busy"] else _busy(state.facts)),
+        *(() if removing else _other_line(state.facts)),
+        *(() if removing else _too_full(state.facts, settings["min_free_mib"])),
+        *_for_modules(state, stack, settings, driver, removing=removing),
+        *(() if removing else found.problems),
+        *dnf_problems(state.dnf.model_dump(mode="json") if state.dnf is not None else None),
+        *refusals,
+        *(_misspelt(context) if settings["refuse_unknown_variables"] else ()),
+    ]
+    return Manifest(
+        role=ROLE,
+        refusals=tuple(dict.fromkeys(refusals)),
+        notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
+    )
+
+
+def _cannot_be_asked(state: NodeState) -> bool:
+    """Where the package manager cannot be asked, the node is refused for that, and not for what it did not answer."""
+    return state.apt is None and (state.dnf is None or state.dnf.error is not None)
+
+
+def _asked(state: NodeState, context: Context, *, with_repository: bool) -> tuple[dict[str, Question], list[str], bool]:
+    """(what is still to be asked, why repository or driver must not be changed, whether the driver is settled)."""
+    if with_repository:
+        one = nvidia_repository.plan(state, context.settings_of(nvidia_repository.ROLE), context)
+        open_ = {name: question for name, question in one.questions.items() if name not in context.answers}
+        if open_ or one.refusals:
+            return open_, list(one.refusals), False
+        context = replace(context, planned=context.planned.with_files(one.apt_files))
+    two = nvidia_driver.plan(state, context.settings_of(nvidia_driver.ROLE), context)
+    open_ = {name: question for name, question in two.questions.items() if name not in context.answers}
+    changes = bool(two.questions) or bool(two.values.get("changes", True)) or bool(two.values.get("runfile"))
+    return open_, list(two.refusals), not changes and not two.refusals
+
+
+def _undetermined(node: NodeFacts) -> Iterator[str]:
+    for field in NEEDED:
+        reason = node.gap(field)
+        if reason is not None:
+            yield f"unseen: {field} could not be determined: {reason}"
+
+
+def _unsupported(node: NodeFacts) -> Iterator[str]:
+    """The roles install through apt or dnf; what the catalog knows of other systems is for plan alone."""
+    if node.os is not None:
+        row = load().os_of(node.os.id, node.os.version_id)
+        name = node.os.pretty_name or f"{node.os.id} {node.os.version_id}"
+        known = ", ".join(one.name for one in load().systems.values() if one.supported and one.manager in MANAGERS)
+        if row is not None and row.supported and row.manager not in MANAGERS:
+            yield f"unsupported: {name}: the roles install through apt and dnf alone, not {row.manager}: for {known}"
+        elif row is None or not row.supported:
+            yield f"unsupported: {name} is not supported; supported are {known}"
+    if node.architecture is not None and node.architecture not in ARCHITECTURES:
+        yield (
+            f"unsupported: architecture {node.architecture} is not supported; "
+            f"supported are {' and '.join(ARCHITECTURES)}"
+        )
+
+
+def _without_gpu(node: NodeFacts) -> Iterator[str]:
+    if node.gpus_on_bus is not None and not node.gpus_on_bus:
+        yield (
+            "no-gpu: the node has no NVIDIA GPU on its PCI bus: take it out of the hosts (gpunode_hosts), or set "
+            "preflight_require_gpu: false, for images that are built on machines without one"
+        )
+
+
+def _package_manager(state: NodeState) -> Iterator[str]:
+    manager: AptState | DnfState | None = state.apt or state.dnf
+    if manager is None:
+        return
+    if manager.lock_holder:
+        yield f"package-lock: {manager.lock_holder} still holds the package lock: let it end, then run this again"
+    ours = set(state.apt.left) if state.apt is not None else set()
+    # What dpkg left half-done of the driver, or in a transaction of ours, the roles finish.
+    unfinished = [
+        name for name in manager.unfinished if name not in ours and not re.search(r"nvidia|libcuda|cuda-drivers", name)
+    ]
+    if unfinished:
+        yield f"half-configured: dpkg has not finished {', '.join(sorted(unfinished))}: run dpkg --configure -a"
+
+
+def _left_by_others(state: NodeState) -> Iterator[str]:
+    """What other installers left, and the switch removes."""
+    for finding in judge(state.facts, Expectation(), only=["driver.origin"]):
+        if finding.status == "fail":
+            yield (
+                f"mixed-sources: the driver's packages are mixed: {finding.message}: name the requested source with "
+                "nvidia_driver_source, and set nvidia_driver_switch: true to have the others replaced"
+            )
+    if state.apt is not None and state.apt.runfile:
+        yield (
+            "runfile: a driver from NVIDIA's .run installer is there: remove it with /usr/bin/nvidia-uninstall, or "
+            "set nvidia_driver_switch: true to have it replaced"
+        )
+    if "nvidia-docker2" in state.installed:
+        yield (
+            "nvidia-docker2: nvidia-docker2 is installed, which the container toolkit superseded: set "
+            "nvidia_driver_switch: true to have it replaced, or remove it (apt-get remove nvidia-docker2)"
+        )
+
+
+def _other_line(node: NodeFacts) -> Iterator[str]:
+    """Debian's lines for old GPUs stand beside the current one, which does not know those GPUs any more."""
+    found = [
+        package.name
+        for package in node.packages or ()
+        if package.installed and re.match(r"nvidia-graphics-drivers-(tesla|legacy)", package.source)
+    ]
+    if found:
+        yield (
+            f"other-line: a driver of another line is installed ({', '.join(sorted(found)[:5])}): it is left as it is; "
+            "to have the current one instead, purge it first"
+        )
+
+
+def _busy(node: NodeFacts) -> Iterator[str]:
+    users = [process.title for process in node.gpu_processes or () if process.computes]
+    if users:
+        yield f"busy: GPUs are in use by {listed(users, 5)}: end them, or set gpunode_allow_busy: true"
+
+
+def _too_full(node: NodeFacts, wanted: Mapping[str, Any]) -> Iterator[str]:
+    for mount, free in (node.disk_free_mib or {}).items():
+        if free < int(wanted.get(mount, 0)):
+            yield f"disk-full: {mount} has {free} MiB free, {wanted[mount]} MiB are needed (preflight_min_free_mib)"
+
+
+def _for_modules(
+    state: NodeState, stack: Stack | None, settings: Mapping[str, Any], driver: Mapping[str, Any], *, removing: bool
+) -> Iterator[str]:
+    """What modules that are built on the node need."""
+    if removing or (state.apt is not None and stack is not None and stack.module.build == "precompiled"):
+        return
+    if state.apt is not None:
+        yield from _no_headers(state.facts, state.apt)
+    if not settings["allow_secure_boot"]:
+        # Through dnf no key is staged.
+        staged = bool(driver["mok_hash"]) and state.apt is not None
+        yield from _secure_boot(state.facts, state.apt, staged=staged)
+
+
+def _secure_boot(node: NodeFacts, apt: AptState | None, *, staged: bool) -> Iterator[str]:
+    key = apt.key if apt is not None else None
+    if not node.secure_boot or staged or (key is not None and (key.enrolled or key.waits)):
+        return
+    row = load().os_of(node.os.id, node.os.version_id) if node.os is not None else None
+    ways = (
+        "have a person enrol it (mokutil --import)"
+        if row is not None and row.manager == "dnf"
+        else "give nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
+        "take modules that Ubuntu signs (nvidia_driver_source: ubuntu)"
+    )
+    yield (
+        f"secure-boot: secure boot is on and the key of modules built by DKMS is not known to be enrolled: {ways}, "
+        "or set preflight_allow_secure_boot: true"
+    )
+
+
+def _no_headers(node: NodeFacts, apt: AptState) -> Iterator[str]:
+    """For the running and the newest kernel. Before the first ``apt-get update`` nobody knows which there are."""
+    for kernel in node.kernels or ():
+        wanted = f"linux-headers-{kernel.release}"
+        matters = kernel.package and (kernel.running or kernel.newest) and not kernel.headers
+        if matters and apt.lists and wanted not in apt.headers:
+            yield f"no-headers: {wanted} is in no apt source of the node: run apt-get update, or take a current kernel"
+
+
+def _misspelt(context: Context) -> Iterator[str]:
+    """Variables that look like ours and are none, with the file that sets them."""
+    root: Path = collection_root()
+    known = (*known_variables(root), *FACTS)
+    for name, near in unknown_variables(context.variables, known, role_prefixes(root)):
+        place = locate(name, list(context.inventories)) or "the variables"
+        yield f"{place}: {name} is no variable of any role" + (f", did you mean {near}?" if near else "")
+
+
+def _notes(node: NodeFacts, stack: Stack) -> Iterator[str]:
+    """What is worth knowing of a node that is not refused."""
+    yield from (warning.text for warning in stack.warnings)
+    reason = node.gap("secure_boot")
+    if reason is not None and stack.module.build == "dkms":
+        yield (
+            f"secure boot could not be determined ({reason}): where it is on, a module built by DKMS loads only after "
+            "its key was enrolled"
+        )

@@ -1,0 +1,56 @@
+"""torch.compile: code made on the spot, and what it gives."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from typing import Any
+
+from gpunode.workload.payload.isolate import Skip, Trouble
+from gpunode.workload.payload.pytorch import capability, device_for, difference, timed, torch_module
+
+
+def _wave(one: Any, other: Any) -> Any:
+    return (one.sin() * other + one * other.cos()).sum(dim=-1)
+
+
+def run(where: str | None, least: str | None) -> dict[str, Any]:
+    """Values of ``frameworks.compile``. Skip without a compiler, and below the compute capability ``least``.
+
+    Raises Trouble where a GPU is there and no capability was named: ours is not to guess.
+    """
+    torch = torch_module()
+    if not hasattr(torch, "compile"):
+        raise Skip(f"PyTorch {torch.__version__} has no torch.compile")
+    device = device_for(torch, where)
+    has = None
+    if device.type == "cuda":
+        has = "{}.{}".format(*capability(torch, device))
+        if least is None:
+            raise Trouble("the settings name no compile_min_capability")
+        if as_pair(has) < as_pair(least):
+            raise Skip(f"compute capability {has}, torch.compile needs {least}")
+    kind = ("g++", "c++", "clang++") if device.type == "cpu" else ("gcc", "cc", "clang")
+    if not any(shutil.which(name) for name in kind):
+        # On a GPU it is Triton's launcher that is compiled, as C.
+        raise Skip(
+            "torch.compile needs a compiler, and the image has none: an image with gcc (a -devel one) tries it, and "
+            "apt-get install gcc in the image brings it"
+        )
+    # One process is enough for one small function, and leaves none behind.
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.compile_threads = 1
+    generator = torch.Generator().manual_seed(1)
+    one, other = (torch.randn(64, 512, generator=generator).to(device) for _ in range(2))
+    found, seconds = timed(torch, device, lambda: torch.compile(_wave)(one, other))
+    return {
+        "device": device.type,
+        "compute_capability": has,
+        "compile_seconds": round(seconds, 3),
+        "max_error": difference(found, _wave(one, other)),
+    }
+
+
+def as_pair(text: str) -> tuple[int, ...]:
+    """``8.6`` as numbers that compare."""
+    return tuple(int(part) for part in str(text).split("."))

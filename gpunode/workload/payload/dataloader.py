@@ -1,0 +1,65 @@
+"""Worker processes that hand batches over shared memory."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any
+
+from gpunode.workload.payload.isolate import Trouble
+from gpunode.workload.payload.pytorch import device_for, torch_module
+
+WORKERS = 2
+BATCH = 64
+BATCHES = 16
+SAMPLE_FLOATS = 16 * 1024
+"""64 KiB a sample, 4 MiB a batch."""
+
+
+class Samples:
+    """A dataset that needs no file: sample ``n`` is full of ``n``."""
+
+    def __init__(self, torch: Any, number: int) -> None:
+        self._torch = torch
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __getitem__(self, number: int) -> Any:
+        return self._torch.full((SAMPLE_FLOATS,), float(number))
+
+
+def run(where: str | None) -> dict[str, Any]:
+    """Values of ``frameworks.dataloader``: batches by worker processes, pinned for a GPU."""
+    torch = torch_module()
+    # The workers are forked from here: CUDA must not have started before they are.
+    pin = where is not None
+    data = importlib.import_module("torch.utils.data")
+    loader = data.DataLoader(
+        Samples(torch, BATCH * BATCHES),
+        batch_size=BATCH,
+        num_workers=WORKERS,
+        pin_memory=pin,
+        multiprocessing_context="fork",
+    )
+    batches = iter(loader)
+    device = device_for(torch, where)
+    started = time.monotonic()
+    pinned, expected = True, 0
+    for batch in batches:
+        pinned = pinned and bool(batch.is_pinned()) if pin else False
+        there = batch.to(device, non_blocking=pin)
+        # Each number comes once and in its order: what arrives is what was sent.
+        for row in (0, BATCH - 1):
+            if float(there[row, -1]) != expected + row:
+                raise Trouble(f"batch {expected // BATCH} arrived with the wrong content")
+        expected += BATCH
+    seconds = time.monotonic() - started
+    return {
+        "device": device.type,
+        "workers": WORKERS,
+        "batches": expected // BATCH,
+        "pinned": pinned,
+        "samples_per_second": round(expected / max(seconds, 1e-9), 1),
+    }

@@ -1,0 +1,82 @@
+"""Which devices compute: every GPU by itself, and every MIG device, for CUDA gives a process one of those alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+BUSY_MIB = 100
+"""More memory than this in use since the GPU was chosen: somebody has started on it. nvidia-smi and NVML count whole
+MiB, and an idle GPU shows a few."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or a MIG device of one."""
+
+    index: int
+    """Of the GPU, in NVML's order."""
+    uuid: str | None
+    gpu_uuid: str | None
+    mig: int | None = None
+    """Of its GPU; None: the whole GPU."""
+    name: str | None = None
+    busy: str | None = None
+    """Why nothing may be started on it."""
+
+    @property
+    def component(self) -> str:
+        """``cuda:3``; ``cuda:3:1`` for MIG device 1 of it."""
+        return f"cuda:{self.index}" if self.mig is None else f"cuda:{self.index}:{self.mig}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes it the only device of a process, before CUDA starts there."""
+        return {"CUDA_VISIBLE_DEVICES": self.uuid or str(self.index)}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Values by which a record says which device it is about."""
+        return {"index": self.index, "uuid": self.uuid, "gpu_uuid": self.gpu_uuid, "mig": self.mig, "name": self.name}
+
+
+def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, Any]) -> list[Device]:
+    """The devices to compute on, from the values of ``versions.nvml`` and ``versions.cuda``.
+
+    ``settings``: ``gpus`` maps the UUIDs of the GPUs that were handed in to the MiB in use on each when it was chosen;
+    others are somebody's, and nothing is started on those. ``force``: busy or not.
+    """
+    gpus = [gpu for gpu in nvml.get("gpus") or () if gpu.get("uuid")]
+    if not gpus:
+        # Without the management library (NVIDIA_DRIVER_CAPABILITIES=compute) CUDA alone tells.
+        gpus = cuda.get("gpus") or []
+    handed = settings.get("gpus") or {}
+    found = []
+    for gpu in gpus:
+        uuid = gpu.get("uuid")
+        foreign = handed and uuid not in handed and str(uuid).startswith("GPU-")
+        if foreign or not visible(uuid):
+            continue
+        busy = None if settings.get("force") else in_use(gpu, handed.get(uuid))
+        if not gpu.get("mig_mode"):
+            found.append(Device(gpu["index"], uuid, uuid, name=gpu.get("name"), busy=busy))
+        for part in gpu.get("mig_devices") or ():
+            found.append(Device(gpu["index"], part.get("uuid"), uuid, part["index"], part.get("name"), busy))
+    return found
+
+
+def visible(uuid: str | None) -> bool:
+    """Whether the variable that this process was started with leaves the GPU in."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or uuid is None or not any(name.strip().startswith("GPU-") for name in chosen.split(",")):
+        return True
+    return any(name.strip() and uuid.startswith(name.strip()) for name in chosen.split(","))
+
+
+def in_use(gpu: dict[str, Any], before: int | None) -> str | None:
+    """Why somebody has started on the GPU since it was chosen; None where nobody has, or it is not known."""
+    now = gpu.get("memory_used_mib")
+    if now is None or before is None or now <= before + BUSY_MIB:
+        return None
+    return f"another process has started on it: {now} MiB are in use, {before} MiB when the GPU was chosen"

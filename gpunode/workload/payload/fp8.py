@@ -1,0 +1,43 @@
+"""A product in 8-bit floating point: Ada, Hopper and later have units for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.pytorch import capability, device_for, synchronize, torch_module
+
+LEAST = (8, 9)
+"""Compute capability from which PyTorch's scaled product runs on NVIDIA GPUs (its own tests ask for it)."""
+ROWS, TERMS, COLUMNS = 1024, 256, 2048
+"""Multiples of 16, as the product wants them; 256 terms of 1, 0 or -1 give whole numbers that bfloat16 holds."""
+
+
+def run(where: str | None) -> dict[str, Any]:
+    """Values of ``frameworks.fp8``. Raises Skip on a GPU, and in a PyTorch, without."""
+    torch = torch_module()
+    device = device_for(torch, where)
+    if device.type != "cuda":
+        raise Skip("a processor has no units for FP8")
+    if capability(torch, device) < LEAST:
+        has = "{}.{}".format(*capability(torch, device))
+        raise Skip(f"compute capability {has}, FP8 begins with {LEAST[0]}.{LEAST[1]}")
+    if not hasattr(torch, "float8_e4m3fn") or not hasattr(torch, "_scaled_mm"):
+        raise Skip(f"PyTorch {torch.__version__} has no product in FP8")
+    generator = torch.Generator().manual_seed(1)
+    one = torch.randint(-1, 2, (ROWS, TERMS), generator=generator).float()
+    other = torch.randint(-1, 2, (COLUMNS, TERMS), generator=generator).float()
+    scale = torch.ones((), device=device)
+    # The second matrix is wanted column by column: rows of its transpose.
+    found = torch._scaled_mm(
+        one.to(device).to(torch.float8_e4m3fn),
+        other.to(device).to(torch.float8_e4m3fn).t(),
+        scale_a=scale,
+        scale_b=scale,
+        out_dtype=torch.bfloat16,
+    )
+    if isinstance(found, tuple):
+        # Until PyTorch 2.4 the largest value came with it.
+        found = found[0]
+    synchronize(torch, device)
+    return {"device": "cuda", "wrong": int((found.float().cpu() != one @ other.t()).sum())}

@@ -1,0 +1,59 @@
+"""A large product in half precision: the tensor cores at work, and every element of the result compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.workload.payload.pytorch import device_for, half_precision, timed, torch_module
+
+SIZE = 8192
+"""On a GPU: 1.1 TFLOP a round, 0.5 GiB for all matrices."""
+SIZE_ON_PROCESSOR = 512
+STRIDE = 32
+"""Of a row every 32nd element is not 0: at most 256 terms of 1 or -1, so that every partial sum is a whole number that
+bfloat16 holds exactly, whatever the order in which they are added."""
+ROUNDS = 5
+
+
+def run(where: str | None) -> dict[str, Any]:
+    """Values of ``frameworks.matmul``: the same product several times, each beside the processor's."""
+    torch = torch_module()
+    device = device_for(torch, where)
+    dtype = half_precision(torch, device)
+    size = SIZE if device.type == "cuda" else SIZE_ON_PROCESSOR
+    one, other = sparse(torch, size), signs(torch, size, size)
+    wanted = product(torch, one, other).to(dtype).to(device)
+    there, with_it = one.to(dtype).to(device), other.to(dtype).to(device)
+    wrong, seconds = 0, []
+    for _ in range(ROUNDS):
+        found, took = timed(torch, device, lambda: there @ with_it)
+        seconds.append(took)
+        wrong += int((found != wanted).sum())
+    return {
+        "device": device.type,
+        "dtype": str(dtype).replace("torch.", ""),
+        "size": size,
+        "rounds": ROUNDS,
+        "wrong": wrong,
+        "seconds": round(min(seconds), 6),
+    }
+
+
+def signs(torch: Any, rows: int, columns: int) -> Any:
+    """A matrix of 1 and -1."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 2, (rows, columns), generator=generator).float().mul_(2).sub_(1)
+
+
+def sparse(torch: Any, size: int) -> Any:
+    """1 and -1 in the columns that leave the same rest as the row, 0 elsewhere."""
+    rests = torch.arange(size) % STRIDE
+    return signs(torch, size, size).mul_(rests[:, None] == rests[None, :])
+
+
+def product(torch: Any, one: Any, other: Any) -> Any:
+    """The product on the processor, by the parts that are not 0: a 32nd of the work."""
+    found = torch.empty_like(other)
+    for rest in range(STRIDE):
+        found[rest::STRIDE] = one[rest::STRIDE, rest::STRIDE] @ other[rest::STRIDE]
+    return found

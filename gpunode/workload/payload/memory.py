@@ -1,0 +1,51 @@
+"""The memory of a GPU: most of it is taken, written and read back, twice with opposite bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.pytorch import device_for, torch_module
+
+PIECE_BYTES = 256 * 2**20
+SPARE = 8
+"""A part of what is free stays so: for the allocator, and for what the comparison itself needs."""
+PATTERNS = (0x5A5A5A5A, ~0x5A5A5A5A)
+
+
+def run(where: str | None) -> dict[str, Any]:
+    """Values of ``frameworks.memory``: what the device has, what was tested of it, and how the allocator kept count."""
+    torch = torch_module()
+    device = device_for(torch, where)
+    if device.type != "cuda":
+        raise Skip("there is no GPU whose memory could be looked at")
+    free, total = torch.cuda.mem_get_info(device)
+    piece_bytes = min(PIECE_BYTES, free // 32)
+    words = piece_bytes // 4
+    # Each word holds its own place, so that an address line that is dead shows too.
+    places = torch.arange(words, dtype=torch.int32, device=device)
+    spare = max(free // SPARE, 4 * piece_bytes)
+    pieces = [torch.empty_like(places) for _ in range(max(1, (free - spare) // piece_bytes))]
+    wrong = sum(tested(torch, places, pieces, pattern) for pattern in PATTERNS)
+    torch.cuda.synchronize(device)
+    stats = torch.cuda.memory_stats(device)
+    return {
+        "device": "cuda",
+        "total_mib": total // 2**20,
+        "free_mib": free // 2**20,
+        "tested_mib": len(pieces) * piece_bytes // 2**20,
+        "wrong": wrong,
+        "peak_mib": int(stats["allocated_bytes.all.peak"]) // 2**20,
+        "reserved_mib": int(stats["reserved_bytes.all.current"]) // 2**20,
+    }
+
+
+def tested(torch: Any, places: Any, pieces: list[Any], pattern: int) -> int:
+    """Write every piece, then read every piece; how many words came back wrong."""
+    for number, piece in enumerate(pieces):
+        torch.bitwise_xor(places, pattern ^ number, out=piece)
+    wrong = 0
+    for number, piece in enumerate(pieces):
+        piece.bitwise_xor_(places)
+        wrong += int((piece != (pattern ^ number)).sum())
+    return wrong

@@ -1,0 +1,242 @@
+"""One run of the payload: which parts, on which devices, in which processes, and the records of them."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpunode.workload.payload import (
+    amp,
+    collective,
+    compiled,
+    convolution,
+    dali,
+    dataloader,
+    fp8,
+    image,
+    kernel,
+    libcuda,
+    matmul,
+    memory,
+    nvml,
+    peers,
+    pytorch,
+    tensor,
+    tf,
+)
+from gpunode.workload.payload.devices import Device, computing
+from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
+
+SCHEMA = "gpunode.record/1"
+TESTS = ("versions", "gpus", "frameworks")
+AT_ONCE = 8
+"""Devices that are worked on side by side: MIG makes up to 56 of them."""
+HOLD_S = 60.0
+ON_EACH: tuple[tuple[str, Callable[..., dict[str, Any]], float], ...] = (
+    ("frameworks.tensor", tensor.run, 180),
+    ("frameworks.amp", amp.run, 180),
+    ("frameworks.matmul", matmul.run, 240),
+    ("frameworks.cudnn", convolution.run, 180),
+    ("frameworks.fp8", fp8.run, 180),
+    ("frameworks.memory", memory.run, 300),
+)
+"""Parts of PyTorch that every device runs, those first without which the others are worth nothing."""
+
+
+class Session:
+    """What one run knows of the image and of the devices.
+
+    ``settings``: ``compile_min_capability``, the compute capability that torch.compile needs; ``gpus`` and ``force``,
+    see devices.computing; ``user_site``, packages of the user who runs it count.
+    """
+
+    def __init__(self, settings: dict[str, Any], clock: Clock, folder: str | None = None) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._folder = folder
+        self._devices: list[Device] = []
+        self._torch = Outcome(0.0)
+
+    @property
+    def _idle(self) -> list[Device]:
+        return [device for device in self._devices if device.busy is None]
+
+    def records(self, tests: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """All records of the tests, as they come."""
+        wanted = set(tests)
+        if "versions" in wanted:
+            yield from self._node(Task("versions.system", image.system, (), 30))
+            yield from self._node(Task("versions.limits", image.limits, (), 30))
+        # What the devices are is looked at for every test, and told where it is asked for.
+        looked: dict[str, Outcome] = {}
+        for name, look, limit_s in (("versions.nvml", nvml.versions, 60), ("versions.cuda", libcuda.versions, 120)):
+            # Where /proc shows no module inside, NVML says which one it talks to.
+            module = (looked["versions.nvml"].values.get("driver_version"),) if looked else ()
+            for job, each, outcome in run_jobs([Job((Task(name, look, module, limit_s),))], 1, self._clock):
+                looked[name] = outcome
+                if "versions" in wanted:
+                    yield record(each, job, outcome)
+        management = looked["versions.nvml"].values
+        self._devices = computing(management, looked["versions.cuda"].values, self._settings)
+        with nvml.held(self._clock.left(HOLD_S)) if management.get("gpus") else contextlib.nullcontext():
+            yield from self._after(wanted)
+
+    def _after(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
+        if wanted & {"versions", "frameworks"}:
+            task = Task("versions.torch", pytorch.versions, (), 180)
+            # Among MIG devices a process has to be left one: PyTorch counts the cards, and finds a single device.
+            divided = [device for device in self._idle if device.mig is not None]
+            environment = divided[0].environment if divided else {}
+            for job, each, outcome in run_jobs([Job((task,), environment=environment)], 1, self._clock):
+                self._torch = outcome
+                if "versions" in wanted:
+                    yield record(each, job, outcome)
+        if "versions" in wanted:
+            yield from self._node(Task("versions.tensorflow", tf.versions, (), 180), self._all())
+        if "gpus" in wanted:
+            yield from self._kernels()
+        if "frameworks" in wanted:
+            yield from self._frameworks()
+
+    def _node(self, task: Task, environment: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        job = Job((task,), environment=environment or {})
+        for _, each, outcome in run_jobs([job], 1, self._clock):
+            yield record(each, job, outcome)
+
+    def _all(self) -> dict[str, str]:
+        """What leaves a process all devices that it can have: every whole GPU, else the first MIG device."""
+        idle = self._idle
+        whole = [device for device in idle if device.mig is None]
+        if not idle or (len(whole) == len(self._devices) and all(device.uuid is None for device in whole)):
+            return {}
+        if not whole:
+            return idle[0].environment
+        return {"CUDA_VISIBLE_DEVICES": ",".join(device.environment["CUDA_VISIBLE_DEVICES"] for device in whole)}
+
+    def _kernels(self) -> Iterator[dict[str, Any]]:
+        jobs = []
+        for device in self._devices:
+            task = Task("gpus.kernel", kernel.run, (device.uuid,), 120)
+            job = Job((task,), device.component, device.identity, device.environment)
+            if device.busy is not None:
+                yield record(task, job, Outcome(0.0, "cuda", undetermined=device.busy))
+            else:
+                jobs.append(job)
+        for job, task, outcome in run_jobs(jobs, AT_ONCE, self._clock):
+            yield record(task, job, outcome)
+
+    def _frameworks(self) -> Iterator[dict[str, Any]]:
+        """PyTorch on every device, or once on the processor; then what needs one device or all of them together."""
+        built = self._torch.values.get("cuda") is not None and self._torch.skipped is None
+        idle = self._idle if built else []
+        where = idle[0].uuid or idle[0].component if idle else None
+        least = self._settings.get("compile_min_capability")
+        alone = (
+            Task("frameworks.compile", compiled.run, (where, least), 420),
+            Task("frameworks.dataloader", dataloader.run, (where,), 180),
+        )
+        reason = self._no_torch(built)
+        if reason is not None:
+            groups = (Task("frameworks.p2p", peers.run), Task("frameworks.collective", collective.rank))
+            job = Job((*tasks_of(ON_EACH, None), *alone, *groups))
+            for task in job.tasks:
+                yield record(task, job, Outcome(0.0, skipped=reason))
+        else:
+            jobs = [
+                Job(
+                    tasks_of(ON_EACH, device.uuid or device.component),
+                    device.component,
+                    device.identity,
+                    device.environment,
+                )
+                for device in idle
+            ] or [Job(tasks_of(ON_EACH, None))]
+            for job, task, outcome in run_jobs(jobs, AT_ONCE, self._clock):
+                yield record(task, job, outcome)
+            first = idle[0] if idle else None
+            # Each in a process of its own: workers are not forked from one in which CUDA runs.
+            pair = [Job((task,), environment=first.environment if first else {}) for task in alone]
+            for job, task, outcome in run_jobs(pair, 1, self._clock):
+                yield record(task, job, outcome)
+            yield from self._together([device for device in idle if device.mig is None], on_gpus=bool(idle))
+        yield from self._node(Task("frameworks.tensorflow", tf.run, (), 300), self._all())
+        yield from self._node(Task("frameworks.dali", dali.run, (), 180), self._all())
+
+    def _no_torch(self, built: bool) -> str | None:
+        """Why no part of PyTorch is tried; None where they are."""
+        if self._torch.skipped is not None:
+            return self._torch.skipped
+        if self._torch.undetermined is not None:
+            return f"PyTorch did not come to run (record versions.torch): {self._torch.undetermined}"
+        if self._torch.error is not None:
+            return None
+        if built and self._devices and not self._idle:
+            return f"no GPU is idle any more: {self._devices[0].busy}"
+        if built and not self._devices:
+            return "there is no GPU that PyTorch may compute on (records versions.nvml and versions.cuda)"
+        return None
+
+    def _together(self, whole: list[Device], *, on_gpus: bool) -> Iterator[dict[str, Any]]:
+        """Copies between GPUs, and an all-reduce over all of them; by Gloo on a processor."""
+        job = Job((), environment=self._all() if on_gpus else {})
+        peer = Task("frameworks.p2p", peers.run, ([device.uuid or "" for device in whole],), 240)
+        reduce = Task("frameworks.collective", collective.rank, (), collective.WAIT_S + 120)
+        if on_gpus and len(whole) < 2:
+            reason = "MIG devices do not talk to each other" if not whole else "there is one GPU alone"
+            for task in (peer, reduce):
+                yield record(task, job, Outcome(0.0, skipped=reason))
+            return
+        if on_gpus:
+            yield from self._node(peer, job.environment)
+        else:
+            yield record(peer, job, Outcome(0.0, skipped="there are no GPUs to copy between"))
+        yield record(reduce, job, self._reduced(reduce, len(whole) if on_gpus else 2, job.environment, on_gpus=on_gpus))
+
+    def _reduced(self, task: Task, size: int, environment: dict[str, str], *, on_gpus: bool) -> Outcome:
+        backend = "nccl" if on_gpus else "gloo"
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-", dir=self._folder))
+            except OSError as err:
+                return Outcome(0.0, undetermined=f"no folder for the ranks to meet in: {err}")
+            jobs = [
+                Job(
+                    (Task(task.name, collective.rank, (number, size, folder, backend), task.limit_s),),
+                    str(number),
+                    environment=environment,
+                )
+                for number in range(size)
+            ]
+            found = {job.component: outcome for job, _, outcome in run_jobs(jobs, size, self._clock)}
+        return collective.together([found[str(number)] for number in range(size)], backend, size)
+
+
+def tasks_of(parts: Iterable[tuple[str, Callable[..., dict[str, Any]], float]], where: str | None) -> tuple[Task, ...]:
+    """The parts for one device, None for the processor."""
+    return tuple(Task(name, run, (where,), limit_s) for name, run, limit_s in parts)
+
+
+def record(task: Task, job: Job, outcome: Outcome) -> dict[str, Any]:
+    """The record as it is printed; the launcher adds the container."""
+    fell = outcome.error is not None or outcome.undetermined is not None
+    return {
+        "record": task.name,
+        "schema": SCHEMA,
+        "device": outcome.device or (default_device(job) if fell else "cpu"),
+        "component": job.component,
+        "seconds": outcome.seconds,
+        "values": {**{key: value for key, value in job.identity.items() if value is not None}, **outcome.values},
+        "error": outcome.error,
+        "skipped": outcome.skipped,
+        "undetermined": outcome.undetermined,
+        "container": None,
+        "simulated": False,
+    }
+
+
+def default_device(job: Job) -> str:
+    """What a part without a result was meant for: the GPU where there is one."""
+    return "cuda" if job.identity or Path("/dev/nvidiactl").exists() else "cpu"

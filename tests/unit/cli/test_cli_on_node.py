@@ -1,0 +1,193 @@
+"""``gpunode validate --on-node``: what a scheduler's prolog calls; within its budget, whatever the node does."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
+
+from bundles import hgx
+from jsonschema import Draft202012Validator
+
+from gpunode.checks import Finding, Identity, Stack, State, Status, registry
+from gpunode.cli import on_node, run
+from gpunode.cli.on_node_verdict import Judging, slurm_line, within_budget
+from gpunode.cli.schema import from_file
+from gpunode.facts import facts_from_bundle
+from gpunode.probe.bundle import Bundle
+from gpunode.probe.script import Probe
+from gpunode.report import NodeReport, judged
+
+SMI_CUT = "nvidia-smi -q -x: no answer within 1.2 s, which was left of the time for the whole probe"
+
+
+def node(*findings: Finding) -> NodeReport:
+    return judged("n", Identity(simulated=False, stack=Stack(), gpus=()), findings, 1.0)
+
+
+def about(check: str, status: str, message: str = "so", component: str = "node", state: str = "none") -> Finding:
+    return Finding(
+        check=check, status=Status(status), component=component, message=message, recommended_state=State(state)
+    )
+
+
+@pytest.mark.parametrize(
+    ("findings", "line"),
+    [
+        ((about("a.b", "pass"), about("a.c", "skip")), "none: 1 passed, 1 skipped"),
+        ((about("a.b", "pass"), about("a.c", "skip", "not run: x")), "none: 1 passed, 1 skipped, 1 of them not run"),
+        ((about("a.c", "skip", "not run: x"),), "unknown: 0 passed, 1 skipped, 1 of them not run"),
+        ((about("host.time", "warn", "2 s off", state="observe"),), "observe: host.time: 2 s off"),
+        ((about("host.environment", "warn", "LD_PRELOAD"),), "none: host.environment: LD_PRELOAD"),
+        (
+            (
+                about("driver.held", "fail", "3 not held", state="observe"),
+                about("gpu.xid", "fail", 'Xid 79 "so"\nand', "gpu3", "drain"),
+                about("host.time", "error", "not known"),
+            ),
+            "drain: gpu.xid gpu3: Xid 79 'so' and (and 2 more)",
+        ),
+        (
+            (about("host.time", "warn", "2 s off", state="observe"), about("gpu.xid", "error", "no log")),
+            "unknown: gpu.xid: no log",
+        ),
+    ],
+)
+def test_slurm_gets_one_line(findings: tuple[Finding, ...], line: str) -> None:
+    assert slurm_line(node(*findings)) == line
+
+
+def test_a_long_reason_is_cut_and_still_counts_the_others() -> None:
+    line = slurm_line(node(about("gpu.xid", "fail", "x" * 900, state="drain"), about("gpu.mig", "fail", state="drain")))
+    assert len(line) < 220
+    assert line.endswith("(and 1 more)")
+
+
+def test_what_the_budget_cut_off_was_not_run_but_nvidia_smi_itself_is_not_known() -> None:
+    cut = within_budget(about("nvlink.state", "error", SMI_CUT), smi_cut=False)
+    assert (cut.status, cut.message.startswith("not run: ")) == (Status.SKIP, True)
+    assert within_budget(about("driver.tools-answer", "error", SMI_CUT), smi_cut=False).status is Status.SKIP
+    assert within_budget(about("driver.tools-answer", "error", SMI_CUT), smi_cut=True).status is Status.ERROR
+    assert within_budget(about("host.time", "error", "timedatectl failed"), smi_cut=True).status is Status.ERROR
+    assert within_budget(about("host.time", "fail", SMI_CUT), smi_cut=True).status is Status.FAIL
+
+
+def verdict(bundle: dict[str, Any], seconds: float = 60) -> Any:
+    judging = Judging(None, None, (), ())
+    return judging.report(json.dumps(bundle).encode(), until=time.monotonic() + seconds, seconds=1.0).nodes[0]
+
+
+def test_a_saved_node_is_judged_as_it_is_elsewhere() -> None:
+    found = verdict(hgx())
+    facts = facts_from_bundle(Bundle.model_validate(hgx()))
+    assert found.status is Status.PASS
+    quick = {check.id for check in registry if check.level == "quick"}
+    assert {finding.check for finding in found.findings} == quick
+    assert facts.smi is not None
+
+
+def test_checks_for_which_no_time_is_left_are_named() -> None:
+    found = verdict(hgx(), seconds=-1)
+    assert {finding.message for finding in found.findings} == {"not run: the time was used up"}
+    assert slurm_line(found).startswith("unknown: 0 passed")
+
+
+def fake_node(folder: Path, smi: str) -> Probe:
+    """A root with a loaded driver, and a nvidia-smi that is this shell script."""
+    version = folder / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n")
+    tools = folder / "bin"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    return Probe(root=str(folder), path=f"{tools}:/usr/bin:/bin", budget_s=1.5)
+
+
+def test_the_probe_keeps_its_budget_where_a_tool_is_slow(tmp_path: Path) -> None:
+    probe = fake_node(tmp_path, "exec sleep 30")
+    started = time.monotonic()
+    bundle = probe.collect()
+    assert time.monotonic() - started < 4
+    commands = bundle["commands"]
+    assert "left of the time for the whole probe" in commands["nvidia-smi-xml"]["stderr"]
+    assert commands["nvidia-smi-topo"]["stderr"].startswith("not run:")
+    smi = hgx()["commands"] | {key: commands[key] for key in commands if key.startswith("nvidia-smi")}
+    found = verdict(hgx() | {"commands": smi})
+    statuses = {finding.check: finding.status for finding in found.findings}
+    assert statuses["driver.tools-answer"] is Status.ERROR
+    assert {status for check, status in statuses.items() if check.startswith("nvlink.")} == {Status.SKIP}
+    # Without nvidia-smi's answer no job should find out what is wrong.
+    assert slurm_line(found).startswith("drain: driver.tools-answer: ")
+
+
+def test_it_judges_this_machine_in_the_published_format(capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["validate", "--on-node", "--budget", "60s", "--format", "json"])
+    document = json.loads(capsys.readouterr().out)
+    Draft202012Validator(json.loads(from_file("report"))).validate(document)
+    (found,) = document["nodes"]
+    assert found["host"] == os.uname().nodename
+    assert code == {"pass": 0, "warn": 0, "fail": 1}.get(document["status"], 3)
+    assert not [one for one in found["findings"] if one["message"].startswith("not run")]
+
+
+def test_a_probe_that_hangs_costs_the_budget_and_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    mark = tmp_path / "pid"
+    script.write_text(
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    monkeypatch.setattr(on_node, "SCRIPT", script)
+    started = time.monotonic()
+    code = run(["validate", "--on-node", "--budget", "2s", "--format", "slurm"])
+    assert time.monotonic() - started < 2 + 4
+    out = capsys.readouterr().out
+    assert code == 3
+    assert out.startswith("drain: node.reachable: the probe did not end within the budget")
+    assert out.count("\n") == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "soon"], '"soon" is not a duration (examples: 5, 5s, 2m)'),
+        (["--budget", "0.1"], "0.1 is not in the range"),
+        (["--format", "xml"], "xml"),
+        (["--select", "gpu.cuont"], "did you mean gpu.count"),
+        (["--policy", "/nowhere.yml"], "No such file"),
+        (["--level", "deep"], "--level"),
+        (["some-host"], "some-host"),
+    ],
+)
+def test_wrong_usage_is_refused_with_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["validate", "--on-node", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1, err
+    assert said in err
+
+
+def test_nothing_that_a_prolog_does_not_need_is_loaded() -> None:
+    """Before the probe starts nothing heavy; for the verdict no SSH, no Docker, no Ansible, no rich."""
+    code = (
+        "import sys, gpunode.cli.root, gpunode.cli.on_node\n"
+        "first = {'pydantic', 'yaml', 'rich', 'gpunode.checks'} & set(sys.modules)\n"
+        "import gpunode.cli.on_node_verdict as verdict\n"
+        "verdict.Judging(None, None, (), ())\n"
+        "then = {'fabric', 'docker', 'ansible', 'ClusterShell', 'rich', 'paramiko', 'jinja2'} & set(sys.modules)\n"
+        "print(sorted(first), sorted(then))\n"
+    )
+    argv = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(argv, check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout == "[] []\n"
