@@ -176,8 +176,10 @@ def _packages(
     never = (*(row.name for row in stack.packages if row.component in WITH_DRIVER), *DRIVER_PACKAGES)
     install, wait = tuple(found.install), int(settings["lock_wait_s"])
     if state.apt is None:
+        # The configuration of a major comes with its toolkits; what came is locked.
+        own = tuple(entry for entry in install if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None)
         return DnfChange(
-            install=install,
+            install=own,
             never=never,
             lock=lock_lines(state.installed, found.hold),
             lock_mark=LOCK_MARK,
