@@ -42,6 +42,13 @@ class Chip(Row):
     compute_capability: Capability
 
 
+NVLINK_LINE_GB_PER_S: Mapping[int, float] = {2: 25.781, 3: 25.0, 4: 26.562, 5: 53.125}
+"""What nvidia-smi prints for one full link in one direction, by NVLink generation: its line rate, which the link's
+coding makes up to 6 % more than the data sheet gives. Printed by V100, A100, H100, H200 and B300; NVIDIA Health
+Validation expects 26.562 of H100 and 53.125 of GB200 and GB300."""
+_SAME_LINK = 0.1
+
+
 class NvLink(Part):
     """One GPU's own NVLink. ``gb_per_s`` is the total of both directions and all links."""
 
@@ -49,6 +56,17 @@ class NvLink(Part):
     links: int
     gb_per_s: float
     form: Literal["sxm", "bridge", "module", "rack"]
+
+    @property
+    def sheet_gb_per_s(self) -> float:
+        """One link in one direction by the data sheet."""
+        return self.gb_per_s / self.links / 2
+
+    @property
+    def line_gb_per_s(self) -> float | None:
+        """One link in one direction as nvidia-smi prints it; None where nothing is known of links of such a rate."""
+        line = NVLINK_LINE_GB_PER_S.get(self.gen)
+        return line if line is not None and abs(line / self.sheet_gb_per_s - 1) <= _SAME_LINK else None
 
 
 class Pcie(Part):
@@ -188,6 +206,8 @@ class Platform(Row):
     nics: int | None = None
     """Network ports meant for GPU traffic."""
     min_driver: Version | None = None
+    numa_nodes: int | None = None
+    """As the kernel counts them where the GPUs' memory is part of the system's; None: no source says."""
     virtual: bool = False
     """A virtual machine: no verdict on PCIe paths there."""
 
@@ -225,6 +245,8 @@ class Xid(Row):
     ]
     follow: Words = ()
     """Xids that decide instead where they are seen too."""
+    cancelled_by: Words = ()
+    """Xids that end what this one reports."""
     recovery_reported_since: int | None = None
     """Driver branch from which Xid 154 names the recovery action for it."""
     older: OlderXid | None = None

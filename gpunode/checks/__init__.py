@@ -1,6 +1,7 @@
 """The check registry. Importing this package registers every check."""
 
 from gpunode.checks import (  # noqa: F401
+    bmc,
     containers,
     driver,
     fabric,
@@ -18,11 +19,16 @@ from gpunode.checks import (  # noqa: F401
     node,
     nvlink,
     packages,
+    power,
+    processors,
     rdma,
+    rdma_links,
+    rdma_setup,
     thermal,
     upkeep,
     wheels,
     xids,
+    xids_earlier,
 )
 from gpunode.checks.actions import Action, State
 from gpunode.checks.identity import Gpu, Identity, Stack, identify

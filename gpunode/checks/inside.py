@@ -21,6 +21,13 @@ from gpunode.facts.models.workload import (
 )
 from gpunode.facts.node import NodeFacts
 
+FABRIC = "Fabric manager is not ready: role nvidia_fabric; driver.* and fabric.* checks say more."
+SELINUX = (
+    "setsebool -P container_use_devices on lets containers use the GPUs' device files; ausearch -m avc -ts recent "
+    "shows what was refused."
+)
+NO_PERMISSION = 4
+"""Of NVML (NVIDIA/nvidia-container-toolkit issue 33)."""
 NOT_READY = 802
 ARGUMENTS = "gpunode env --format docker-args HOST prints the arguments for docker run."
 ON_HOST = "on the host itself, in no container"
@@ -118,20 +125,21 @@ def _untold(node: NodeFacts, answer: Verdict) -> Verdict:
 
 
 def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> Verdict:
+    record, values = next(_container(node), (None, ContainerValues()))
     for name, result, said in (("NVML", nvml.result, nvml.result_name), ("CUDA", cuda.result, cuda.result_name)):
         if result != 0:
-            remedy = "Fabric manager is not ready: role nvidia_fabric; driver.* and fabric.* checks say more."
-            return Verdict(
-                Status.FAIL,
-                f"{name} does not start inside: {said or 'error'} ({result})",
-                remedy=remedy if result == NOT_READY else None,
-            )
-    record, values = next(_container(node), (None, ContainerValues()))
+            what = f"{name} does not start inside: {said or 'error'} ({result})"
+            if result == NO_PERMISSION and "selinux" in values.security:
+                return Verdict(Status.FAIL, f"{what}; SELinux confines containers here", remedy=SELINUX)
+            return Verdict(Status.FAIL, what, remedy=FABRIC if result == NOT_READY else None)
     # On the host itself NVML shows all GPUs, whichever the payload was given.
     alone = record is not None and record.container is None
-    lost = [f"{_name(node, gpu)} ({gpu.result_name or gpu.result})" for gpu in nvml.gpus if gpu.result != 0]
+    lost = [gpu.result_name or str(gpu.result) for gpu in nvml.gpus if gpu.result != 0]
     if lost:
-        return Verdict(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {listed(lost)}")
+        seen = {gpu.uuid for gpu in nvml.gpus}
+        names = [gpu_named(node, uuid) or uuid for uuid in values.uuids or () if uuid not in seen]
+        which = listed(names) or counted(len(lost), "GPU")
+        return Verdict(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {which} ({lost[0]})")
     wrong = _others(node, nvml, values, alone=alone)
     if wrong is not None:
         return wrong

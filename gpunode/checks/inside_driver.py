@@ -200,8 +200,17 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
     told = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
     if number <= own:
         return told(Status.PASS, f"{what}; driver {driver} runs up to {own}")
-    if any(values.forward_compat and values.result == 0 for values in _cuda(node)):
-        return told(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat carries the rest")
+    carried = [
+        _series(values.cuda_version or "") for values in _cuda(node) if values.forward_compat and not values.result
+    ]
+    for most in carried:
+        if most is not None and number <= most:
+            return told(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat up to {most}")
+        if most is not None and number.major == most.major:
+            return told(
+                Status.WARN,
+                f"{what}; cuda-compat runs up to {most}: minor-version compatibility, without PTX of the newer CUDA",
+            )
     major = catalog.cuda_majors.get(str(number.major))
     if number.major == own.major and major is not None and Version(driver) >= Version(major.floor):
         return told(

@@ -98,6 +98,8 @@ class Expectation(BaseModel):
     """InfiniBand and RoCE ports that are active."""
     nic_rate_gbit_per_s: float | None = Field(None, gt=0)
     """The least rate of each of them."""
+    nic_firmware: list[str] | None = Field(None, min_length=1)
+    """Firmware versions that their adapters may have."""
 
 
 @dataclass(frozen=True)

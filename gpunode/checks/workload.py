@@ -128,7 +128,12 @@ def record_check(  # noqa: PLR0913
             if ended is not None:
                 yield ended
             elif not found:
-                yield Verdict(Status.ERROR, f"there is no record {record}: the payload did not come that far")
+                pointer = explained(node, after)
+                missing = f"there is no record {record}"
+                if pointer is not None:
+                    yield Verdict(Status.SKIP, f"{missing} ({pointer})")
+                else:
+                    yield Verdict(Status.ERROR, f"{missing}: the payload did not come that far")
             else:
                 for each in found:
                     yield from _judged(each, node)

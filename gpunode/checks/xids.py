@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.catalog import GpuMatch, load
@@ -11,6 +11,9 @@ from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
+from gpunode.checks.xid_incidents import GAP, Incident, by_gpu, cancelled, incidents
+from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
+from gpunode.checks.xid_registers import SOURCE as REGISTERS
 from gpunode.facts.node import KernelEvent, NodeFacts
 
 SOURCE = "catalog (xids.yml)"
@@ -18,6 +21,7 @@ BAD = ("critical", "high")
 HARMLESS = ("info", "low")
 APPLICATIONS_OWN: tuple[str, ...] = ("none",)
 """An Xid that an application caused calls for nothing on the node."""
+BY_SEVERITY = (Status.FAIL, Status.WARN, Status.PASS)
 LOG_REMEDY = "journalctl -k -b shows the lines around it."
 RECOVERY = 154
 """The Xid that is no fault of its own: it says what a GPU needs after others, or that it needs nothing any more."""
@@ -56,43 +60,81 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     needs_gpu=True,
     means="The driver reported no error (Xid) of a GPU since the boot. Each number is judged by its meaning on the "
     "GPU's model: those of applications warn, those of hardware fail; one of which the meaning there is not sure "
-    "warns. 154 is judged by the recovery action that it last names.",
+    "warns. A burst is one incident, judged by its most severe Xid. One that a later Xid cancels (163 by 162) is over; "
+    "74 is judged by the registers that it prints; 154 by the recovery action that it last names.",
     remedy=LOG_REMEDY,
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
     scope="gpu",
+    thresholds=(GAP, ECC_MOST, REPEATED),
 )
 def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
     events = [event for event in _events(node, "xid") if event.xid is not None]
     if not events:
         yield nothing_found(node, "Xid")
         return
-    together: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
-    for event in events:
-        together[_gpu_of(node, event), event.xid or 0].append(event)
     lost = lost_gpus(node)
-    for (component, number), same in sorted(together.items()):
-        verdict = _xid_verdict(component, number, same, _model_of(node, same[-1]))
-        explained = number in OF_A_LOST_GPU and same[-1].pci_bus_id in lost and verdict.status is not Status.PASS
-        yield _left_to_answers(verdict) if explained else verdict
+    found = sorted((gpu_of(node, its[0]), its) for its in by_gpu(events).values())
+    for component, its in found:
+        for number, verdict in _of_gpu(component, its, model_at(node, its[-1])):
+            explained = number in OF_A_LOST_GPU and its[-1].pci_bus_id in lost and verdict.status is not Status.PASS
+            yield _left_to_answers(verdict) if explained else verdict
 
 
 def _left_to_answers(verdict: Verdict) -> Verdict:
     return Verdict(Status.SKIP, f"{verdict.message} ({ANSWERS})", verdict.component, measured=verdict.measured)
 
 
-def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: GpuMatch | None) -> Verdict:
+def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> Iterator[tuple[int, Verdict]]:
+    """Yield a verdict for each Xid that leads an incident, and one for the recovery action."""
+    over = cancelled(its)
+    led: dict[int, list[Incident]] = defaultdict(list)
+    for incident in incidents([event for event in its if event.xid != RECOVERY]):
+        numbers = dict.fromkeys(event.xid or 0 for event in incident)
+        ranks = {number: _rank(number, incident, model, over) for number in numbers}
+        led[min(numbers, key=lambda number: ranks[number])].append(incident)
+    for number, bursts in sorted(led.items()):
+        others = tuple(sorted({event.xid or 0 for burst in bursts for event in burst} - {number}))
+        same = [event for burst in bursts for event in burst if event.xid == number]
+        verdict = xid_verdict(component, number, same, model, others)
+        if number in over:
+            message = f"{verdict.message}; over: Xid {over[number]} followed"
+            verdict = replace(verdict, status=Status.PASS, message=message)
+        elif len(bursts) > 1:
+            verdict = replace(verdict, message=f"{verdict.message} (in {len(bursts)} incidents)")
+        yield number, verdict
+    recovery = [event for event in its if event.xid == RECOVERY]
+    if recovery:
+        yield RECOVERY, xid_verdict(component, RECOVERY, recovery, model)
+
+
+def _rank(number: int, incident: Incident, model: GpuMatch | None, over: Mapping[int, int]) -> int:
+    """The more severe, the smaller."""
+    same = [event for event in incident if event.xid == number]
+    alone = all(event.xid == number for event in incident)
+    status = xid_verdict("", number, same, model, () if alone else (0,)).status
+    return len(BY_SEVERITY) if number in over else BY_SEVERITY.index(status)
+
+
+def xid_verdict(
+    component: str, number: int, events: list[KernelEvent], model: GpuMatch | None, others: tuple[int, ...] = ()
+) -> Verdict:
+    """Judge all lines of one Xid of one GPU. ``others``: the Xids that came in the same incidents."""
     row = load().xid(number)
     known = row.on(model.common.get("compute_capability") if model else None) if row else None
     last = events[-1]
-    often = f", {len(events)} times" if len(events) > 1 else ""
+    distinct = len({event.message for event in events})
+    often = f", {len(events)} times{f' ({distinct} distinct)' if distinct > 1 else ''}" if len(events) > 1 else ""
     when = f", last at {last.time}" if last.time else ""
     who = f", process {last.process}" if last.process else ""
+    beside = f"; in the same incident: Xid {listed([str(other) for other in others])}" if others else ""
+    told = Verdict(
+        Status.WARN, "", component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
+    )
     if known is None or known.severity == "unused":
         said = f" ({last.message})" if last.message else ""
-        message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}"
-        told = Verdict(Status.WARN, message, component, expected=0, measured=len(events), unit="events", source=SOURCE)
-        return replace(told, actions=("open_support_case",))
+        message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}{beside}"
+        return replace(told, message=message, actions=("open_support_case",))
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
     meaning = known.meaning
     if not known.sure("severity"):
@@ -105,18 +147,25 @@ def _xid_verdict(component: str, number: int, events: list[KernelEvent], model: 
         status = Status.PASS if RECOVERED.search(last.message) else status
     by_application = known.severity == "application"
     follow = f" (where Xid {' or '.join(known.follow)} follows, that one decides)" if known.follow else ""
-    return Verdict(
-        status,
-        f"Xid {number}{often}{when}{who}: {meaning}",
-        component,
-        expected=0,
-        measured=len(events),
-        unit="events",
-        source=SOURCE,
+    told = replace(
+        told,
+        status=status,
+        message=f"Xid {number}{often}{when}{who}: {meaning}{beside}",
         remedy=f"{known.action}{follow}",
         actions=APPLICATIONS_OWN if by_application else None,
         state=State.NONE if by_application else None,
     )
+    decoded = judge(events, alone=not others) if number == NVLINK_ERROR and _has_registers(model) else None
+    if decoded is None:
+        return told
+    message = f"Xid {number}{often}{when}{who}: {meaning}; {decoded.meaning}{beside}"
+    source = f"{SOURCE}; {REGISTERS}"
+    return replace(told, status=decoded.status, message=message, actions=decoded.actions, source=source)
+
+
+def _has_registers(model: GpuMatch | None) -> bool:
+    """Return whether the registers of Xid 74 are documented for the model."""
+    return model is not None and model.common.get("architecture") == ARCHITECTURE
 
 
 @registry.check(
@@ -192,7 +241,7 @@ def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:
     return tuple(event for event in log.events if event.kind == kind) if log else ()
 
 
-def _model_of(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
+def model_at(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
     """Return the catalog's model of the GPU; where its slot is empty, the node's model if it has one alone."""
     models = {device.slot: model for device in node.pci or () if (model := model_of(device)) is not None}
     if event.pci_bus_id in models:
@@ -201,7 +250,7 @@ def _model_of(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
     return next(iter(others.values())) if len(others) == 1 else None
 
 
-def _gpu_of(node: NodeFacts, event: KernelEvent) -> str:
+def gpu_of(node: NodeFacts, event: KernelEvent) -> str:
     """``gpu3`` by nvidia-smi's order, the slot where that is not known."""
     document = (node.smi.document if node.smi else None) or {"gpus": ()}
     found = next((gpu["index"] for gpu in document["gpus"] if gpu.get("pci_bus_id") == event.pci_bus_id), None)

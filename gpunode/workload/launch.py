@@ -23,7 +23,9 @@ from gpunode.workload.way import LaunchFailure, Way
 TESTS = "versions,gpus,frameworks"
 _END_S = 10.0
 """What the payload's limit leaves of the node's: for the end of its processes and of the container."""
-_LEAST_S = 5.0
+_STOP_S = 4.0
+"""What the payload's own limit leaves of the watchdog's: for the end of a part that hangs, and the last records."""
+_LEAST_S = 8.0
 DEFAULTS_S = 20.0
 """For a container that reads its own limits."""
 
@@ -214,7 +216,7 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
         "force": wish.force,
         "user_site": not wish.in_container,
     }
-    words = ("--tests", TESTS, "--settings", json.dumps(settings), "--limit", f"{limit_s - 2:.0f}")
+    words = ("--tests", TESTS, "--settings", json.dumps(settings), "--limit", f"{limit_s - _STOP_S:.0f}")
     return _sent(MAIN, limit_s, *words)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "contract"))
 
 import mutants_driver
+import mutants_fabric
 import mutants_gpu
 import mutants_host
 import mutants_links
@@ -29,7 +30,7 @@ MODELS = sorted({machine.model.name.removeprefix("NVIDIA ") for machine in MACHI
 MODEL = re.compile("|".join([r"(?<= of )[A-Z][^,;]+(?=, a model)", "GH200 [0-9A-Z ]+", *map(re.escape, MODELS)]))
 CHANGING = ((MODEL, "MODEL"), (re.compile(r", last at \S+(?=:)"), ""), (re.compile(r"\b\d+(?:\.\d+)*\b"), "N"))
 NO_GPU = "no NVIDIA GPU on the PCI bus"
-TABLES = (mutants_driver, mutants_gpu, mutants_host, mutants_links, mutants_workload)
+TABLES = (mutants_driver, mutants_fabric, mutants_gpu, mutants_host, mutants_links, mutants_workload)
 BASES = (driver_node, guest, hgx, pcie_4, t4, without_gpu)
 
 

@@ -32,6 +32,11 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     yield SECURE_BOOT, "\x06\x00\x00\x00\x00"
     yield "/sys/kernel/security/lockdown", "[none] integrity confidentiality\n"
     yield "/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n"
+    threads = 1 if machine.architecture == "aarch64" else 2
+    every = f"0-{machine.sockets * machine.cores * threads - 1}\n"
+    for name in ("online", "present", "possible"):
+        yield f"/sys/devices/system/cpu/{name}", every
+    yield "/sys/devices/system/cpu/smt/control", "on\n" if threads > 1 else "notsupported\n"
     for name in ("sys_vendor", "product_name", "board_name", "bios_version", "bios_date"):
         yield f"/sys/class/dmi/id/{name}", f"simulated {name}\n"
     nodes = range(machine.sockets)
@@ -60,7 +65,12 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         "/var/log/nvidia-installer.log",
     ):
         yield path, None
-    yield "/sys/class/net/", "eth0\nlo\n"
+    interfaces = [f"ib{number}" for number in range(len(machine.hcas))]
+    yield "/sys/class/net/", "".join(f"{name}\n" for name in sorted(["eth0", *interfaces, "lo"]))
+    for name, (_, slot) in zip(interfaces, machine.hcas, strict=True):
+        yield f"/sys/class/net/{name}/operstate", "up\n"
+        yield f"/sys/class/net/{name}/mtu", "4092\n"
+        yield f"/sys/class/net/{name}/device/uevent", f"DRIVER=mlx5_core\nPCI_SLOT_NAME={slot}\n"
     yield "/sys/class/net/eth0/operstate", "up\n"
     yield "/sys/class/net/eth0/device/uevent", "DRIVER=e1000e\n"
 
@@ -133,6 +143,9 @@ def host_commands(machine: Machine) -> dict[str, Document]:
             f"2026-11-20T09:00:00+0000 {machine.name} kernel: Linux version {machine.kernel} (simulated)\n",
             argv=("journalctl", "-k", "-b"),
         ),
+        "journal-xids": answer(EARLIER_BOOTS.format(name=machine.name), argv=("journalctl", "_TRANSPORT=kernel")),
+        "journal-links": answer(links(machine), argv=("journalctl", "-b")),
+        "ipmi-devices": answer("" if guest else "/dev/ipmi0\n", argv=("(probe)", "look for a BMC")),
         "stuck-processes": answer(argv=("(probe)", "read /proc/*/stat twice")),
         "cdi-specs": answer(cdi(machine) if machine.docker else "", argv=("(probe)", "read CDI specifications")),
         "library-files": answer(
@@ -146,6 +159,8 @@ def host_commands(machine: Machine) -> dict[str, Document]:
     }
     for tool in ("containerd", "podman", "runc", "crun"):
         commands[f"version-{tool}"] = answer("", 127, f"{tool}: {no}", (tool, "--version"))
+    if not guest:
+        commands |= bmc()
     if machine.nvme:
         commands["nvme-nvme0"] = answer(
             '{"critical_warning":0,"avail_spare":100,"percent_used":3,"media_errors":0}\n', argv=("nvme", "smart-log")
@@ -172,6 +187,45 @@ runtime="io.containerd.runc.v2"
 runtime="nvidia"
 runtime="runc"
 """
+
+
+EARLIER_BOOTS = """\
+2026-11-18T09:00:00+0000 {name} kernel: Linux version 6 (simulated)
+2026-11-19T09:00:00+0000 {name} kernel: Linux version 6 (simulated)
+2026-11-20T09:00:00+0000 {name} kernel: Linux version 6 (simulated)
+"""
+
+
+def links(machine: Machine) -> str:
+    """The log of links: all came up with the boot."""
+    head = f"2026-11-20T09:00:00+0000 {machine.name} kernel: Linux version {machine.kernel} (simulated)\n"
+    up = "2026-11-20T09:00:09+0000 {name} kernel: mlx5_core {slot} ib{number}: Link up\n"
+    slots = [slot for _, slot in machine.hcas]
+    return head + "".join(up.format(name=machine.name, slot=slot, number=at) for at, slot in enumerate(slots))
+
+
+FANS = """\
+FAN1             | 41h | ok  | 29.1 | 5600 RPM
+FAN2             | 42h | ok  | 29.2 | 5500 RPM
+FAN5             | 45h | ns  | 29.5 | No Reading
+"""
+SUPPLIES = """\
+PS1 Status       | C8h | ok  | 10.1 | Presence detected
+PS2 Status       | C9h | ok  | 10.2 | Presence detected
+"""
+EVENTS = """\
+   1 | 11/01/2026 | 06:34:16 | Power Supply #0x3b | Power Supply AC lost | Asserted
+   2 | 11/01/2026 | 06:40:16 | Power Supply #0x3b | Power Supply AC lost | Deasserted
+   3 | 11/01/2026 | 06:41:16 | System ACPI Power State #0xd5 | S0/G0: working | Asserted
+"""
+
+
+def bmc() -> dict[str, Document]:
+    return {
+        "ipmi-fans": answer(FANS, argv=("ipmitool", "sdr", "type", "Fan")),
+        "ipmi-power-supplies": answer(SUPPLIES, argv=("ipmitool", "sdr", "type", "Power Supply")),
+        "ipmi-events": answer(EVENTS, argv=("ipmitool", "sel", "list", "last", "100")),
+    }
 
 
 def lscpu(machine: Machine, cpus: int) -> str:

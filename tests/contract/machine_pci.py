@@ -36,10 +36,13 @@ def pci_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
             f"{PCI}{slot}/uevent",
             f"DRIVER=nvidia-nvswitch\nPCI_CLASS=68000\nPCI_ID=10DE:22A3\nPCI_SLOT_NAME={slot}\n",
         )
-    for name, slot in machine.hcas:
+    for number, (name, slot) in enumerate(machine.hcas):
         yield f"{PCI}{slot}/uevent", f"DRIVER=mlx5_core\nPCI_CLASS=20700\nPCI_ID=15B3:1021\nPCI_SLOT_NAME={slot}\n"
-        yield from infiniband(name, slot)
+        yield from infiniband(name, slot, number)
     yield "/sys/class/infiniband/", "".join(f"{name}\n" for name, _ in machine.hcas) or None
+    numbers = range(len(machine.hcas))
+    yield "/sys/class/infiniband_verbs/", "".join(f"uverbs{number}\n" for number in numbers) or None
+    yield "/sys/class/infiniband_mad/", "".join(f"umad{number}\n" for number in numbers) or None
     yield "/sys/class/iommu/", "dmar0\n" if machine.virtualization == "none" else ""
 
 
@@ -51,7 +54,7 @@ def link(place: str, speed: str, told: bool) -> Iterator[tuple[str, str]]:
         yield place + "max_link_width", "16\n"
 
 
-def infiniband(name: str, slot: str) -> Iterator[tuple[str, str]]:
+def infiniband(name: str, slot: str, number: int) -> Iterator[tuple[str, str]]:
     place = f"/sys/class/infiniband/{name}/"
     yield place + "fw_ver", "28.39.1002\n"
     yield place + "board_id", "MT_0000000838\n"
@@ -61,6 +64,10 @@ def infiniband(name: str, slot: str) -> Iterator[tuple[str, str]]:
     yield place + "ports/1/phys_state", "5: LinkUp\n"
     yield place + "ports/1/rate", "400 Gb/sec (4X NDR)\n"
     yield place + "ports/1/link_layer", "InfiniBand\n"
+    yield place + "ports/1/gid_attrs/ndevs/0", f"ib{number}\n"
+    yield f"/sys/class/infiniband_verbs/uverbs{number}/ibdev", f"{name}\n"
+    yield f"/sys/class/infiniband_mad/umad{number}/ibdev", f"{name}\n"
+    yield f"/sys/class/infiniband_mad/umad{number}/port", "1\n"
     for counter in ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"):
         yield f"{place}ports/1/counters/{counter}", "0\n"
 
@@ -68,7 +75,13 @@ def infiniband(name: str, slot: str) -> Iterator[tuple[str, str]]:
 def pci_commands(machine: Machine) -> dict[str, Document]:
     paths = "".join(f"{gpu.slot}\t{' '.join(gpu.ports)}\t{number + 10}\n" for number, gpu in enumerate(machine.gpus))
     bridges = sorted({port for gpu in machine.gpus for port in gpu.ports})
-    commands = {"pci-paths": answer(paths, argv=("(probe)", "resolve links"))}
+    files = [f"/dev/infiniband/{kind}{at}" for kind in ("umad", "uverbs") for at in range(len(machine.hcas))]
+    commands = {
+        "pci-paths": answer(paths, argv=("(probe)", "resolve links")),
+        "rdma-nodes": answer(
+            "".join(f"{path}\tcharacter\n" for path in files), argv=("(probe)", "look at /dev/infiniband")
+        ),
+    }
     if bridges:
         lines = "".join(f"{slot}\t005f\t0000\n" for slot in bridges)
         commands["pci-acs"] = answer(lines, argv=("(probe)", "read configuration space"))

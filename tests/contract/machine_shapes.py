@@ -68,7 +68,7 @@ B200 = Model(
     5,
     "32.0 GT/s PCIe",
     18,
-    "50 GB/s",
+    "53.125 GB/s",
     "Disabled",
     JOINED,
 )

@@ -1,6 +1,6 @@
 """Mutants of the checks on GPUs: there, set, healthy."""
 
-from bundles import Edit, grace, guest, hgx, not_run, pcie_4, stdout, t4, text, timed_out, with_two_gpus
+from bundles import Edit, grace, guest, hgx, not_run, pcie_4, result, stdout, t4, text, timed_out, with_two_gpus
 from machines import PCI
 from mutant import Missing, Mutant, cut, garbled
 
@@ -23,6 +23,14 @@ def tag(name: str, old: str, new: str) -> Edit:
 def reason(name: str) -> Edit:
     """Something slows GPU 0 down."""
     return tag(f"clocks_event_reason_{name}", "Not Active", "Active")
+
+
+def apart(record: str) -> list[Edit]:
+    """The devices have nothing to do with each other."""
+    return [
+        result(hgx(), record, "skipped", new="MIG devices do not talk to each other"),
+        result(hgx(), record, "values", new={}),
+    ]
 
 
 XML_OF_4 = pcie_4()["commands"][SMI]["stdout"]
@@ -106,7 +114,9 @@ MUTANTS = [
             "gpu.ecc-uncorrected",
             "gpu.memory-size",
             "gpu.memory-used",
+            "gpu.power-draw",
             "gpu.power-limit",
+            "gpu.power-state",
             "gpu.recovery",
             "gpu.retired-pages",
             "gpu.temperature",
@@ -163,7 +173,12 @@ MUTANTS = [
         "gpu.mig",
         "MIG on where the site wants it off",
         hgx,
-        [tag("current_mig", "Disabled", "Enabled"), tag("pending_mig", "Disabled", "Enabled")],
+        [
+            tag("current_mig", "Disabled", "Enabled"),
+            tag("pending_mig", "Disabled", "Enabled"),
+            *(edit for part in ("p2p", "collective") for edit in apart(f"frameworks.{part}")),
+        ],
+        skips=("framework.p2p", "framework.collective"),
         expect=Expectation(mig=False),
     ),
     Mutant("gpu.mig", "a change waits for a reset", hgx, [tag("pending_mig", "Disabled", "Enabled")], becomes=WARN),

@@ -127,6 +127,9 @@ def provisioned(site: Site, bare: list[str]) -> Run:
         ("unsigned", "repository-unsigned", "nvidia_repository_key"),
         ("expired-key", "repository-key-expired", "nvidia_repository_key"),
         ("unreachable", "repository-unreachable", "nvidia_repository_url"),
+        ("html", "repository-answers-html", "nvidia_repository_proxy"),
+        ("mid-sync", "repository-mid-sync", "nvidia_repository_url"),
+        ("no-dkms", "apt-refuses", "dkms (>= 3.1.8)"),
     ],
 )
 def test_a_repository_that_will_not_do_is_refused_before_anything_changes(

@@ -78,17 +78,36 @@ class Outcome:
         return f"ok: {releases}, {smi}, second run changed={self.second['changed']}"
 
 
+class Grid:
+    """The selected cells; those of one system at a time are nodes."""
+
+    def __init__(self, selected: Sequence[Cell], factory: pytest.TempPathFactory) -> None:
+        self._selected, self._factory = selected, factory
+        self._lab: Lab | None = None
+        self._outcomes: dict[Cell, Outcome] = {}
+
+    def outcome(self, cell: Cell) -> Outcome:
+        """What came of a cell; all cells of its system are provisioned when the first is asked for."""
+        if cell not in self._outcomes:
+            self.down()
+            self._lab = Lab(f"grid-{cell[0].replace('.', '-')}-{os.getpid()}")
+            wanted = [one for one in self._selected if one[0] == cell[0]]
+            self._outcomes |= provisioned(self._lab, wanted, self._factory.mktemp("grid"))
+        return self._outcomes[cell]
+
+    def down(self) -> None:
+        if self._lab is not None:
+            self._lab.down()
+
+
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Cell, Outcome]]:
-    """The selected cells of one system: a fleet, provisioned, restarted and provisioned again."""
-    system = request.param
+def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
     here = [item for item in request.session.items if item.path == request.path and isinstance(item, pytest.Function)]
-    selected = [cast(Cell, item.callspec.params["cell"]) for item in here]
-    lab = Lab(f"grid-{system.replace('.', '-')}-{os.getpid()}")
+    grid = Grid([cast(Cell, item.callspec.params["cell"]) for item in here], tmp_path_factory)
     try:
-        yield provisioned(lab, [cell for cell in selected if cell[0] == system], tmp_path_factory.mktemp("grid"))
+        yield grid
     finally:
-        lab.down()
+        grid.down()
 
 
 def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Outcome]:
@@ -142,14 +161,10 @@ def settle(site: Site) -> list[str]:
     return site.snapshot()
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "cell"), [(cell[0], cell) for cell in CELLS], indirect=["outcomes"], ids=map("-".join, CELLS)
-)
-def test_a_bare_node_gets_the_branch(
-    outcomes: dict[Cell, Outcome], cell: Cell, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("cell", CELLS, ids="-".join)
+def test_a_bare_node_gets_the_branch(grid: Grid, cell: Cell, capsys: pytest.CaptureFixture[str]) -> None:
     system, branch, machine = cell
-    outcome = outcomes[cell]
+    outcome = grid.outcome(cell)
     with capsys.disabled():
         sys.stdout.write(f"\nmatrix: {system} {branch} {machine}: {outcome} ")
         sys.stdout.flush()

@@ -372,6 +372,8 @@ class ContainerValues(Values):
     """The payload came to its own last line."""
     busy: tuple[Text, ...] = ()
     """GPUs that were not handed in, with process and user: ``gpu3: python3 (pid 4242, alice)``."""
+    security: tuple[Text, ...] = ()
+    """What confines the engine's containers, or itself: ``selinux``, ``apparmor``, ``seccomp``, ``rootless``."""
     gpus: int | None = None
     """How many GPUs the container was given."""
     uuids: tuple[Text, ...] | None = None

@@ -11,13 +11,11 @@ from typing import Any
 import yaml
 
 from gpunode.catalog import Gpu, Platform, load
+from gpunode.catalog.hardware import NVLINK_LINE_GB_PER_S
 from gpunode.errors import UsageError
 from gpunode.lab.hardware.bus import place
 
 Data = Mapping[str, Any]
-
-_NVLINK_GB_PER_S = {2: 25.781, 3: 25.0, 4: 26.562, 5: 53.125}
-"""What nvidia-smi prints for one link, by NVLink generation."""
 
 
 @cache
@@ -107,7 +105,7 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
         "modules": gpu.modules,
         "nvlink_generation": nvlink.gen if nvlink else None,
         "nvlinks": nvlink.links if nvlink else 0,
-        "nvlink_speed_gb_per_s": _NVLINK_GB_PER_S[nvlink.gen] if nvlink else None,
+        "nvlink_speed_gb_per_s": NVLINK_LINE_GB_PER_S[nvlink.gen] if nvlink else None,
         "mig_capable": gpu.mig_instances > 0,
         "mig_instances": gpu.mig_instances,
         "ecc": True,

@@ -11,7 +11,8 @@ from gpunode.workload.payload.isolate import Skip, Trouble, one_line
 from gpunode.workload.payload.libcuda import as_numbers, error_name, gpu
 from gpunode.workload.payload.library import Library
 
-ELEMENTS = 2**20
+ELEMENTS = 2**16
+"""256 blocks: more than any GPU has multiprocessors."""
 BLOCK = 256
 FACTOR, ADDEND = 3, 1
 LEAST = (5, 0)

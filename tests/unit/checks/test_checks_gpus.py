@@ -362,7 +362,17 @@ def test_the_number_of_nvlinks(number: str, links: Smi, status: str) -> None:
 
 @pytest.mark.parametrize(
     ("number", "speed", "status"),
-    [(H100, 26.562, "pass"), (H100, 25.0, "pass"), (H100, 12.5, "fail"), (B200, 25.0, "fail")],
+    [
+        (H100, 26.562, "pass"),
+        (H100, 26.5, "pass"),
+        (H100, 25.0, "warn"),
+        (H100, 12.5, "fail"),
+        (B200, 53.125, "pass"),
+        (B200, 50.0, "warn"),
+        (B200, 25.0, "fail"),
+        ("20b2", 25.0, "pass"),
+        ("20b2", 23.0, "fail"),
+    ],
 )
 def test_the_speed_of_nvlinks(number: str, speed: float, status: str) -> None:
     assert one("nvlink.speed", node(said(number), nvlink=listing(*[True] * 18, speed=speed)))[0] == status

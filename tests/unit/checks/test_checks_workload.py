@@ -104,6 +104,24 @@ def test_on_the_host_there_is_no_container_to_judge() -> None:
 
 
 @pytest.mark.parametrize(
+    ("security", "result", "named"),
+    [(["selinux"], 4, True), (["seccomp", "selinux"], 999, False), (["apparmor"], 4, False), ([], 4, False)],
+)
+def test_selinux_is_named_where_it_confines_containers_and_nvml_has_no_permission(
+    security: list[str], result: int, named: bool
+) -> None:
+    answer = found(
+        record("versions.nvml", {"library": "/usr/lib/libnvidia-ml.so.1", "result": result}),
+        record("versions.cuda", {"library": "/usr/lib/libcuda.so.1", "result": 100}),
+        record("container", {"complete": True, "gpus": 1, "security": security}),
+    )
+    (finding,) = answer["container.gpus"]
+    assert finding.status is Status.FAIL
+    assert ("SELinux" in finding.message) is named
+    assert ("container_use_devices" in (finding.remedy or "")) is named
+
+
+@pytest.mark.parametrize(
     ("limits", "statuses"),
     [
         # What Docker Engine 20.10 and 26.1 give on Debian to whoever asks for nothing, in that order of checks.

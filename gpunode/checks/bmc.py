@@ -1,0 +1,146 @@
+"""Checks on what the management controller (BMC) reports: its event log, fans, power supplies."""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.times import moment
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import BmcEvent, BmcSensor, NodeFacts
+
+IPMI = "IPMI 2.0, sensor types and event states as ipmitool prints them"
+OBSTACLES = {
+    "no-device": "the kernel has no IPMI device, or no BMC is behind it",
+    "no-program": "the program ipmitool is not installed",
+    "no-permission": "the BMC was not asked without root",
+}
+FAULTS = re.compile(
+    r"(?<!predictive )\bfail(?:ed|ure)\b|\b(?:AC|input) lost\b|out-of-range|redundancy lost|uncorrectable"
+    r"|non-redundant: insufficient|\bIERR\b|thermal trip|bus (?:fatal|uncorrectable) error|\b[PS]ERR\b|FRB\d"
+    r"|kernel panic|run-time critical stop|transition to (?:critical|non-recoverable)"
+    r"|(?:upper|lower) (?:critical|non-recoverable) going|config(?:uration)? error",
+    re.I,
+)
+SIGNS = re.compile(r"predictive|non-redundant|redundancy degraded|inactive|non-critical", re.I)
+"""What announces a fault, or leaves no reserve."""
+LOOK_BACK = Threshold(
+    "bmc.events.look-back",
+    30,
+    "days",
+    "Older events of the log are not judged.",
+    source="our choice: the log is kept until somebody clears it",
+)
+STILL = Threshold("bmc.fans.still", 0, "RPM", "A fan that turns this slowly or less stands still.", source="our choice")
+BAD_STATUS, ODD_STATUS = ("cr", "nr", "lcr", "ucr", "lnr", "unr"), ("nc", "lnc", "unc")
+_RPM = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) RPM")
+
+
+def _obstacle(node: NodeFacts) -> Verdict | None:
+    reason = OBSTACLES.get(node.bmc_access or "")
+    return Verdict(Status.SKIP, reason) if reason else None
+
+
+@registry.check(
+    "bmc.events",
+    needs=("bmc_access", "bmc_events"),
+    means="The BMC's event log has no fault that is not over: memory, processors, PCI Express, power, heat.",
+    remedy="ipmitool sel elist shows the whole log; ipmitool sel clear empties it once the fault is repaired.",
+    actions=("open_support_case", "replace_hardware"),
+    state="observe",
+    category="host",
+    bare_metal=True,
+    thresholds=(LOOK_BACK,),
+)
+def events(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    obstacle = _obstacle(node)
+    if obstacle is not None:
+        yield obstacle
+        return
+    recent = [event for event in node.bmc_events or () if _is_recent(node, event)]
+    open_faults = _not_over(recent)
+    told = partial(Verdict, expected=0, unit="events", source=IPMI)
+    for sensor, faults in sorted(open_faults.items()):
+        last = faults[-1]
+        when = f", last at {last.time}" if last.time else ""
+        message = f"{sensor}: {last.event or 'see the log'}, {counted(len(faults), 'event')}{when}"
+        yield told(Status.WARN, message, measured=len(faults))
+    if not open_faults:
+        yield told(Status.PASS, f"no open fault in {counted(len(recent), 'event')} of the log", measured=0)
+
+
+def _is_recent(node: NodeFacts, event: BmcEvent) -> bool:
+    """An event without a time is judged: the BMC's clock was not set."""
+    then, now = moment(event.time), moment(node.collected_at)
+    return then is None or now is None or now - then <= timedelta(days=LOOK_BACK.value)
+
+
+def _not_over(recent: list[BmcEvent]) -> dict[str, list[BmcEvent]]:
+    """Faults by their sensor, without those whose end follows in the log."""
+    faults: dict[str, list[BmcEvent]] = {}
+    for event in recent:
+        if event.asserted is False:
+            left = [one for one in faults.get(event.sensor, []) if one.event != event.event]
+            faults[event.sensor] = left
+        elif FAULTS.search(event.event or event.sensor) or "predictive" in event.event.lower():
+            faults.setdefault(event.sensor, []).append(event)
+    return {sensor: found for sensor, found in faults.items() if found}
+
+
+@registry.check(
+    "bmc.fans",
+    needs=("bmc_access", "bmc_fans"),
+    means="Every fan that the BMC has a reading of turns, within its limits.",
+    remedy="Replace the fan; ipmitool sdr type Fan shows all readings.",
+    actions=("replace_hardware",),
+    state="observe",
+    category="host",
+    bare_metal=True,
+    thresholds=(STILL,),
+)
+def fans(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    return _sensors(node, node.bmc_fans or (), "fan")
+
+
+@registry.check(
+    "bmc.power-supplies",
+    needs=("bmc_access", "bmc_power_supplies"),
+    means="Every power supply that is there has its input and no failure, and together they are redundant where the "
+    "machine says so.",
+    remedy='Look at the cable and the input, then replace it; ipmitool sdr type "Power Supply" shows all readings.',
+    actions=("replace_hardware",),
+    state="observe",
+    category="host",
+    bare_metal=True,
+)
+def power_supplies(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    return _sensors(node, node.bmc_power_supplies or (), "power supply")
+
+
+def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], what: str) -> Iterator[Verdict]:
+    obstacle = _obstacle(node)
+    read = [sensor for sensor in sensors if sensor.status not in {"ns", "us"}]
+    if obstacle is not None or not read:
+        yield obstacle or Verdict(Status.SKIP, f"the BMC has no reading of a {what}")
+        return
+    good = []
+    for sensor in read:
+        status = _status_of(sensor)
+        if status is Status.PASS:
+            good.append(sensor.name)
+        else:
+            message = f"{sensor.reading or 'no reading'} (status {sensor.status})"
+            yield Verdict(status, message, sensor.name, expected="ok", measured=sensor.status, source=IPMI)
+    if good:
+        yield Verdict(Status.PASS, f"good: {listed(good)}", expected="ok", measured="ok", source=IPMI)
+
+
+def _status_of(sensor: BmcSensor) -> Status:
+    turns = _RPM.search(sensor.reading)
+    if sensor.status in BAD_STATUS or FAULTS.search(sensor.reading):
+        return Status.FAIL
+    if turns and float(turns[1]) <= STILL.value:
+        return Status.FAIL
+    return Status.WARN if sensor.status in ODD_STATUS or SIGNS.search(sensor.reading) else Status.PASS

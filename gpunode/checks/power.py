@@ -1,0 +1,114 @@
+"""Checks on what a GPU draws and in which power state it is."""
+
+from functools import partial
+
+from gpunode.checks.gpus import SeenGpu, gpu_check
+from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.thresholds import Threshold
+
+HEALTH_VALIDATION = "NVIDIA Health Validation, gpu_average_power_draw"
+OWN_LIMIT = "the card's own maximum"
+GRACE_BLACKWELL = ("gb200", "gb300")
+LEAST = Threshold(
+    "gpu.power-draw.least",
+    0.02,
+    "of the maximum limit",
+    "A data-centre model that draws less is not powered as it should be, or its sensor is broken: a warning.",
+    source="our choice: idle recordings of data-centre models draw 9 % (A10G) and more",
+    most=1,
+)
+MOST = Threshold(
+    "gpu.power-draw.most",
+    1.25,
+    "of the maximum limit",
+    "An average above is no plausible reading: a warning.",
+    source=f"our choice, which is {HEALTH_VALIDATION}'s 1500 W for a limit of 1200 W",
+    least=1,
+)
+LEAST_W = Threshold(
+    "gpu.power-draw.least-watts",
+    0,
+    "W",
+    "A model with a published range fails below; 0: it has none.",
+    source=HEALTH_VALIDATION,
+    by=dict.fromkeys(GRACE_BLACKWELL, 65),
+)
+MOST_W = Threshold(
+    "gpu.power-draw.most-watts",
+    0,
+    "W",
+    "A model with a published range fails above; 0: it has none.",
+    source=HEALTH_VALIDATION,
+    by=dict.fromkeys(GRACE_BLACKWELL, 1500),
+)
+BUSY = Threshold(
+    "gpu.power-state.busy",
+    50,
+    "% utilization",
+    "A GPU that works this much or more is expected in a performance state that does not save power.",
+    source="our choice: recordings of GPUs under load are in P0 and P2",
+    most=100,
+)
+SLOWEST = Threshold(
+    "gpu.power-state.slowest",
+    2,
+    "performance state",
+    "A busy GPU in a slower state (a higher number) warns.",
+    source="recordings of GPUs under load are in P0 and P2",
+    most=15,
+)
+
+
+@gpu_check(
+    "gpu.power-draw",
+    means="The average power that the GPU draws is plausible for its model: neither next to nothing nor more than the "
+    "board can take.",
+    remedy="nvidia-smi -q -d POWER shows the readings; one that stays is a broken sensor, or a board that is not "
+    "powered as it should be: look at cables and power supplies.",
+    actions=("reset_gpu", "power_cycle", "replace_hardware"),
+    state="drain",
+    thresholds=(LEAST, MOST, LEAST_W, MOST_W),
+)
+def power_draw(gpu: SeenGpu) -> Verdict:
+    watts = gpu.said.get("power_w")
+    limit = gpu.said.get("power_max_limit_w") or gpu.said.get("power_limit_w")
+    if watts is None:
+        return gpu.untold("its power draw", expected=gpu.for_servers)
+    told = partial(Verdict, measured=watts, unit="W")
+    least, most = LEAST_W.of(gpu.match), MOST_W.of(gpu.match)
+    if least and watts < least:
+        return told(Status.FAIL, f"draws {watts:g} W, less than {least:g} W", expected=least, source=HEALTH_VALIDATION)
+    if most and watts > most:
+        return told(Status.FAIL, f"draws {watts:g} W, more than {most:g} W", expected=most, source=HEALTH_VALIDATION)
+    if limit is None:
+        return told(Status.PASS if least or most else Status.SKIP, f"draws {watts:g} W; its limit is not reported")
+    told = partial(told, expected=limit, source=OWN_LIMIT)
+    if watts > MOST.of(gpu.match) * limit:
+        return told(Status.WARN, f"draws {watts:g} W, its limit is at most {limit:g} W: no plausible reading")
+    if gpu.for_servers and watts < LEAST.of(gpu.match) * limit:
+        return told(Status.WARN, f"draws {watts:g} W, next to nothing for a limit of {limit:g} W")
+    return told(Status.PASS, f"draws {watts:g} W, its limit is at most {limit:g} W")
+
+
+@gpu_check(
+    "gpu.power-state",
+    means="The GPU is awake on the bus (D0), and while it works it is in a performance state that does not save power.",
+    remedy="D3: switch runtime power management off for the GPU (power/control: on) or keep it initialised (role "
+    "nvidia_driver, tag nvidia_driver_service). A slow state under load: look at gpu.throttling and gpu.clocks.",
+    actions=("run_role:nvidia_driver:nvidia_driver_service", "reset_gpu"),
+    state="observe",
+    thresholds=(BUSY, SLOWEST),
+)
+def power_state(gpu: SeenGpu) -> Verdict:
+    on_bus = gpu.device.power_state if gpu.device else None
+    if on_bus is not None and on_bus.startswith("D3"):
+        return Verdict(Status.WARN, f"sleeps on the bus ({on_bus})", expected="D0", measured=on_bus)
+    state, used = gpu.said.get("performance_state"), gpu.said.get("utilization_percent")
+    number = int(state[1:]) if isinstance(state, str) and state[:1] == "P" and state[1:].isdecimal() else None
+    if number is None:
+        return gpu.untold("its performance state", expected=gpu.for_servers)
+    slowest = f"P{SLOWEST.of(gpu.match):g}"
+    told = partial(Verdict, expected=f"{slowest} or faster under load", measured=state)
+    if used is not None and used >= BUSY.of(gpu.match) and number > SLOWEST.of(gpu.match):
+        return told(Status.WARN, f"in {state} at {used:g} % utilization")
+    return told(Status.PASS, f"in {state}{f' at {used:g} % utilization' if used is not None else ''}")

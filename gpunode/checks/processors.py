@@ -1,0 +1,113 @@
+"""Checks on the host's processors: all that are there are online, and NUMA shows them as the platform has them."""
+
+import re
+from collections.abc import Iterator
+
+from gpunode.checks.machine import is_container, is_guest, platforms
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import CpuSets, NodeFacts
+
+KERNEL = "Linux, admin-guide/cputopology.rst"
+HEALTH_VALIDATION = "NVIDIA Health Validation, cpu_count"
+PLATFORMS = "catalog (platforms.yml)"
+LIMITED = re.compile(r"(?:^|\s)((?:maxcpus|nr_cpus|nosmp)\S*)")
+"""Options of the kernel that leave processors offline."""
+MOST_OFFLINE = Threshold(
+    "host.cpus-online.most-offline",
+    0,
+    "processors",
+    "More processors that are present and not online are a fault.",
+    source=HEALTH_VALIDATION,
+)
+
+
+@registry.check(
+    "host.cpus-online",
+    needs=("cpu_sets", "command_line", "virtualization"),
+    means="Every processor that is present is online. Places for hot-plug (possible, not present), threads of cores "
+    "with SMT off, and what the kernel's command line leaves out are no faults.",
+    remedy="chcpu -e LIST brings them online; journalctl -k says why the kernel took one offline (machine checks).",
+    actions=("restart_os", "replace_hardware"),
+    state="drain",
+    thresholds=(MOST_OFFLINE,),
+)
+def cpus_online(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    sets = node.cpu_sets
+    if sets is None or not sets.present:
+        yield Verdict(Status.ERROR, "the kernel reports no processor that is present")
+        return
+    offline = sorted(set(sets.present) - set(sets.online))
+    status, why = _reason(node, sets, offline)
+    places = len(set(sets.possible) - set(sets.present))
+    hotplug = f"; {counted(places, 'place')} for hot-plug" if places else ""
+    message = f"{len(sets.online)} of {len(sets.present)} processors are online{hotplug}{why}"
+    yield Verdict(
+        status,
+        message,
+        expected=len(sets.present),
+        measured=len(sets.online),
+        unit="processors",
+        source=f"{HEALTH_VALIDATION}; {KERNEL}",
+    )
+
+
+def _reason(node: NodeFacts, sets: CpuSets, offline: list[int]) -> tuple[Status, str]:
+    if not offline:
+        return Status.PASS, ""
+    if sets.smt in {"off", "forceoff"} and 2 * len(offline) <= len(sets.present):
+        return Status.PASS, f"; SMT is {sets.smt}"
+    named = f": offline are {listed([str(cpu) for cpu in offline])}"
+    limited = LIMITED.search(node.command_line or "")
+    if limited:
+        return Status.WARN, f"{named} ({limited[1]} on the kernel's command line)"
+    if len(offline) <= MOST_OFFLINE.value:
+        return Status.PASS, named
+    # A guest's processors come and go by its host's word; what was added has to be brought online in the guest.
+    return (Status.WARN if is_guest(node) else Status.FAIL), named
+
+
+@registry.check(
+    "host.numa-nodes",
+    needs=("pci", "numa", "cpu", "virtualization", "architecture"),
+    needs_gpu=True,
+    means="The kernel has as many NUMA nodes as the platform, else at least one with processors for each socket.",
+    remedy="Look at the firmware's settings (node interleaving, NPS, SNC) and for numa=off on the kernel's command "
+    "line; on Grace systems at the driver, which adds the GPUs' memory.",
+    actions=("fix_configuration", "restart_os"),
+    state="observe",
+    bare_metal=True,
+)
+def numa_nodes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if is_guest(node) or is_container(node):
+        yield Verdict(Status.SKIP, "a virtual machine or a container: its host deals out the NUMA nodes")
+        return
+    number = len(node.numa or ())
+    with_cpus = sum(bool(entry.cpus) for entry in node.numa or ())
+    wanted = {row.numa_nodes for row in platforms(node) if row.numa_nodes is not None}
+    if wanted:
+        yield _of_platform(number, with_cpus, max(wanted))
+        return
+    sockets = node.cpu.sockets if node.cpu else None
+    if sockets is None:
+        yield Verdict(Status.SKIP, f"{counted(number, 'node')}; lscpu reports no sockets to compare with")
+    elif not number:
+        message = "the kernel is without NUMA"
+        yield Verdict(Status.WARN if sockets > 1 else Status.PASS, message, expected=sockets, measured=0, unit="nodes")
+    else:
+        even = with_cpus >= sockets and with_cpus % sockets == 0
+        message = f"{counted(with_cpus, 'node')} with processors for {counted(sockets, 'socket')}"
+        status = Status.PASS if even else Status.WARN
+        yield Verdict(status, message, expected=sockets, measured=with_cpus, unit="nodes", source="lscpu")
+
+
+def _of_platform(number: int, with_cpus: int, wanted: int) -> Verdict:
+    if number == wanted:
+        return Verdict(Status.PASS, f"{number} nodes", expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
+    if number == with_cpus and number:
+        # With coherent driver-based memory management (CDMM, driver 580 and newer) the GPUs' memory is no NUMA node.
+        message = f"{counted(number, 'node')}, all with processors: the driver keeps the GPUs' memory to itself (CDMM)"
+        return Verdict(Status.PASS, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
+    message = f"{counted(number, 'node')}, this platform has {wanted}"
+    return Verdict(Status.FAIL, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)

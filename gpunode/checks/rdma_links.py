@@ -1,0 +1,278 @@
+"""Checks on RDMA adapters beside each other: links that went down for a while, cards with less than their peers."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+
+from gpunode.checks.machine import is_container
+from gpunode.checks.rdma import LOOK
+from gpunode.checks.registry import Expectation, Status, Verdict, registry, why_unseen
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.times import moment, seconds_between
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import IbDevice, LinkEvent, NodeFacts, PciDevice
+
+HEALTH_VALIDATION = "NVIDIA Health Validation, rdma_linkflap_fatal"
+AZURE = "azurehpc-health-checks: 5 lost carriers in 24 h"
+NVSENTINEL = "NVSentinel, NIC health monitor"
+PORTS = "rdma.ports reports the port"
+NO_DEVICE = "the node has no InfiniBand or RoCE device"
+MELLANOX, NETWORK, INFINIBAND = "15b3", "02", "0207"
+LONG_S = Threshold(
+    "rdma.flaps.long",
+    30,
+    "s",
+    "An outage of this length or longer is a long one.",
+    source=HEALTH_VALIDATION,
+)
+LONG = Threshold(
+    "rdma.flaps.long-outages",
+    1,
+    "outages",
+    "As many long outages of an interface since the boot, or more, are a fault.",
+    source=HEALTH_VALIDATION,
+    least=1,
+)
+SHORT = Threshold(
+    "rdma.flaps.short-outages",
+    5,
+    "outages",
+    "As many outages of any length within the window, or more, are a fault.",
+    source=AZURE,
+    least=1,
+)
+WINDOW = Threshold("rdma.flaps.window", 24, "h", "In which short outages are counted.", source=AZURE, least=1)
+PEERS = Threshold(
+    "rdma.peers.least-peers",
+    1,
+    "cards",
+    "A card is compared with its kind where so many others have more.",
+    source="our choice",
+    least=1,
+)
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A link that went down. ``seconds`` is None where it did not come back, or the log has no time."""
+
+    began: str | None
+    over: bool
+    seconds: float | None
+
+
+def outages(events: tuple[LinkEvent, ...]) -> dict[str, list[Outage]]:
+    """Return the outages of each interface. Several reports of one change (driver, daemon) are one."""
+    down: dict[str, LinkEvent] = {}
+    found: dict[str, list[Outage]] = defaultdict(list)
+    for event in events:
+        if not event.up:
+            down.setdefault(event.interface, event)
+        elif event.interface in down:
+            first = down.pop(event.interface)
+            found[event.interface].append(
+                Outage(first.time, over=True, seconds=seconds_between(first.time, event.time))
+            )
+    for interface, event in down.items():
+        found[interface].append(Outage(event.time, over=False, seconds=None))
+    return dict(found)
+
+
+def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
+    """Return the network interfaces of RDMA ports with the port's link layer."""
+    layers = {
+        name: port.link_layer for device in node.infiniband or () for port in device.ports for name in port.interfaces
+    }
+    by_slot = {device.slot: device for device in node.infiniband or () if device.slot}
+    for nic in node.nics or ():
+        device = by_slot.get(nic.slot or "")
+        if device is not None and device.ports:
+            layers.setdefault(nic.name, device.ports[0].link_layer)
+    for event in node.link_log.events if node.link_log else ():
+        device = by_slot.get(event.slot or "")
+        if device is not None and device.ports:
+            layers.setdefault(event.interface, device.ports[0].link_layer)
+    return layers
+
+
+@registry.check(
+    "rdma.flaps",
+    needs=("infiniband",),
+    means="No link of an RDMA adapter was down for a while since the boot, and none goes up and down. A link that is "
+    "down now is left to rdma.ports.",
+    remedy=f"journalctl -b -k | grep Link shows when; ethtool -S and mlxlink say why. {LOOK}",
+    actions=("open_support_case", "replace_hardware"),
+    state="drain",
+    scope="link",
+    thresholds=(LONG_S, LONG, SHORT, WINDOW),
+)
+def flaps(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    unseen = why_unseen(node, "link_log")
+    if not node.infiniband:
+        yield Verdict(Status.SKIP, NO_DEVICE)
+        return
+    if node.link_log is None:
+        yield Verdict(Status.ERROR, unseen or "the log of links was not read")
+        return
+    layers = rdma_interfaces(node)
+    found = {name: list_ for name, list_ in outages(node.link_log.events).items() if name in layers}
+    for name, its in sorted(found.items()):
+        yield _flaps_of(node, name, its, layers[name])
+    if found:
+        return
+    if is_container(node) and not node.simulated:
+        yield Verdict(Status.SKIP, "no outage; in a container the log is the host's")
+    elif not node.link_log.complete:
+        message = "no outage of a link, but the log does not reach back to the boot"
+        remedy = "Keep the journal on disk (Storage=persistent in journald.conf), with room for a whole boot."
+        yield Verdict(Status.WARN, message, expected=0, measured=0, unit="outages", remedy=remedy)
+    else:
+        yield Verdict(Status.PASS, "no outage of a link since the boot", expected=0, measured=0, unit="outages")
+
+
+def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) -> Verdict:
+    long = [outage for outage in its if outage.seconds is not None and outage.seconds >= LONG_S.value]
+    recent = [outage for outage in its if _is_recent(node, outage)]
+    lengths = [f"{outage.seconds:g} s" for outage in its if outage.seconds is not None]
+    last = its[-1].began
+    message = (
+        f"{counted(len(its), 'outage')}, {len(long)} of {LONG_S.value:g} s or longer"
+        f"{f' ({listed(lengths)})' if lengths else ''}{f', last at {last}' if last else ''}"
+        f"{'' if its[-1].over else f'; down since then ({PORTS})'}"
+    )
+    bad = len(long) >= LONG.value or len(recent) >= SHORT.value
+    # Adapters for storage and management are RDMA devices too: Ethernet alone does not say that jobs use the link.
+    fault = Status.FAIL if layer == "InfiniBand" else Status.WARN
+    told = partial(Verdict, component=name, measured=len(its), unit="outages")
+    if bad:
+        source = HEALTH_VALIDATION if len(long) >= LONG.value else AZURE
+        return told(fault, message, expected=0, source=source)
+    return told(Status.PASS, message)
+
+
+def _is_recent(node: NodeFacts, outage: Outage) -> bool:
+    then, now = moment(outage.began), moment(node.collected_at)
+    return then is None or now is None or now - then <= timedelta(hours=WINDOW.value)
+
+
+def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:
+    """Return RDMA devices by their kind (board), and within a kind by the card that they are on."""
+    found: dict[str, dict[str, list[IbDevice]]] = defaultdict(lambda: defaultdict(list))
+    for device in node.infiniband or ():
+        kind = device.board_id or device.type
+        if kind and device.slot:
+            found[kind][device.slot.rpartition(".")[0]].append(device)
+    return found
+
+
+@registry.check(
+    "rdma.peers",
+    needs=("infiniband",),
+    means="Every RDMA card has as many ports, and as many active ones, as the other cards of its kind. A card that is "
+    "the only one of its kind has no peers.",
+    remedy=f"{LOOK} A port that is missing: power-cycle the node, then reseat or replace the card.",
+    actions=("power_cycle", "replace_hardware"),
+    state="drain",
+    scope="link",
+    thresholds=(PEERS,),
+)
+def peers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not node.infiniband:
+        yield Verdict(Status.SKIP, NO_DEVICE)
+        return
+    compared = 0
+    for _, by_card in sorted(cards(node).items()):
+        ports = {card: sum(len(device.ports) for device in devices) for card, devices in by_card.items()}
+        active = {card: sum(_active(device) for device in devices) for card, devices in by_card.items()}
+        usual = Peers(_usual(ports), _usual(active))
+        compared += len(by_card) if len(by_card) > 1 else 0
+        for card, devices in sorted(by_card.items()):
+            enough = PEERS.value
+            has_fewer = ports[card] < usual.ports and _others(ports, card) >= enough
+            less_active = active[card] < usual.active and _others(active, card) >= enough
+            verdict = _beside_peers(devices, ports[card], active[card], usual) if has_fewer or less_active else None
+            if verdict is not None:
+                yield replace(verdict, component="/".join(sorted(device.name for device in devices)), unit="ports")
+    if compared:
+        yield Verdict(Status.PASS, f"{counted(compared, 'card')} compared with others of their kind", measured=compared)
+    else:
+        yield Verdict(Status.SKIP, "every RDMA card is the only one of its kind")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What most cards of a kind have."""
+
+    ports: int
+    active: int
+
+
+def _beside_peers(devices: list[IbDevice], ports: int, active: int, usual: Peers) -> Verdict:
+    """Judge a card that has less than its peers."""
+    every = [port for device in devices for port in device.ports]
+    told = Verdict(Status.FAIL, "", expected=usual.ports, measured=ports, source=NVSENTINEL)
+    if ports < usual.ports:
+        return replace(told, message=f"{ports} ports, {usual.ports} on the other cards of its kind")
+    told = replace(told, expected=usual.active, measured=active)
+    message = f"{active} active ports, {usual.active} on the other cards of its kind"
+    if any(port.state is None for port in every):
+        return replace(told, status=Status.ERROR, message="the kernel does not report the state of its ports")
+    # rdma.ports fails on an InfiniBand port that is down; of an Ethernet one only its peers tell.
+    by_ports = any(port.physical_state == "Disabled" or port.link_layer == "InfiniBand" for port in every)
+    if by_ports:
+        return replace(told, status=Status.SKIP, message=f"{message} ({PORTS})")
+    return replace(told, message=message)
+
+
+def _active(device: IbDevice) -> int:
+    return sum(port.state == "ACTIVE" for port in device.ports)
+
+
+def _usual(numbers: Mapping[str, int]) -> int:
+    """The number that most cards have, the greater where two are as frequent."""
+    counts = Counter(numbers.values())
+    return max(counts, key=lambda number: (counts[number], number))
+
+
+def _others(numbers: Mapping[str, int], card: str) -> int:
+    return sum(number > numbers[card] for number in numbers.values())
+
+
+@registry.check(
+    "rdma.adapters",
+    needs=("infiniband", "pci_io"),
+    means="Every InfiniBand adapter on the bus has its RDMA device, as has every other adapter of a kind of which one "
+    "has; and none whose link was up since the boot has vanished from the bus.",
+    remedy="lspci -k -s SLOT shows the driver; journalctl -k | grep mlx5 says why it released the adapter. Power-cycle "
+    "the node; one that does not come back has to be reseated or replaced.",
+    actions=("restart_os", "power_cycle", "replace_hardware"),
+    state="drain",
+    scope="link",
+)
+def adapters(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    on_bus = {device.slot: device for device in node.pci_io or ()}
+    with_rdma = {device.slot for device in node.infiniband or () if device.slot}
+    kinds = {on_bus[slot].device_id for slot in with_rdma if slot in on_bus}
+    wanted = [device for device in on_bus.values() if _is_adapter(device, kinds)]
+    events = node.link_log.events if node.link_log else ()
+    gone = {event.slot: event for event in events if event.slot and event.slot not in on_bus}
+    for slot, event in sorted(gone.items()):
+        message = f"{event.interface} was in use at {event.time or 'an unknown time'} and is not on the bus any more"
+        yield Verdict(Status.FAIL, message, f"adapter at {slot}", source=NVSENTINEL)
+    for device in wanted:
+        if device.slot not in with_rdma:
+            message = f"no RDMA device; driver {device.driver or 'none'}"
+            yield Verdict(Status.FAIL, message, f"adapter at {device.slot}", measured=device.driver)
+    good = [device.slot for device in wanted if device.slot in with_rdma]
+    if good:
+        yield Verdict(Status.PASS, f"{counted(len(good), 'adapter')} with their RDMA devices", measured=len(good))
+    elif not wanted and not gone:
+        yield Verdict(Status.SKIP, "no adapter on the bus of a kind that has RDMA devices here")
+
+
+def _is_adapter(device: PciDevice, kinds: set[str]) -> bool:
+    if device.vendor_id != MELLANOX or not device.class_id.startswith(NETWORK):
+        return False
+    return device.class_id.startswith(INFINIBAND) or device.device_id in kinds

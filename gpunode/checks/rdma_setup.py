@@ -1,0 +1,160 @@
+"""Checks on how RDMA adapters are set up: MTU, the devices that programs open, firmware."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import partial
+
+from gpunode.checks.gpu import SITE
+from gpunode.checks.machine import is_container
+from gpunode.checks.rdma import ports
+from gpunode.checks.rdma_links import NO_DEVICE
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import IbDevice, NodeFacts
+
+NODEPULSE = "NodePulse: 9000 and more on every interface"
+NVSENTINEL = "NVSentinel, NIC health monitor"
+MTU_LEAST = Threshold(
+    "rdma.mtu.least",
+    0,
+    "bytes",
+    "An interface of a RoCE port with less is a fault; 0: none is requested (9000 for jumbo frames).",
+    source=f"nothing by default; {NODEPULSE}",
+    most=65536,
+)
+
+
+@registry.check(
+    "rdma.mtu",
+    needs=("infiniband", "nics"),
+    means="All interfaces of one fabric (RDMA ports of one link layer and rate) have the same MTU, and those of RoCE "
+    "ports at least the policy's.",
+    remedy="Set the MTU of all interfaces of the fabric alike, and of the switch ports to at least as much; ping -M do "
+    "-s BYTES shows what passes from end to end.",
+    actions=("fix_configuration",),
+    state="observe",
+    scope="link",
+    thresholds=(MTU_LEAST,),
+)
+def mtu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    known = {nic.name: nic.mtu for nic in node.nics or ()}
+    by_fabric: dict[tuple[str, float], dict[str, int | None]] = defaultdict(dict)
+    for _, device, port in ports(node):
+        names = port.interfaces or tuple(nic.name for nic in node.nics or () if nic.slot and nic.slot == device.slot)
+        for name in names if port.state == "ACTIVE" else ():
+            if name in known:
+                by_fabric[port.link_layer or "unknown", port.rate_gbit_per_s or 0.0][name] = known[name]
+    if not by_fabric:
+        yield Verdict(Status.SKIP, "no active RDMA port has a network interface" if node.infiniband else NO_DEVICE)
+        return
+    for (layer, rate), its in sorted(by_fabric.items()):
+        yield from _mtu_of(f"{layer} {rate:g} Gbit/s", layer, its)
+
+
+def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Verdict]:
+    values = {name: value for name, value in its.items() if value is not None}
+    told = partial(Verdict, component=fabric, unit="bytes")
+    if len(values) < len(its):
+        unknown = sorted(set(its) - set(values))
+        yield told(Status.ERROR, f"the kernel does not report the MTU of {listed(unknown)}")
+        return
+    usual = Counter(values.values()).most_common(1)[0][0]
+    others = {name: value for name, value in values.items() if value != usual}
+    least = int(MTU_LEAST.value) if layer == "Ethernet" else 0
+    small = [name for name, value in values.items() if value < least]
+    if small:
+        message = f"MTU below {least}: {listed([f'{name} has {values[name]}' for name in sorted(small)])}"
+        yield told(Status.FAIL, message, expected=least, measured=min(values.values()))
+    elif others:
+        message = f"MTU {usual}, but {listed([f'{name} has {value}' for name, value in sorted(others.items())])}"
+        yield told(Status.WARN, message, expected=usual, measured=min(others.values()))
+    else:
+        yield told(Status.PASS, f"MTU {usual} on {counted(len(values), 'interface')}", expected=usual, measured=usual)
+
+
+@registry.check(
+    "rdma.devices",
+    needs=("infiniband", "rdma_nodes"),
+    means="Programs can open every RDMA adapter: it has a uverbs device, each InfiniBand port has a umad device, and "
+    "their files are in /dev/infiniband. A missing issm device is no fault.",
+    remedy="modprobe ib_uverbs ib_umad (role network_tuning keeps them loaded where it is used); ls /dev/infiniband.",
+    actions=("fix_configuration", "restart_os"),
+    state="drain",
+    scope="link",
+)
+def devices(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if not node.infiniband:
+        yield Verdict(Status.SKIP, NO_DEVICE)
+        return
+    if is_container(node) and not node.simulated:
+        yield Verdict(Status.SKIP, "in a container /dev has what the container was given")
+        return
+    for device in node.infiniband:
+        lacking = [*_verbs_of(node, device), *_mads_of(node, device)]
+        told = partial(Verdict, component=device.name, source=NVSENTINEL)
+        if lacking:
+            yield told(Status.FAIL, f"lacks {listed(lacking)}", measured=lacking[0])
+        else:
+            yield told(Status.PASS, "has its devices")
+
+
+def _verbs_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
+    found = [one for one in node.rdma_nodes or () if one.kind == "uverbs" and one.device == device.name]
+    if not found:
+        yield "a uverbs device"
+    yield from (f"/dev/infiniband/{one.name}" for one in found if not one.file)
+
+
+def _mads_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
+    """RoCE works without: its connections are not set up over management datagrams of a subnet."""
+    for port in device.ports if any(port.link_layer == "InfiniBand" for port in device.ports) else ():
+        found = [
+            one
+            for one in node.rdma_nodes or ()
+            if one.kind == "umad" and one.device == device.name and one.port in {port.port, None}
+        ]
+        if not found:
+            yield f"a umad device of port {port.port}"
+        yield from (f"/dev/infiniband/{one.name}" for one in found if not one.file)
+
+
+@registry.check(
+    "rdma.firmware",
+    needs=("infiniband",),
+    means="All RDMA adapters of one board have the same firmware, and one that the site allows where it names some "
+    "(nic_firmware in the file of --expect).",
+    remedy="mlxfwmanager --query shows what is installed and newest; update on a drained node and restart it.",
+    actions=("fix_configuration", "restart_os"),
+    state="observe",
+    scope="link",
+)
+def firmware(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    if not node.infiniband:
+        yield Verdict(Status.SKIP, NO_DEVICE)
+        return
+    by_board: dict[str, list[IbDevice]] = defaultdict(list)
+    for device in node.infiniband:
+        by_board[device.board_id or device.type or "unknown board"].append(device)
+    for board, its in sorted(by_board.items()):
+        yield _firmware_of(board, its, expect.nic_firmware)
+
+
+def _firmware_of(board: str, its: list[IbDevice], allowed: list[str] | None) -> Verdict:
+    told = partial(Verdict, component=board)
+    unknown = [device.name for device in its if device.firmware is None]
+    if unknown:
+        return told(Status.ERROR, f"the kernel does not report the firmware of {listed(unknown)}")
+    versions = Counter(str(device.firmware) for device in its)
+    usual = versions.most_common(1)[0][0]
+    refused = [f"{device.name} has {device.firmware}" for device in its if allowed and device.firmware not in allowed]
+    if refused:
+        wanted = listed(allowed or [])
+        return told(Status.FAIL, f"{listed(refused)}; allowed: {wanted}", expected=wanted, measured=usual, source=SITE)
+    if len(versions) > 1:
+        odd = [f"{device.name} has {device.firmware}" for device in its if device.firmware != usual]
+        message = f"firmware {usual}, but {listed(odd)}"
+        return told(Status.WARN, message, expected=usual, measured=odd[0].rpartition(" ")[2])
+    source = SITE if allowed else None
+    message = f"firmware {usual} on {counted(len(its), 'adapter')}"
+    return told(Status.PASS, message, expected=usual, measured=usual, source=source)

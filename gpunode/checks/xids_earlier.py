@@ -1,0 +1,97 @@
+"""A check on the Xids of boots before this one: what comes back after a reboot is not mended by one."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+
+from gpunode.checks.machine import is_container
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.times import moment
+from gpunode.checks.words import counted, listed
+from gpunode.checks.xids import RECOVERY, SOURCE, gpu_of, model_at, xid_verdict
+from gpunode.facts.node import KernelEvent, NodeFacts
+
+LOOK_BACK = Threshold(
+    "gpu.xid-earlier.look-back",
+    168,
+    "h",
+    "Older Xids of earlier boots are not judged; the probe reads no more than a week.",
+    source="our choice: NVIDIA NVSentinel looks back 2 h over a reboot, and keeps older events itself",
+    most=168,
+)
+BOOTS = Threshold(
+    "gpu.xid-earlier.boots",
+    2,
+    "boots",
+    "The same Xid of hardware in as many boots, this one counted, is a fault that a reboot does not mend.",
+    source="leptonai/gpud, component nvidia/xid: a reboot count of 2",
+    least=2,
+)
+
+
+@registry.check(
+    "gpu.xid-earlier",
+    needs=("earlier_boots", "kernel_log"),
+    needs_gpu=True,
+    means="No Xid of hardware came in several boots of the last days. One that came in one earlier boot and not since "
+    "warns: the reboot, or the reset before it, may have mended it.",
+    remedy="journalctl _TRANSPORT=kernel --since=-7d shows the lines around it. What comes back after a reboot needs "
+    "DCGM's diagnosis, then another GPU.",
+    state="drain",
+    actions=("open_support_case", "replace_hardware"),
+    scope="gpu",
+    thresholds=(LOOK_BACK, BOOTS),
+)
+def xid_earlier(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    boots = node.earlier_boots or ()
+    if not boots:
+        where = "in a container the journal is the container's" if is_container(node) else "the journal keeps no other"
+        yield Verdict(Status.SKIP, f"this boot alone is known: {where}")
+        return
+    seen: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
+    in_boots: dict[tuple[str, int], int] = defaultdict(int)
+    for boot in boots:
+        for key, events in _of_hardware(node, boot.events).items():
+            seen[key] = events + seen[key]
+            in_boots[key] += 1
+    now = _of_hardware(node, node.kernel_log.events if node.kernel_log else ())
+    for (component, number), events in sorted(seen.items()):
+        number_of_boots = in_boots[component, number] + ((component, number) in now)
+        yield _verdict(node, component, number, events, number_of_boots)
+    if not seen:
+        message = f"no Xid of hardware in {counted(len(boots), 'earlier boot')}"
+        yield Verdict(Status.PASS, message, expected=0, measured=0, unit="boots")
+
+
+def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple[str, int], list[KernelEvent]]:
+    """Return the Xids that fail on the GPU's model, by GPU and number; the recovery action is a state, no fault."""
+    found: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
+    for event in events:
+        if event.kind == "xid" and event.xid not in {None, RECOVERY} and _is_recent(node, event):
+            found[gpu_of(node, event), event.xid or 0].append(event)
+    return {
+        (component, number): its
+        for (component, number), its in found.items()
+        if xid_verdict(component, number, its, model_at(node, its[-1])).status is Status.FAIL
+    }
+
+
+def _is_recent(node: NodeFacts, event: KernelEvent) -> bool:
+    then, now = moment(event.time), moment(node.collected_at)
+    return then is None or now is None or now - then <= timedelta(hours=LOOK_BACK.value)
+
+
+def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEvent], boots: int) -> Verdict:
+    told = xid_verdict(component, number, events, model_at(node, events[-1]))
+    again = boots >= BOOTS.value
+    words = [told.message, f"in {counted(boots, 'boot')}: a reboot does not mend it" if again else "before this boot"]
+    return Verdict(
+        Status.FAIL if again else Status.WARN,
+        listed(words),
+        component,
+        expected=0,
+        measured=boots,
+        unit="boots",
+        source=SOURCE,
+    )

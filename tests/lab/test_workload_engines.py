@@ -1,0 +1,117 @@
+"""The workload over every engine that may stand behind a node's Docker command: a verdict, or the engine's own cause.
+
+One node of Debian 13 with Docker 26.1 and Podman 5; test_workload.py has Docker 20.10.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from test_workload import Place, until
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
+
+PACKAGES = "docker.io docker-cli podman containerd uidmap rootlesskit slirp4netns dbus-user-session"
+INSTALL = f"apt-get update -q && apt-get install -qy --no-install-recommends {PACKAGES}"
+# No overlay upon the node's own file system.
+PODMAN = """\
+mkdir -p /etc/containers
+printf '%s\\n' '[storage]' 'driver = "vfs"' 'runroot = "/run/containers/storage"' \\
+  'graphroot = "/var/lib/containers/storage"' > /etc/containers/storage.conf
+"""
+DOCKER_UNITS = "docker.socket docker.service"
+SOCKET = "/var/run/docker.sock"
+
+
+@pytest.fixture(scope="module")
+def place(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    (node,) = lab.up(1, "debian-13")
+    place = Place(lab, node, tmp_path_factory.mktemp("engines"))
+    place.root(f"{INSTALL} && {PODMAN}", limit_s=600)
+    return place
+
+
+def run(place: Place, *options: str, user: str = "admin") -> tuple[str, dict[str, Any]]:
+    """The status of ``container.runs``, and the launcher's record; what it says is one line whatever happened."""
+    _, finding = place.validate("--image-file", str(place.image("python")), *options, user=user)
+    assert len(finding["message"].splitlines()) == 1
+    return finding["status"], place.records()["container"]
+
+
+def test_docker_26_runs_it(place: Place) -> None:
+    status, record = run(place)
+    assert (status, record["values"]["kind"]) == ("pass", "done")
+    assert record["container"]["engine"].startswith("docker 26.1.")
+    defaults = place.records()["defaults.limits"]
+    assert (defaults["undetermined"], defaults["values"]["shm_bytes"]) == (None, 64 * 2**20)
+    assert place.records()["versions.limits"]["values"]["shm_bytes"] == 8 * 2**30
+    assert place.containers == []
+
+
+def test_an_archive_is_loaded_once_where_containerd_keeps_the_images(place: Place) -> None:
+    setting = '{"features": {"containerd-snapshotter": true}, "storage-driver": "native"}'
+    place.root(f"echo '{setting}' > /etc/docker/daemon.json && systemctl restart docker")
+    try:
+        first, second = run(place), run(place)
+    finally:
+        place.root("rm /etc/docker/daemon.json && systemctl restart docker")
+    assert (first[0], second[0]) == ("pass", "pass"), (first, second)
+    assert [one[1]["values"]["brought"] for one in (first, second)] == [True, False]
+
+
+@contextmanager
+def podman(place: Place) -> Iterator[None]:
+    """Podman where Docker's socket was, as package podman-docker has it."""
+    place.root(
+        f"systemctl stop {DOCKER_UNITS}; systemctl start podman.socket; ln -sfn /run/podman/podman.sock {SOCKET}"
+    )
+    try:
+        yield
+    finally:
+        place.root(f"systemctl stop podman.socket podman.service; rm -f {SOCKET}; systemctl start {DOCKER_UNITS}")
+
+
+def test_podman_behind_dockers_socket_is_known_and_runs_it(place: Place) -> None:
+    with podman(place):
+        status, record = run(place)
+        left = place.root("podman ps -aq")
+    assert record["container"]["engine"].startswith("podman 5.")
+    assert (status, record["values"]["kind"]) == ("pass", "done"), record
+    assert left == ""
+
+
+def test_a_rootless_engine_is_found_where_root_has_none(place: Place) -> None:
+    """In a lab node, which is a container itself, a rootless engine may not start containers: its own words say why."""
+    tool = "/usr/share/docker.io/contrib/dockerd-rootless-setuptool.sh"
+    as_admin = (
+        "su - admin -c 'export XDG_RUNTIME_DIR=/run/user/$(id -u) PATH=/usr/share/docker.io/contrib:/usr/sbin:$PATH;"
+    )
+    place.root(f"systemctl stop {DOCKER_UNITS}; loginctl enable-linger admin")
+    try:
+        until(lambda: place.root("test -S /run/user/$(id -u admin)/bus && echo yes || true") == "yes", 30)
+        done = place.root(f"{as_admin} {tool} install --force --skip-iptables' 2>&1 || true")
+        place.root(f"{as_admin} docker context use rootless' 2>&1 || true")
+        status, record = run(place)
+    finally:
+        place.root(f"{as_admin} {tool} uninstall --force' || true; loginctl disable-linger admin", limit_s=60)
+        place.root(f"rm -rf /home/admin/.docker; systemctl start {DOCKER_UNITS}")
+    if record["container"] and record["container"]["engine"]:
+        assert "rootless" in record["values"]["security"], done
+        assert status in ("pass", "error")
+    else:
+        assert (status, record["values"]["kind"]) == ("error", "no-engine"), (record, done)
+    if status == "error":
+        assert record["error"]
+
+
+def test_containerd_alone_is_no_engine_for_it(place: Place) -> None:
+    place.root("mv /usr/bin/docker /usr/bin/docker.away")
+    try:
+        status, record = run(place)
+    finally:
+        place.root("mv /usr/bin/docker.away /usr/bin/docker")
+    assert (status, record["values"]["kind"]) == ("error", "no-engine")
+    assert "role docker" in str(record["error"])

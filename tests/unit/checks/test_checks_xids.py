@@ -1,0 +1,132 @@
+"""Xids that belong together: bursts, duplicates, cancelling pairs, registers of NVLink."""
+
+import pytest
+
+from gpunode.checks import Expectation, Finding, registry
+from gpunode.checks.thresholds import Overrides, in_force
+from gpunode.checks.xid_registers import CONTINUE, ECC, FABRIC, MECHANICAL, RECURRING, SECONDARY, SIGNAL, decode
+from gpunode.facts.node import KernelEvent, KernelLog, NodeFacts, PciDevice
+
+SLOT, OTHER = "0000:1a:00.0", "0000:3d:00.0"
+H100, A100 = "2330", "20b2"
+
+
+def node(*events: KernelEvent, model: str = H100) -> NodeFacts:
+    device = PciDevice(
+        slot=SLOT, vendor_id="10de", device_id=model, subsystem_id=None, class_id="030200", driver="nvidia"
+    )
+    log = KernelLog(source="journal", complete=True, events=events)
+    return NodeFacts(
+        host="n", collected_at="2026-11-20T12:00:00Z", pci=(device,), kernel_log=log, virtualization="none"
+    )
+
+
+def xid(number: int, time: str, message: str = "...", slot: str = SLOT) -> KernelEvent:
+    when = f"2026-11-20T{time}+0000"
+    return KernelEvent(kind="xid", message=message, xid=number, pci_bus_id=slot, time=when)
+
+
+def nvlink(registers: str, time: str = "10:00:00", link: int = 14) -> KernelEvent:
+    return xid(74, time, f"NVLink: fatal error detected on link {link}({registers})")
+
+
+def judged(facts: NodeFacts) -> list[Finding]:
+    return registry["gpu.xid"].findings(facts, Expectation())
+
+
+def statuses(*events: KernelEvent, model: str = H100) -> list[str]:
+    return [finding.status.value for finding in judged(node(*events, model=model))]
+
+
+def test_a_burst_is_one_incident_led_by_the_most_severe() -> None:
+    (found,) = judged(node(xid(31, "10:00:00"), xid(79, "10:00:02"), xid(45, "10:02:50"), xid(45, "10:05:00")))
+    assert (found.status.value, found.measured) == ("fail", 1)
+    assert "Xid 79" in found.message
+    assert "Xid 31, 45" in found.message
+
+
+def test_silence_ends_a_burst_and_the_policy_says_how_long() -> None:
+    events = (xid(31, "10:00:00"), xid(79, "10:10:00"))
+    assert sorted(statuses(*events)) == ["fail", "warn"]
+    with in_force(Overrides({"gpu.xid.incident-gap": {"default": 3600}}, "the policy")):
+        assert statuses(*events) == ["fail"]
+
+
+def test_gpus_are_judged_apart() -> None:
+    assert statuses(xid(79, "10:00:00"), xid(79, "10:00:01", slot=OTHER)) == ["fail", "fail"]
+
+
+def test_eight_hundred_lines_are_one_finding_that_counts_the_distinct_ones() -> None:
+    lines = [xid(95, f"10:{at // 60:02}:{at % 60:02}", f"Uncontained: SM {at % 29}") for at in range(800)]
+    (found,) = judged(node(*lines))
+    assert found.measured == 800
+    assert "800 times (29 distinct)" in found.message
+
+
+def test_an_xid_45_that_comes_again_and_again_is_no_fault() -> None:
+    assert statuses(*[xid(45, f"10:{minute:02}:00") for minute in range(60)]) == ["pass"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status"), [((163,), "warn"), ((163, 162), "pass"), ((162, 163), "warn"), ((163, 162, 163), "warn")]
+)
+def test_power_smoothing_that_is_back_cancels_its_end(numbers: tuple[int, ...], status: str) -> None:
+    events = [xid(number, f"10:{10 * at:02}:00") for at, number in enumerate(numbers)]
+    found = {finding.status.value for finding in judged(node(*events))}
+    assert status in found
+    assert found <= {status, "pass"}
+
+
+@pytest.mark.parametrize(
+    ("registers", "kinds"),
+    [
+        ("0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0", (RECURRING,)),
+        ("0x100000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", (SECONDARY,)),
+        ("0x30, 0xffffffff, 0x0, 0x0, 0x0, 0x0, 0x0", (ECC,)),
+        ("0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", (MECHANICAL,)),
+        ("0x600000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", (SIGNAL,)),
+        ("0x0, 0x0, 0x0, 0x40000, 0x100000, 0x0, 0x0", (FABRIC, CONTINUE)),
+    ],
+)
+def test_registers(registers: str, kinds: tuple[object, ...]) -> None:
+    line = decode(f"NVLink: fatal error detected on link 14({registers})")
+    assert line is not None
+    assert (line.link, line.kinds) == (14, kinds)
+
+
+PARITY = "0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"
+SOLO = "0x2, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"
+TWICE = "0x8000000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0"
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([nvlink("0x1, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0")], "pass"),
+        ([nvlink("0x0, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0")], "warn"),
+        ([nvlink(PARITY)] * 2, "warn"),
+        ([nvlink(PARITY)] * 3, "fail"),
+        ([nvlink(PARITY, link=link) for link in range(3)], "warn"),
+        ([nvlink(TWICE)], "warn"),
+        ([nvlink(TWICE)] * 2, "fail"),
+        ([nvlink(SOLO)], "fail"),
+        ([nvlink("0x0, 0x0, 0x2000, 0x0, 0x0, 0x0, 0x0")], "fail"),
+        ([nvlink("0x80, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0")], "fail"),
+        ([nvlink("0x0, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0")], "fail"),
+        ([xid(74, "10:00:00", "NVLink: no registers")], "fail"),
+    ],
+)
+def test_xid_74_by_its_registers(events: list[KernelEvent], status: str) -> None:
+    assert statuses(*events) == [status]
+
+
+def test_a_consequence_is_left_to_what_came_with_it() -> None:
+    (found,) = judged(node(nvlink(SOLO), xid(79, "10:00:01")))
+    assert "Xid 79" in found.message
+    (alone,) = judged(node(nvlink(SOLO), xid(31, "10:00:01")))
+    assert (alone.status.value, "consequence" in alone.message) == ("warn", True)
+
+
+def test_registers_of_other_generations_are_not_documented() -> None:
+    assert statuses(nvlink(PARITY), model=H100) == ["warn"]
+    assert statuses(nvlink(PARITY), model=A100) == ["fail"]

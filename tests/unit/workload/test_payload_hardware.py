@@ -1,0 +1,112 @@
+"""The payload on machines that the stub libraries describe, and the verdicts: docs/workload-hardware.md."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hardware import CASES, CHECKS, PAGE, Case, outcome, page, statuses
+from stub_driver import COMPILER, PART_MIB, Gpu, Machine, python_with_torch, run
+
+from gpunode.checks import Finding
+from gpunode.facts.models.workload import KernelValues, NvmlValues, Record, TorchValues, values_of
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler here: apt-get install gcc")
+Results = Mapping[str, tuple[Case, list[Record], list[Finding]]]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return python_with_torch(tmp_path_factory.mktemp("torch") / "python")
+
+
+@pytest.fixture(scope="module")
+def results(python: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    root = tmp_path_factory.mktemp("machines")
+    return {case.name: (case, *outcome(case, root / str(number), python)) for number, case in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_every_machine_gets_its_verdicts(results: Results, name: str) -> None:
+    case, _, findings = results[name]
+    assert {check: statuses(findings, check) for check in CHECKS} == dict.fromkeys(CHECKS, "pass") | dict(case.expected)
+
+
+def test_the_page_is_up_to_date(results: Results) -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(results.values()), "python tests/unit/workload/hardware.py"
+
+
+def of(results: Results, name: str, record: str) -> list[Record]:
+    return [one for one in results[name][1] if one.record == record]
+
+
+MIG = "8 x H100, each in seven MIG devices 1g.10gb"
+
+
+def test_every_mig_device_computes_in_a_process_of_its_own(results: Results) -> None:
+    machine = results[MIG][0].machine
+    kernels = [(one.component, values_of(one, KernelValues)) for one in of(results, MIG, "gpus.kernel")]
+    assert {component for component, _ in kernels} == {f"cuda:{gpu}:{part}" for gpu in range(8) for part in range(7)}
+    for component, values in kernels:
+        assert isinstance(values, KernelValues), values
+        gpu, part = (int(number) for number in component.split(":")[1:])
+        assert (values.uuid, values.gpu_uuid, values.mig) == (machine.uuid(gpu, part), machine.uuid(gpu), part)
+        assert (values.memory_mib, values.wrong) == (PART_MIB, 0)
+
+
+def test_pytorch_is_asked_beside_one_mig_device(results: Results) -> None:
+    (record,) = of(results, MIG, "versions.torch")
+    torch = values_of(record, TorchValues)
+    assert isinstance(torch, TorchValues), torch
+    assert (record.error, torch.available, torch.count) == (None, True, 1)
+    assert [gpu.memory_mib for gpu in torch.gpus] == [PART_MIB]
+
+
+def test_what_a_device_finds_is_told_of_the_gpu_of_the_host(results: Results) -> None:
+    for name, wanted in ((MIG, {f"gpu{gpu}/mig{part}" for gpu in range(8) for part in range(7)}), ("GH200", {"gpu0"})):
+        assert {one.component for one in results[name][2] if one.check == "container.compute"} == wanted
+
+
+def test_nothing_is_started_on_a_gpu_that_was_not_handed_in(results: Results) -> None:
+    _, records, _ = results["somebody else's GPU by a stale CDI specification"]
+    assert [record for record in records if record.record == "gpus.kernel"] == []
+
+
+def test_a_gpu_in_mig_mode_without_an_instance_has_no_device(tmp_path: Path) -> None:
+    records = {one.record: one for one in run(Machine((Gpu(mig="on"),)), tmp_path)}
+    nvml = values_of(records["versions.nvml"], NvmlValues)
+    assert isinstance(nvml, NvmlValues)
+    assert [(gpu.mig_mode, gpu.mig_devices) for gpu in nvml.gpus] == [(True, ())]
+    assert "gpus.kernel" not in records
+
+
+@pytest.mark.parametrize(("force", "tried"), [(False, "undetermined"), (True, "values")])
+def test_a_busy_gpu_is_left_alone_unless_forced(tmp_path: Path, force: bool, tried: str) -> None:
+    machine = Machine((Gpu(used=500),))
+    settings = {"gpus": {machine.uuid(0): 4}, "force": force}
+    (kernel,) = [one for one in run(machine, tmp_path, "gpus", settings) if one.record == "gpus.kernel"]
+    assert (kernel.undetermined is not None) == (tried == "undetermined")
+    assert kernel.error is None
+
+
+def test_the_gpus_that_the_variable_names_are_the_ones(tmp_path: Path) -> None:
+    machine = Machine((Gpu(),) * 3)
+    chosen = Machine(machine.gpus, environment={"CUDA_VISIBLE_DEVICES": f"{machine.uuid(2)},{machine.uuid(0)}"})
+    kernels = [one for one in run(chosen, tmp_path, "gpus") if one.record == "gpus.kernel"]
+    assert {one.component for one in kernels} == {"cuda:0", "cuda:2"}
+    assert {one.error for one in kernels} == {None}
+
+
+def test_without_the_management_library_cuda_names_the_devices(tmp_path: Path) -> None:
+    machine = Machine((Gpu(),) * 2, nvml_init=9)
+    kernels = [one for one in run(machine, tmp_path, "gpus") if one.record == "gpus.kernel"]
+    assert [(one.component, one.values["uuid"], one.error) for one in kernels] == [
+        ("cuda:0", machine.uuid(0), None),
+        ("cuda:1", machine.uuid(1), None),
+    ]
+
+
+def test_a_gpu_that_is_older_than_the_kernel_is_a_skip(tmp_path: Path) -> None:
+    (kernel,) = [
+        one for one in run(Machine((Gpu(capability="3.7", mig="-"),)), tmp_path, "gpus") if one.record == "gpus.kernel"
+    ]
+    assert kernel.skipped == "compute capability 3.7, the kernel is compiled for 5.0 or later"
