@@ -24,11 +24,8 @@ MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
 """Facts without which nothing can be decided."""
-FACTS = (
-    *("gpunode_node", "gpunode_apt", "gpunode_dnf", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required"),
-    *("gpunode_restart_required", "apt_transaction_changed"),
-)
-"""Variables that the roles themselves set."""
+FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
+"""Variables that the roles themselves set, or that a playbook of the user does."""
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
