@@ -43,8 +43,9 @@ class Run:
 
     @property
     def paths(self) -> set[str]:
-        """Files that changed tasks name: in their name or as an item."""
+        """Files that changed tasks name: in their name, as an item, or at the head of a diff."""
         words = {word for task, items in self.changed.items() for word in [*task.split(), *items]}
+        words |= set(re.findall(r"(?m)^--- before: (\S+)", self.output))
         return {word for word in words if word.startswith("/")}
 
 
@@ -60,7 +61,7 @@ class Site:
         """Run a playbook as a user does."""
         always = self.always if playbook == "site.yml" else ()
         program = Path(sys.executable).with_name("ansible-playbook")
-        argv = [program, "-i", self.lab.inventory_path, ROOT / "playbooks" / playbook, *always, *arguments]
+        argv = [program, "-i", self.lab.inventory_path, ROOT / "playbooks" / playbook, "--diff", *always, *arguments]
         environment = {**ansible_environment(), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}
         done = subprocess.run(
             [str(part) for part in argv],
@@ -100,6 +101,7 @@ class Site:
 
 
 def yaml_list(output: str, key: str) -> set[str]:
-    """The list under ``key`` in what a debug task printed."""
+    """The list under ``key`` in what a debug task printed, and the lines ``KEY NAME`` of what packages will do."""
     block = re.search(rf"(?m)^ +{key}:\n((?: +- \S+\n)+)", output)
-    return set(re.findall(r"- (\S+)", block[1])) if block else set()
+    listed = set(re.findall(r"- (\S+)", block[1])) if block else set()
+    return listed | set(re.findall(rf"(?m)^{key} (\S+)$", output))
