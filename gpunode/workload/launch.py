@@ -212,7 +212,7 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
     settings = {
         **wish.settings,
         # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
-        "gpus": {str(gpu["uuid"]): gpu.get("memory_used_mib") for gpu in _handed(run) if gpu.get("uuid")},
+        "gpus": {str(gpu["uuid"]): _in_use_mib(run.node, gpu) for gpu in _handed(run) if gpu.get("uuid")},
         "force": wish.force,
         "user_site": not wish.in_container,
     }
@@ -230,6 +230,15 @@ def _sent(main: str, limit_s: float, *words: str) -> Program:
 def _handed(run: _Run) -> list[dict[str, Any]]:
     gpus = ((run.node.smi.document if run.node.smi else None) or {}).get("gpus", ())
     return [gpu for gpu in gpus if gpu["index"] in run.use.indices]
+
+
+def _in_use_mib(node: NodeFacts, gpu: Mapping[str, Any]) -> int | None:
+    """MiB in use on a GPU; None where that says nothing of who computes: the system keeps its own pages there too."""
+    mode = gpu.get("addressing_mode")
+    if mode == "ATS" or (mode is None and node.architecture == "aarch64"):
+        return None
+    used = gpu.get("memory_used_mib")
+    return int(used) if used is not None else None
 
 
 def _uuids(run: _Run) -> list[str]:

@@ -316,3 +316,24 @@ def test_what_was_not_run_fails_nothing(reason: str) -> None:
     told = [one for check, findings in answer.items() for one in findings if reason in one.message]
     assert {one.check for one in told} == {"container.compute", *(name.replace("works", "work") for name in names[1:])}
     assert {one.status for one in told} == {Status.ERROR}
+
+
+def test_a_simulated_gpu_is_a_skip_for_all_that_computes() -> None:
+    """What the payload records on a node of the lab: libraries that are none, a PyTorch for the processor."""
+    reason = "no GPU that was handed in is there to compute (records versions.nvml and versions.cuda)"
+    records = (
+        record("container", {"complete": True, "gpus": 1, "uuids": ["GPU-0"]}),
+        record("versions.nvml", error=STUB),
+        record("versions.cuda", error=STUB),
+        record("versions.torch", TORCH_CPU, device="cpu"),
+        record("gpus.kernel", device="cpu", skipped=reason),
+        *(record(f"frameworks.{part}", device="cpu") for part in ("tensor", "amp", "matmul", "cudnn", "fp8", "memory")),
+        record("frameworks.p2p", device="cpu", skipped="there are no GPUs to copy between"),
+        record("frameworks.collective", {"backend": "gloo", "ranks": 2, "wrong": 0, "seconds": 0.1}, device="cpu"),
+    )
+    answer = found(*records, simulated=True)
+    judged = {
+        f"framework.{part}" for part in ("tensor", "amp", "matmul", "cudnn", "fp8", "memory", "p2p", "collective")
+    }
+    for check in judged | {"container.gpus", "container.compute"}:
+        assert {finding.status for finding in answer[check]} == {Status.SKIP}, check
