@@ -118,6 +118,9 @@ class Session:
 
     def _kernels(self) -> Iterator[dict[str, Any]]:
         jobs = []
+        if not self._devices:
+            reason = "no GPU that was handed in is there to compute (records versions.nvml and versions.cuda)"
+            yield record(Task("gpus.kernel", kernel.run), Job(()), Outcome(0.0, skipped=reason))
         for device in self._devices:
             task = Task("gpus.kernel", kernel.run, (device.uuid,), 120)
             job = Job((task,), device.component, device.identity, device.environment)

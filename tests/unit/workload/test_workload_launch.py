@@ -117,6 +117,21 @@ def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, fo
     assert "gpus" in host.arguments[host.arguments.index("--tests") + 1].split(",")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "architecture", "used"),
+    [({}, "x86_64", 7), ({"addressing_mode": "ATS"}, "aarch64", None), ({"addressing_mode": "HMM"}, "aarch64", 7),
+     ({}, "aarch64", None)],
+)  # fmt: skip
+def test_memory_that_the_system_uses_too_is_no_sign_of_a_process(
+    way: FakeWay, gpu: dict[str, Any], architecture: str, used: int | None
+) -> None:
+    host = Host(way.server)
+    document = {"gpus": [{"index": 0, "uuid": "GPU-0", "memory_used_mib": 7, **gpu}]}
+    run(host, node(gpus=1, smi=Smi(document=document), architecture=architecture), in_container=False)
+    settings = json.loads(host.arguments[host.arguments.index("--settings") + 1])
+    assert settings["gpus"] == {"GPU-0": used}
+
+
 def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) -> None:
     def none(_: object) -> str:
         raise LaunchFailure("image", "no image is for it: --image IMAGE")
