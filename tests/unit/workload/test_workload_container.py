@@ -157,4 +157,8 @@ def test_each_restriction_is_given_up_for_its_own_reason_alone() -> None:
     )
     assert unlimited == Confinement(user="65534:65534", memory=False)
     assert not request(engine(), unlimited)["host_config"].get("Memory")
+    # crun, as Podman has it, in a container of its own.
+    without_pids = whole.without("crun: the requested cgroup controller `pids` is not available: OCI runtime error")
+    assert without_pids == Confinement(user="65534:65534", pids=False)
+    assert request(engine(), without_pids)["host_config"]["PidsLimit"] == 0
     assert Confinement(limits=False, user=None, read_only=False).without("rlimit, read-only file system") is None
