@@ -11,7 +11,7 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record, RecordContainer
 from gpunode.workload import container, devices, engine, gpus
 from gpunode.workload.causes import REGENERATE
-from gpunode.workload.container import KIND, Devices, Job, Program
+from gpunode.workload.container import KIND, Confinement, Devices, Job, Program
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
 from gpunode.workload.image import Image, ImageFile, provide
@@ -28,6 +28,8 @@ _STOP_S = 4.0
 _LEAST_S = 8.0
 DEFAULTS_S = 20.0
 """For a container that reads its own limits."""
+_START_S = 60.0
+"""For making and removing it: an engine may copy the image for that."""
 
 # Python reads its own text and the payload by their lengths, and leaves stdin open behind them.
 START = """\
@@ -116,18 +118,18 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         ends = min(deadline, time.monotonic() + wish.run_limit_s)
         limit_s = _limit(ends)
         job = Job(image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node))
-        container.run(replace(found, deadline=ends), job, run.output)
+        confinement = container.run(replace(found, deadline=ends), job, run.output)
         run.output.judge(limit_s)
-        run.defaults = _defaults(found, image)
+        run.defaults = _defaults(found, image, confinement)
 
 
-def _defaults(found: Engine, image: Image) -> Record:
+def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
     """Return the limits of a container for which none are asked: what a user's plain ``docker run`` gets here."""
     started, output = time.monotonic(), Output()
     job = Job(image, Devices("none"), _sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
     reason = None
     try:
-        container.run(replace(found, deadline=started + DEFAULTS_S + _END_S), job, output)
+        container.run(replace(found, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
         output.judge(DEFAULTS_S)
     except LaunchFailure as err:
         reason = f"the engine's own limits were not seen: {err}"

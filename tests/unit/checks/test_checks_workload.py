@@ -11,6 +11,7 @@ from gpunode.checks.wheels import runs_on
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record
 from gpunode.facts.node import LoadedDriver, PciDevice
+from gpunode.facts.workload import JUDGED
 
 T4 = PciDevice.model_validate(
     {
@@ -101,6 +102,16 @@ def test_on_the_host_there_is_no_container_to_judge() -> None:
         assert [one.status for one in answer[check]] == [Status.SKIP]
     (finding,) = found(records[0])["container.runs"]
     assert finding.status is Status.SKIP
+
+
+def test_what_was_not_run_for_lack_of_time_is_an_error_and_no_failure() -> None:
+    said = "not run: the 890 s for all are used up"
+    records = [record(name, undetermined=said) for name in sorted(JUDGED - {"container"})]
+    answer = found(*records, record("container", {"complete": True, "gpus": 1}, error="the payload did not end"))
+    statuses = {check: {one.status for one in findings} for check, findings in answer.items()}
+    assert {check for check, found in statuses.items() if Status.FAIL in found or Status.PASS in found} == set()
+    for check in ("container.shm", "container.memlock", "container.stack", "framework.wheel"):
+        assert statuses[check] == {Status.ERROR}  # the others are skipped, and name the one that reports the cause
 
 
 @pytest.mark.parametrize(
