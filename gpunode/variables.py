@@ -13,6 +13,8 @@ from gpunode.errors import UsageError
 
 _OWN_PREFIX = "gpunode_"
 _OWN = (_OWN_PREFIX, "nvidia_")
+_OF_VERBS = ("gpunode_policy",)
+"""Variables that a verb reads of an inventory, and no role."""
 _NEAR = 0.85
 """Likeness from which a name outside our prefixes is taken for a mistyped one of ours."""
 _SUFFIXES = frozenset({"", ".yml", ".yaml", ".json", ".ini", ".cfg", ".toml"})
@@ -30,8 +32,8 @@ def plain(value: Any) -> Any:
 
 @cache
 def known_variables(root: Path) -> tuple[str, ...]:
-    """Variables of all roles below ``root``, from their ``meta/argument_specs.yml``, and those of the playbooks."""
-    found: set[str] = set()
+    """Variables of all roles below ``root``, from their ``meta/argument_specs.yml``, those of playbooks and verbs."""
+    found: set[str] = {*_OF_VERBS}
     for file in root.glob("playbooks/*.yml"):
         found.update(re.findall(rf"\b{_OWN_PREFIX}\w+", file.read_text(encoding="utf-8")))
     for file in sorted(root.glob("roles/*/meta/argument_specs.yml")):

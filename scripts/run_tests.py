@@ -27,7 +27,6 @@ FOUNDATION = (
     "plugins/",
     "playbooks/",
     "roles/preflight/",
-    "roles/apt_transaction/",
     "molecule/shared/",
     ".config/",
     "requirements.lock",
@@ -35,15 +34,16 @@ FOUNDATION = (
 )
 # Lab tests that are for these folders alone. A file that is not named here runs always.
 STANDS_ON = {
+    "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
     "test_container_faults": ("gpunode/checks/", "gpunode/workload/", "gpunode/tuning/"),
     "test_container_toolkit": ("roles/docker/", "roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
-    "test_cuda": ("roles/cuda/", "roles/apt_transaction/"),
-    "test_dcgm": ("roles/dcgm/", "roles/apt_transaction/"),
+    "test_cuda": ("roles/cuda/", "plugins/"),
+    "test_dcgm": ("roles/dcgm/", "plugins/"),
     "test_docker": ("roles/docker/",),
     "test_driver_dnf": ("roles/nvidia_driver/", "roles/nvidia_repository/"),
-    "test_driver_matrix": ("roles/nvidia_driver/", "roles/nvidia_repository/", "roles/apt_transaction/"),
+    "test_driver_matrix": ("roles/nvidia_driver/", "roles/nvidia_repository/", "plugins/"),
     "test_driver_ubuntu": ("roles/nvidia_driver/", "gpunode/stack/"),
-    "test_fabric": ("roles/nvidia_fabric/", "roles/apt_transaction/", "gpunode/lab/simulator/"),
+    "test_fabric": ("roles/nvidia_fabric/", "plugins/", "gpunode/lab/simulator/"),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_matrix": (
@@ -55,7 +55,7 @@ STANDS_ON = {
     "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
     "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
     "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/"),
-    "test_site": ("roles/nvidia_driver/", "roles/apt_transaction/", "playbooks/"),
+    "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),

@@ -6,7 +6,7 @@ from functools import partial
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
-from gpunode.checks.workload import explained, gpu_named, one, record_check, where
+from gpunode.checks.workload import explained, gpu_named, of, one, record_check, where
 from gpunode.facts.models.workload import (
     CollectiveValues,
     CompileValues,
@@ -15,6 +15,7 @@ from gpunode.facts.models.workload import (
     DataloaderValues,
     DeviceIdentity,
     Fp8Values,
+    KernelValues,
     MatmulValues,
     MemoryValues,
     MigDevice,
@@ -335,6 +336,9 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
             yield Verdict(Status.SKIP, f"{what}{where(record)}")
         else:
             yield told(Status.FAIL, f"TensorFlow sees no GPU{where(record)}")
+    elif values.count < (expected := _of_one_process(node)):
+        what = f"TensorFlow sees {values.count} of {counted(expected, 'GPU')}{where(record)}"
+        yield told(Status.FAIL, what, expected=expected)
     elif values.max_error != 0:
         yield told(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
     elif values.memory_growth is not True:
@@ -344,6 +348,17 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
     else:
         mode = f"thread mode {values.thread_mode}" if values.thread_mode else "no thread mode set"
         yield told(Status.PASS, f"{counted(values.count, 'GPU')}, memory growth, mixed_float16, {mode}")
+
+
+def _of_one_process(node: NodeFacts) -> int:
+    """How many devices a single process can have: every whole GPU that computed, one where all are MIG devices."""
+    found = [
+        values
+        for record in of(node, "gpus.kernel")
+        if isinstance(values := values_of(record, KernelValues), KernelValues)
+    ]
+    whole = sum(1 for values in found if values.mig is None and values.wrong == 0)
+    return whole or min(1, len(found))
 
 
 def _beside_pytorch(node: NodeFacts) -> bool:

@@ -51,11 +51,15 @@ def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Ve
     return record, values
 
 
-def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FAIL) -> str | None:
-    """The first of the checks with that status on this node: what it found brings others down, and is told once."""
+def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FAIL, message: str = "") -> str | None:
+    """The first of the checks with that status on this node: what it found brings others down, and is told once.
+
+    ``message``: with which its own begins.
+    """
     for check_id in checks:
-        if any(finding.status is status for finding in registry[check_id].findings(node, Expectation())):
-            return f"{check_id} reports the cause"
+        for finding in registry[check_id].findings(node, Expectation()):
+            if finding.status is status and finding.message.startswith(message):
+                return f"{check_id} reports the cause"
     return None
 
 
@@ -95,10 +99,14 @@ def image_of(node: NodeFacts) -> str:
 
 def _explained(record: Record, node: NodeFacts, after: Sequence[str]) -> Verdict | None:
     """A skip where one of the checks reports what brought this part down; None elsewhere."""
-    reason, status = record.error, Status.FAIL
-    if reason is None:
-        reason, status = record.undetermined, Status.ERROR
-    pointer = explained(node, after, status) if reason is not None else None
+    if record.error is not None:
+        pointer = explained(node, after)
+    elif record.undetermined is not None:
+        # Of one that has no result either, for the same reason.
+        pointer = explained(node, after, Status.ERROR, record.undetermined)
+    else:
+        return None
+    reason = record.error or record.undetermined
     return Verdict(Status.SKIP, f"{reason} ({pointer})") if pointer is not None else None
 
 

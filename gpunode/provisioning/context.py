@@ -43,6 +43,13 @@ class Context:
     """Names of all variables of the host."""
     inventories: tuple[str, ...] = ()
     """Inventory sources, for messages."""
+    reboot_reasons: tuple[str, ...] = ()
+    """What the plans of this run said why the node has to be rebooted."""
+    local: bool = False
+    """Ansible reaches the node without a connection."""
+    boot_id: str = ""
+    machine_id: str = ""
+    """Of the machine that Ansible runs on."""
 
     def with_answers(self, answers: Mapping[str, Mapping[str, Any]]) -> "Context":
         """Return the same context with answers of the node."""

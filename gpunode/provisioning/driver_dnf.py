@@ -156,7 +156,14 @@ def dnf_plan(
     said, switch = case.answer, bool(case.settings["switch"])
     versions = {package.name: package.version for package in case.node.packages or ()}
     loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
-    locked = sorted(name for name, release in case.own.items() if release == case.target)
+    coming = {
+        str(row["name"]): str(row["version"])
+        for row in said.get("install", ())
+        if closure_line(row["name"], row["name"], case.stack.source)
+    }
+    versions |= coming
+    stays = {name for name, release in case.own.items() if release == case.target} - set(said.get("remove", ()))
+    locked = sorted(stays | coming.keys())
     return {
         "question": {
             "stream": case.stream,

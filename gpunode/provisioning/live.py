@@ -46,6 +46,11 @@ def gpus_in_use(facts: NodeFacts) -> bool:
     return facts.gpu_processes is None or any(process.computes for process in facts.gpu_processes)
 
 
+def must_be_idle(context: Context) -> bool:
+    """Return whether the driver must not change under what computes."""
+    return not context.settings_of("preflight")["gpunode_allow_busy"]
+
+
 def unserved_fabric(stack: Stack, context: Context) -> Iterator[str]:
     """Yield why a board with NVSwitches would be left without the fabric manager that CUDA needs there."""
     if stack.fabric_manager is not None and context.settings_of("nvidia_fabric")["state"] == "absent":

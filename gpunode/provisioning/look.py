@@ -1,8 +1,8 @@
 """From what ``node_state`` returned to ``NodeState``: the node's answer is hostile until it is parsed and bounded."""
 
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from gpunode.catalog.origins import publisher
@@ -11,6 +11,7 @@ from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 
+M = TypeVar("M", bound=BaseModel)
 MAX_BYTES = 64 << 20
 
 
@@ -31,21 +32,27 @@ def parsed(text: str, where: str) -> bytes:
             "policy and apt-get indextargets answer there, then run this again"
         )
     facts = facts_from_bundle(Bundle.from_json(document["bundle"], where))
+    known = _valid(AptState, apt, "apt.", where)
+    parts = {
+        "facts": with_publishers(facts, known),
+        "apt": known,
+        "dnf": _valid(DnfState, document.get("dnf"), "dnf.", where),
+        **{name: document.get(name) or {} for name in ("files", "contents", "engine")},
+    }
+    state = _valid(NodeState, parts, "", where)
+    return state.model_dump_json().encode() if state is not None else b""
+
+
+def _valid(model: type[M], value: Any, place: str, where: str) -> M | None:
+    """Return a part of the answer as its model; None where there is none."""
+    if value is None:
+        return None
     try:
-        known = AptState.model_validate(apt) if apt is not None else None
-        state = NodeState(
-            facts=with_publishers(facts, known),
-            apt=known,
-            dnf=DnfState.model_validate(document["dnf"]) if document.get("dnf") is not None else None,
-            files=document.get("files") or {},
-            contents=document.get("contents") or {},
-            engine=document.get("engine") or {},
-        )
+        return model.model_validate(value)
     except ValidationError as err:
         first = err.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])[:200]
-        raise UsageError(f"{where}: {place}: {first['msg']}") from None
-    return state.model_dump_json().encode()
+        found = place + ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{where}: {found[:200]}: {first['msg']}") from None
 
 
 def with_publishers(facts: NodeFacts, apt: AptState | None) -> NodeFacts:

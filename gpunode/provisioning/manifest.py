@@ -81,6 +81,8 @@ class AptChange(Part):
     files: dict[str, str | dict[str, str]] = {}
     """Files of apt's folders as they will be, path to text; empty text: absent. Preferences are obeyed before they are
     written, so that a refusal leaves none behind; the others count in check mode."""
+    idle_gpus: bool = False
+    """Fail where a process computes on a GPU when all is fetched and nothing changed yet."""
     lock_wait_s: int = 300
     limit_s: int = 3600
 
@@ -99,6 +101,8 @@ class DnfChange(Part):
     """Packages that must be there, in any version."""
     closure: tuple[str, ...] = ()
     """Installed packages that move to that release, or go where it has none of them."""
+    line: dict[str, tuple[str, ...]] = {"names": (), "except": ()}
+    """Shell patterns of packages that come at that release or not at all, whoever requires them."""
     remove: tuple[str, ...] = ()
     expendable: tuple[str, ...] = ()
     """Shell patterns of packages that may go besides."""
@@ -117,6 +121,7 @@ class DnfChange(Part):
     """What the two lines around the role's part end in."""
     ignore_locks: tuple[str, ...] = ()
     memory: str | None = None
+    idle_gpus: bool = False
     lock_wait_s: int = 300
     limit_s: int = 900
 

@@ -5,11 +5,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from gpunode.provisioning import driver_files as files
-from gpunode.provisioning import node_stack
+from gpunode.provisioning import node_stack, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_apt import driver_plan, driver_question, driver_removal
 from gpunode.provisioning.driver_refusals import driver_refusals
-from gpunode.provisioning.live import exchange, unserved_fabric
+from gpunode.provisioning.due import judged
+from gpunode.provisioning.live import exchange, must_be_idle, unserved_fabric
 from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question, UnitState
 from gpunode.provisioning.nvidia_driver_dnf import dnf_absent, dnf_present
 from gpunode.provisioning.state import AptState, Look, ModuleKey, NodeState
@@ -27,7 +28,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     if state.apt is None and state.dnf is None:
         return Manifest(role=ROLE, refusals=(UNSUPPORTED,))
     if settings["state"] == "absent":
-        return _absent(state, state.apt, settings) if state.apt else dnf_absent(state, settings)
+        idle = must_be_idle(context)
+        return _absent(state, state.apt, settings, idle) if state.apt else dnf_absent(state, settings, idle)
     found = node_stack.of_context(state.facts, context)
     if found.stack is None or found.problems:
         return Manifest(role=ROLE, refusals=found.problems)
@@ -53,6 +55,7 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     sources = files.sources_text(draft["stanzas"])
     for_apt = {**context.planned.files, files.PREFERENCES: "", files.SOURCES_FILE: sources or ""}
     if changes and answer is None:
+        for_apt = {**_repository_files(state, context), **for_apt}
         question = driver_question(facts, apt_document, stack, policy)
         body = {**question, "preferences": files.PREFERENCES, "files": for_apt}
         private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
@@ -65,14 +68,14 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     after = {
         "builds": [] if changes else _builds(draft),
         "images": [] if changes else _old_images(state, apt, draft, context),
-        "stage_key": key.to_stage and not changes,
+        "stage_key": key.to_stage and (context.check or not changes),
         "load": draft["loadable"] and not key.waits,
         "exchange": exchange(state, draft) if settings["reload"] and not key.waits else None,
     }
     return Manifest(
         role=ROLE,
         files=tuple(_files(draft, sources, settings)),
-        packages=_packages(draft, answer if changes else None, settings, for_apt),
+        packages=_packages(draft, answer if changes else None, settings, for_apt, idle=must_be_idle(context)),
         units=tuple(_units(draft, settings)),
         notes=(key.reason,) if key.waits else (),
         reboot_reasons=(*draft["reboot_reasons"], *((key.reason,) if key.waits and key.fresh else ())),
@@ -89,11 +92,23 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     )
 
 
+def _repository_files(state: NodeState, context: Context) -> dict[str, str]:
+    """Return the files of NVIDIA's repository where they are on the node as they have to be.
+
+    They change nothing, but preflight asked with them before they were there: the same question has its answer.
+    """
+    settings = context.settings_of(nvidia_repository.ROLE)
+    there = judged(nvidia_repository.plan(state, settings, context), state)
+    return {} if there.due or there.questions or there.refusals else there.apt_files
+
+
 def _packages(
     draft: Mapping[str, Any],
     answer: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
     for_apt: Mapping[str, Any],
+    *,
+    idle: bool,
 ) -> AptChange:
     change = AptChange(
         hold=tuple(draft["closure"]),
@@ -105,7 +120,8 @@ def _packages(
     if answer is None:
         return change
     arguments = tuple(str(one) for one in answer.get("arguments", ()) if not str(one).endswith("-"))
-    return change.model_copy(update={"install": arguments, "purge": tuple(answer.get("remove", ()))})
+    gone = tuple(answer.get("remove", ()))
+    return change.model_copy(update={"install": arguments, "purge": gone, "idle_gpus": idle})
 
 
 def _files(draft: Mapping[str, Any], sources: str | None, settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
@@ -228,7 +244,7 @@ def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], r
         yield f"module {draft['loaded']} is loaded, {draft['target']} is installed"
 
 
-def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any]) -> Manifest:
+def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: bool) -> Manifest:
     gone = driver_removal(state.facts, apt.model_dump(mode="json"), settings["header_packages"])
     word = state.files.get(files.NOUVEAU)
     return Manifest(
@@ -245,6 +261,7 @@ def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any]) -> Man
             restore=tuple(gone["restore"]),
             unhold=tuple(gone["freed"]),
             memory=files.MEMORY,
+            idle_gpus=idle,
             lock_wait_s=settings["lock_wait_s"],
         ),
         reboot_reasons=(f"module {gone['loaded']} is loaded, none is installed",) if gone["loaded"] else (),

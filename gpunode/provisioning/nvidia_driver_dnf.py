@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunode.provisioning import driver_files as files
+from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals, dnf_removal
+from gpunode.provisioning.live import must_be_idle
 from gpunode.provisioning.manifest import DnfChange, ManagedFile, Manifest, Question, UnitState
 from gpunode.provisioning.state import DnfState, NodeState
 from gpunode.stack import Stack
@@ -27,7 +29,12 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
     answer = context.answers.get("driver")
     draft = dnf_plan(state.facts, document, stack, policy, answer)
     if not draft["settled"] and answer is None:
-        body = {**draft["question"], **terms(settings), "simulate": True}
+        body = {
+            **draft["question"],
+            **terms(settings),
+            "repository": _repository(state, stack, context),
+            "simulate": True,
+        }
         private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
         return Manifest(role=ROLE, questions={"driver": Question(kind="dnf_preview", body=body, private=private)})
     refusals = dnf_refusals(state.facts, document, stack, policy, answer or {})
@@ -48,7 +55,8 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
                 "ignore_locks": tuple(question["ignore_locks"]),
                 "constraint": question["constraint"],
                 "stream": question["stream"],
-                **({"line": question["line"]} if "line" in question else {}),
+                "idle_gpus": must_be_idle(context),
+                "line": {word: tuple(patterns) for word, patterns in question["line"].items()},
             }
         )
     return Manifest(
@@ -61,12 +69,21 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
             "target": draft["target"],
             "changes": draft["changes"],
             "closure_problems": _closure_problems(draft),
+            # The kernel modules are DKMS's and the packages' business here.
+            "runfile": False,
+            "builds": [],
+            "images": [],
+            "stage_key": False,
+            "load": False,
+            "exchange": None,
+            "key": None,
+            "module_problems": [],
         },
         due_reasons=tuple(_due(draft)),
     )
 
 
-def dnf_absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Manifest:
     """Return what goes with the driver on a node with dnf."""
     dnf = state.dnf or DnfState(error="unknown")
     problems = dnf_problems(dnf.model_dump(mode="json"))
@@ -82,11 +99,13 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
             remove=tuple(gone["remove"]),
             expendable=tuple(gone["expendable"]),
             reset=gone["reset"],
+            idle_gpus=idle,
             lock=() if dnf.own_locks else None,
             lock_mark=MARK,
             lock_wait_s=settings["lock_wait_s"],
         ),
         reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
+        values={"refresh_all": False},
         due_reasons=("the role's locks have to go",) if dnf.own_locks else (),
     )
 
@@ -103,8 +122,14 @@ def terms(settings: Mapping[str, Any]) -> dict[str, Any]:
         "lock_mark": MARK,
         "lock_wait_s": settings["lock_wait_s"],
         "limit_s": 900,
-        "repository": None,
     }
+
+
+def _repository(state: NodeState, stack: Stack, context: Context) -> dict[str, str] | None:
+    """Return NVIDIA's repository as it will be; None where the node gets none."""
+    settings = context.settings_of(nvidia_repository.ROLE)
+    offer = nvidia_repository.offered(state, settings, context, stack.source)
+    return {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings["proxy"]} if offer.wanted else None
 
 
 def _files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:

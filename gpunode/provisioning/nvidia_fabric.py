@@ -12,7 +12,7 @@ from typing import Any
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.fabric import installed_driver, pci_ids
-from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version
+from gpunode.provisioning.live import FABRIC_MANAGER, IMEX, gpus_in_use, manager_version, must_be_idle
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
@@ -58,6 +58,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         notes=tuple(fabric.notes),
         reboot_reasons=(fabric.mismatch,) if fabric.mismatch else (),
         values={
+            "absent": False,
             "modprobe": fabric.modprobe,
             "restart": [] if fabric.busy else fabric.restarts,
             "problems": list(fabric.problems),
@@ -255,7 +256,7 @@ class Fabric:
     @property
     def busy(self) -> bool:
         """A restart would end what computes on the GPUs."""
-        return gpus_in_use(self.state.facts) and not self.context.settings_of("preflight")["gpunode_allow_busy"]
+        return gpus_in_use(self.state.facts) and must_be_idle(self.context)
 
     @property
     def restarts(self) -> list[str]:
@@ -352,6 +353,6 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
             for unit in units
             if there and unit.load == "loaded"
         ),
-        values={"reset_failed": [unit.name for unit in units if unit.active == "failed"]},
+        values={"absent": True, "reset_failed": [unit.name for unit in units if unit.active == "failed"]},
         due_reasons=tuple(f"{unit.name} has failed" for unit in units if unit.active == "failed"),
     )

@@ -12,6 +12,7 @@ from gpunode.provisioning import (
     nvidia_fabric,
     nvidia_repository,
     preflight,
+    reboot,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -22,6 +23,7 @@ Plan = Callable[[NodeState, Mapping[str, Any], Context], Manifest]
 
 PLANS: dict[str, Plan] = {
     "preflight": preflight.plan,
+    "reboot": reboot.plan,
     "nvidia_repository": nvidia_repository.plan,
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
@@ -31,6 +33,7 @@ PLANS: dict[str, Plan] = {
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
 }
 LOOKS: dict[str, Look] = {
+    "reboot": reboot.LOOK,
     "nvidia_repository": nvidia_repository.LOOK,
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,

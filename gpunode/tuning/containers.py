@@ -36,6 +36,9 @@ def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
         yield LeftAlone(name=name, reason="no Docker was seen here")
     elif cdi_is_on(node, version):
         yield _by_cdi(node, version)
+    elif _mode(node) in ("cdi", "csv"):
+        why = f"the toolkit is set to mode {_mode(node)}, in which its hook takes no --gpus"
+        yield from _by_runtime(why, "catalog (sources.yml, nct)")
     elif version[:2] >= GPUS_OPTION:
         yield Setting(
             name=name,
@@ -44,12 +47,18 @@ def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
             source=ENGINES,
         )
     else:
-        yield Setting(
-            name="--runtime",
-            value="nvidia",
-            reason=f"Docker {_shown(version)} has no option --gpus; set NVIDIA_VISIBLE_DEVICES=all beside it",
-            source="catalog (sources.yml, nct_old)",
-        )
+        yield from _by_runtime(f"Docker {_shown(version)} has no option --gpus", "catalog (sources.yml, nct_old)")
+
+
+def _mode(node: NodeFacts) -> str | None:
+    return node.containers.toolkit_mode if node.containers else None
+
+
+def _by_runtime(why: str, source: str) -> Iterator[Setting]:
+    yield Setting(name="--runtime", value="nvidia", reason=why, source=source)
+    yield Setting(
+        name="--env", value="NVIDIA_VISIBLE_DEVICES=all", reason="the runtime nvidia reads it: all GPUs", source=source
+    )
 
 
 def engine_version(node: NodeFacts) -> tuple[int, ...] | None:

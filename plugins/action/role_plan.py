@@ -8,7 +8,12 @@ import math
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.gpunode.node.plugins.plugin_utils.controller import PLANS, GpunodeAction, planned_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
+    PLANS,
+    SPECIFICATIONS,
+    GpunodeAction,
+    planned_of,
+)
 
 try:
     from gpunode.errors import GpunodeError
@@ -37,7 +42,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if role not in PLANS:
             raise AnsibleActionFail(f"role: {role or 'nothing'} has no plan; there are {', '.join(sorted(PLANS))}")
         extra = plain(self._task.args.get("settings") or {})
-        if role != GATE and self.context(role, extra).settings_of(role).get("state") != "absent":
+        if role in SPECIFICATIONS and role != GATE and self.settings(role, extra).get("state") != "absent":
             self.refuse_unfit()
         manifest = self.planned(role, extra)
         self.refuse(manifest)
@@ -80,7 +85,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     def planned(self, role: str, extra: dict[str, Any]) -> Manifest:
         """Return the complete manifest: the plan is computed again with the answers to what it asks."""
         context = self.context(role, extra)
-        settings = context.settings_of(role)
+        # A plan of a playbook has the settings of preflight.
+        settings = context.settings_of(role if role in SPECIFICATIONS else GATE)
         state = self.state()
         answers: dict[str, Any] = {}
         for _ in range(ROUNDS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 
 from ansible.plugins.callback import CallbackBase
 
@@ -12,14 +13,13 @@ name: preload
 type: aggregate
 short_description: Import gpunode once
 description:
-  - Every task runs in a process of its own, and the first filter of the collection there imports the Python package
+  - Every task runs in a process of its own, and the first plugin of the collection there imports the Python package
     C(gpunode) and reads its catalog. Done once before, all of them inherit it.
-  - Without the package this callback does nothing; the filters say that it is missing.
+  - Without the package this callback does nothing; the plugins that need it report that.
 author: gpunode
 requirements:
   - enable in configuration
 """
-POLICIES = ("driver_apt", "driver_dnf", "driver_refusals", "fabric", "node_stack")
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
@@ -34,8 +34,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Import and read before any host is asked."""
         if find_spec("gpunode") is None:
             return
-        for name in POLICIES:
-            import_module(f"gpunode.provisioning.{name}")
+        for policy in iter_modules(import_module("gpunode.provisioning").__path__):
+            import_module(f"gpunode.provisioning.{policy.name}")
         catalog = import_module("gpunode.catalog.catalog")
         rows = catalog.load()
         for section in catalog.MODELS:

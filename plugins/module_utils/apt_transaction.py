@@ -416,6 +416,10 @@ def told_and_done(question):
             ]
             if install:
                 argv, said["install"] = downloaded(question, argv, install, remove)
+            # A job may have begun since the plan was made, while packages were fetched.
+            users = question.get("gpu_users", list)()
+            if users:
+                return {**said, "error": f"busy: GPUs are in use by {', '.join(users)}, nothing was installed"}
             write_names(JOURNAL, {*install, *remove})
             if leave:
                 patient(lambda: carried_out(argv, question["limit_s"]), question["lock_wait_s"])

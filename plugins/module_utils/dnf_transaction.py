@@ -332,6 +332,10 @@ def carried_out(question):
             )
             if changes and not question["simulate"]:
                 fetch(base)
+                # A job may have begun since the plan was made, while packages were fetched.
+                users = question.get("gpu_users", list)()
+                if users:
+                    raise RefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
                 signal.alarm(0)
                 remember(question.get("memory"), base)
                 try:
@@ -354,7 +358,7 @@ def main():
 
 def answered(question):
     """Return the answer; where nothing was done, ``error`` says why."""
-    question = {"repository": None, "locklist": LOCKLIST, **question}
+    question = {"repository": None, "locklist": LOCKLIST, "line": {"names": [], "except": []}, **question}
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(int(question["limit_s"]))
     if not question["simulate"]:

@@ -119,10 +119,17 @@ def loaded_version() -> str:
     return found[1] if found else ""
 
 
+def known_modules() -> dict[str, tuple[int, list[str]]]:
+    """Return the loaded modules with their users."""
+    found: dict[str, tuple[int, list[str]]] = modules(
+        Path("/proc/modules").read_text(encoding="ascii", errors="replace")
+    )
+    return found
+
+
 def in_the_way(units: list[str]) -> list[str]:
     """Return why the modules cannot be unloaded now."""
-    text = Path("/proc/modules").read_text(encoding="ascii", errors="replace")
-    found: list[str] = obstacles(modules(text), holders(), units)
+    found: list[str] = obstacles(known_modules(), holders(), units)
     return found
 
 
@@ -149,11 +156,11 @@ def exchange(version: str, units: list[str]) -> None:
     reasons = in_the_way([])
     if reasons:
         raise RefusedError("; ".join(reasons[:5]))
-    before = modules(Path("/proc/modules").read_text(encoding="ascii", errors="replace"))
+    before = known_modules()
     there = [name for name in FAMILY if name in before]
     for name in there:
         error = done(["rmmod", name])
-        if error and name in modules(Path("/proc/modules").read_text(encoding="ascii", errors="replace")):
+        if error and name in known_modules():
             raise RefusedError(f"module {name} stays: {error}")
     for name in dict.fromkeys([*reversed(there), "nvidia_uvm"]):
         error = done(["modprobe", name])

@@ -91,6 +91,11 @@ options:
     type: list
     elements: str
     default: []
+  line:
+    description: >-
+      For dnf, shell patterns C(names) and C(except) of packages that come at the release of O(bound) or not at all.
+    type: dict
+    default: { names: [], except: [] }
   remove:
     description: For dnf, packages that go.
     type: list
@@ -132,6 +137,10 @@ options:
     type: list
     elements: str
     default: []
+  idle_gpus:
+    description: Whether to fail where a process computes on a GPU, asked when all is fetched and nothing changed yet.
+    type: bool
+    default: false
   planned:
     description: What other transactions would have done by now. The action plugin hands it in, in check mode.
     type: dict
@@ -195,7 +204,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
-from ansible_collections.gpunode.node.plugins.module_utils import apt_transaction, dnf_transaction
+from ansible_collections.gpunode.node.plugins.module_utils import apt_transaction, dnf_transaction, gpu_use
 
 LIST = {"type": "list", "elements": "str", "default": []}
 LISTS = ("install", "purge", "purge_new", "restore", "never", "hold", "unhold", "bound", "free", "closure", "remove")
@@ -223,6 +232,11 @@ def listed(answer: dict[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def gpu_users() -> list[str]:
+    """Return the processes that compute on a GPU now."""
+    return [gpu_use.title(one) for one in gpu_use.computing(gpu_use.holders())]
+
+
 def message(answer: dict[str, Any]) -> str:
     """Return why a transaction failed, with the compiler's errors where there are some."""
     return "\n".join([answer["error"], *answer.get("log", ())])
@@ -236,6 +250,7 @@ def main() -> None:
             "manager": {"type": "str", "choices": ["apt", "dnf"], "default": "apt"},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             **dict.fromkeys((*LISTS, "expendable", "drop_locks", "ignore_locks"), LIST),
+            "line": {"type": "dict", "default": {"names": [], "except": []}},
             "memory": {"type": "str"},
             "files": {"type": "dict", "default": {}},
             "constraint": {"type": "str", "default": "*"},
@@ -244,6 +259,7 @@ def main() -> None:
             "repositories": {"type": "list", "elements": "dict", "default": []},
             "lock": {"type": "list", "elements": "str"},
             "lock_mark": {"type": "str", "default": "gpunode"},
+            "idle_gpus": {"type": "bool", "default": False},
             "planned": {"type": "dict", "default": {}},
             "lock_wait_s": {"type": "int", "default": 300},
             "limit_s": {"type": "int", "default": 3600},
@@ -255,6 +271,8 @@ def main() -> None:
         with_dnf(module)
     manager: Any = dnf_transaction if by_dnf else apt_transaction
     question = {**module.params, **(module.params["change"] or {}), "simulate": module.check_mode}
+    if question["idle_gpus"]:
+        question["gpu_users"] = gpu_users
     answer = manager.answered(question)
     for warning in answer.get("warnings", ()):
         module.warn(warning)

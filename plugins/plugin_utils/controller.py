@@ -175,6 +175,12 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         """Return a variable of the host, templated."""
         return plain(self._templar.template(self.task_vars[name])) if name in self.task_vars else default
 
+    def reboot_reasons(self) -> tuple[str, ...]:
+        """Return why the node has to be rebooted, of all roles that were planned, and what a variable says."""
+        by_role: dict[str, list[str]] = self.node.read("reboot") or {}
+        said = str(self.variable("gpunode_reboot_required") or "").split("; ")
+        return (*(reason for reasons in by_role.values() for reason in reasons), *filter(None, said))
+
     def context(self, role: str, extra: Mapping[str, Any] | None = None) -> Context:
         """Return what a plan gets beside the state."""
         known: dict[str, dict[str, Any]] = {}
@@ -194,7 +200,18 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"])),
             variables=tuple(str(name) for name in self.task_vars),
             inventories=tuple(map(str, self.variable("ansible_inventory_sources") or ())),
+            reboot_reasons=self.reboot_reasons(),
+            local=str(self.variable("ansible_connection", "ssh")) in ("local", "ansible.builtin.local"),
+            boot_id=_first_line("/proc/sys/kernel/random/boot_id"),
+            machine_id=_first_line("/etc/machine-id"),
         )
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:

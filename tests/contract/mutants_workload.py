@@ -389,6 +389,7 @@ MUTANTS = [
     Mutant("framework.memory", "words come back wrong", t4, value(t4, "frameworks.memory", "wrong", new=3)),
     Mutant("framework.memory", "nothing is counted", t4, value(t4, "frameworks.memory", "peak_mib", new=0)),
     Mutant("framework.tensorflow", "no GPU", hgx, [REAL, *value(hgx, "frameworks.tensorflow", "count", new=0)]),
+    Mutant("framework.tensorflow", "one GPU fewer", hgx, value(hgx, "frameworks.tensorflow", "count", new=7)),
     Mutant("framework.tensorflow", "all memory", hgx, value(hgx, "frameworks.tensorflow", "memory_growth", new=False)),
     Mutant("framework.tensorflow", "float32", hgx, value(hgx, "frameworks.tensorflow", "compute_dtype", new="float32")),
     Mutant("framework.tensorflow", "wrong", hgx, value(hgx, "frameworks.tensorflow", "max_error", new=2.0)),

@@ -123,7 +123,8 @@ def words(file: Path) -> Iterator[str]:
     """Yield the strings of YAML and Python, alternatives (``a | b``) one by one, and the words of other text."""
     text = file.read_text(encoding="utf-8")
     if file.suffix not in (".py", ".yml"):
-        yield from (word.rstrip(".-") for word in re.findall(r"[A-Za-z0-9.+*{}_-]+", text))
+        without_addresses = re.sub(r"\S+/\S+", " ", text)
+        yield from (word.rstrip(".-") for word in re.findall(r"[A-Za-z0-9.+*{}_-]+", without_addresses))
         return
     found: list[Any] = []
     if file.suffix == ".py":

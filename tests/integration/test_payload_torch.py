@@ -9,15 +9,18 @@ import math
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpunode.facts.models.workload import (
+    CollectiveValues,
     CompileValues,
     ConvolutionValues,
     DataloaderValues,
+    MatmulValues,
     Record,
     StepValues,
     TensorValues,
@@ -31,9 +34,11 @@ PYTHON = os.environ.get("GPUNODE_TORCH_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="GPUNODE_TORCH_PYTHON names no Python with PyTorch")
 
 
-def run(archive: Path, tests: str = "versions,gpus,frameworks", shm: str | None = None) -> dict[str, Record]:
+def run(
+    archive: Path, tests: str = "versions,gpus,frameworks", shm: str | None = None, python: str | None = PYTHON
+) -> dict[str, Record]:
     """All records by name; with ``shm`` under a /dev/shm of that size."""
-    command = [str(PYTHON), str(archive), "--tests", tests, "--settings", json.dumps(payload_settings())]
+    command = [str(python), str(archive), "--tests", tests, "--settings", json.dumps(payload_settings())]
     if shm is not None:
         small = f"mount -t tmpfs -o size={shm} tmpfs /dev/shm && exec {shlex.join(command)}"
         command = ["unshare", "--mount", "sh", "-c", small]
@@ -69,8 +74,8 @@ def test_what_runs_is_told(records: dict[str, Record]) -> None:
     assert torch.version[0].isdigit()
     assert (torch.cuda is None) == (torch.architectures == ())
     device = "cuda" if torch.available and torch.count else "cpu"
-    for name in ("frameworks.tensor", "frameworks.amp", "frameworks.cudnn", "frameworks.dataloader"):
-        assert records[name].device == device
+    for part in ("tensor", "amp", "matmul", "cudnn", "dataloader"):
+        assert records[f"frameworks.{part}"].device == device
 
 
 def test_everything_computes_right(records: dict[str, Record]) -> None:
@@ -84,6 +89,97 @@ def test_everything_computes_right(records: dict[str, Record]) -> None:
     assert convolution.max_error < 1e-3
     loader: DataloaderValues = read(records, "frameworks.dataloader", DataloaderValues)
     assert loader.batches == 16
+    product: MatmulValues = read(records, "frameworks.matmul", MatmulValues)
+    assert (product.wrong, product.dtype) == (0, "bfloat16")
+
+
+def test_processes_reduce_together(records: dict[str, Record]) -> None:
+    if records["frameworks.collective"].skipped:
+        pytest.skip(str(records["frameworks.collective"].skipped))
+    values: CollectiveValues = read(records, "frameworks.collective", CollectiveValues)
+    assert (values.ranks >= 2, values.wrong) == (True, 0)
+    assert values.backend == ("nccl" if records["frameworks.collective"].device == "cuda" else "gloo")
+
+
+WITHOUT_A_GPU = {
+    "the product on the processor is the plain one, and one wrong row of it is found in every round": (
+        """
+from gpunode.workload.payload import matmul
+one, other = matmul.sparse(torch, 96), matmul.signs(torch, 96, 96)
+assert torch.equal(matmul.product(torch, one, other), one @ other)
+assert int((one != 0).sum(dim=1).max()) <= 256
+plain = matmul.product
+matmul.product = lambda *matrices: plain(*matrices).index_fill_(0, torch.tensor([5]), 99.0)
+print(matmul.run(None)["wrong"])
+""",
+        5 * 512,
+    ),
+    "a bit that is stuck shows in one of the two patterns": (
+        """
+from gpunode.workload.payload import memory
+places = torch.arange(4096, dtype=torch.int32)
+pieces = [torch.empty_like(places) for _ in range(5)]
+assert sum(memory.tested(torch, places, pieces, pattern) for pattern in memory.PATTERNS) == 0
+plain = torch.Tensor.bitwise_xor_
+def stuck(piece, places):
+    piece[17] |= 4
+    return plain(piece, places)
+torch.Tensor.bitwise_xor_ = stuck
+print(sum(memory.tested(torch, places, pieces, pattern) for pattern in memory.PATTERNS))
+""",
+        5,
+    ),
+    "copies arrive": (
+        """
+from gpunode.workload.payload import peers
+cpu = torch.device("cpu")
+assert peers.copied(torch, [cpu] * 3, 4096) == []
+plain = torch.Tensor.to
+torch.Tensor.to = lambda given, *words, **more: plain(given, *words, **more) + 1
+print(len(peers.copied(torch, [cpu] * 3, 4096)))
+""",
+        6,
+    ),
+    "a product in FP8 is exact": (
+        """
+from gpunode.workload.payload import fp8
+print(fp8.wrong_elements(torch, torch.device("cpu")))
+""",
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(WITHOUT_A_GPU))
+def test_what_a_gpu_computes_is_compared_rightly(archive: Path, what: str) -> None:
+    """The arithmetic of parts that need a GPU, on the processor, with the payload as it is sent."""
+    program, printed = WITHOUT_A_GPU[what]
+    answer = subprocess.run(
+        [str(PYTHON), "-c", f"import torch{program}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(archive)},
+        cwd=archive.parent,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert int(answer.stdout) == printed
+
+
+def test_a_pytorch_that_cannot_be_imported_fails_nothing(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], check=True, timeout=60)
+    (site,) = tmp_path.glob("v/lib/python*/site-packages")
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("raise OSError('libcublas.so.12: cannot open shared object file')")
+    archive = tmp_path / "payload.pyz"
+    archive.write_bytes(payload_zip())
+    found = run(archive, python=str(tmp_path / "v" / "bin" / "python"))
+    assert found["versions.torch"].undetermined == (
+        "PyTorch cannot be imported: OSError: libcublas.so.12: cannot open shared object file"
+    )
+    assert {record.error for record in found.values()} == {None}
+    assert "versions.torch" in str(found["frameworks.tensor"].skipped)
 
 
 def test_a_function_is_compiled_where_it_can_be(records: dict[str, Record]) -> None:

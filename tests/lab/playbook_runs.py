@@ -101,6 +101,7 @@ class Site:
 
 
 def yaml_list(output: str, key: str) -> set[str]:
-    """What a transaction does under ``key``: in the list that it shows, or in what a debug task printed."""
+    """The list under ``key`` in what a debug task printed, and the lines ``KEY NAME`` of what packages will do."""
     block = re.search(rf"(?m)^ +{key}:\n((?: +- \S+\n)+)", output)
-    return set(re.findall(r"- (\S+)", block[1]) if block else re.findall(rf"(?m)^{key} (\S+)$", output))
+    listed = set(re.findall(r"- (\S+)", block[1])) if block else set()
+    return listed | set(re.findall(rf"(?m)^{key} (\S+)$", output))

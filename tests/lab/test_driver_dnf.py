@@ -46,10 +46,12 @@ def test_it_announces_and_changes_nothing(site: Site) -> None:
     before = site.sh(STATE)
     run = site.play("--check", *OLDER)
     assert run.rc == 0, run.output[-3000:]
-    assert "stream: nvidia-driver:580-open" in run.output
+    assert "enable module stream nvidia-driver:580-open" in run.output
     announced = {line.split("=")[0] for line in yaml_list(run.output, "install")}
     assert announced >= BOTH | {"nvidia-fabricmanager", "libnvidia-nscq"}
-    assert yaml_list(run.output, "lock") == announced
+    locked = {line.partition("-3:580.95.05")[0] for line in yaml_list(run.output, "hold")}
+    assert locked >= BOTH | {"nvidia-fabricmanager", "libnvidia-nscq"}
+    assert locked <= announced
     assert site.sh(STATE) == before
 
 

@@ -60,7 +60,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_roles_say_what_is_known(root: Path) -> None:
-    assert known_variables(root) == ("gpunode_reboot", "nvidia_driver_source", "nvidia_driver_state")
+    assert known_variables(root) == (
+        "gpunode_policy",
+        "gpunode_reboot",
+        "nvidia_driver_source",
+        "nvidia_driver_state",
+    )
     assert role_prefixes(root) == ("nvidia_driver_", "gpunode_")
 
 

@@ -17,7 +17,7 @@ BOOT = f"/{_LIB}/bin/boot"
 BOOT_REPORT = boot.REPORT
 """Empty on a node where BOOT did its work, else why it did not."""
 
-DEVICE_RULES = tuple(f"c {number}:* rwm" for number in devices.NUMBERS.values())
+DEVICE_RULES = tuple(f"c {number}:* rwm" for number in dict.fromkeys(devices.NUMBERS.values()))
 """What a node may hand on to containers of its own."""
 
 _DMESG = """\

@@ -12,9 +12,19 @@ NVIDIA = 195
 UVM = 510
 NVSWITCH = 509
 CAPS = 508
+INFINIBAND = 231
+_FIRST_VERBS = 192
+"""Of /dev/infiniband/uverbs0; umad0 is minor 0 (drivers/infiniband/core, uverbs_main.c and user_mad.c)."""
 _CONTROL = 255
 _MODESET = 254
-NUMBERS = {"nvidia": NVIDIA, "nvidia-uvm": UVM, "nvidia-nvswitch": NVSWITCH, "nvidia-caps": CAPS}
+NUMBERS = {
+    "nvidia": NVIDIA,
+    "nvidia-uvm": UVM,
+    "nvidia-nvswitch": NVSWITCH,
+    "nvidia-caps": CAPS,
+    "infiniband_mad": INFINIBAND,
+    "infiniband_verbs": INFINIBAND,
+}
 """Names and major numbers, as /proc/devices has them."""
 
 
@@ -37,9 +47,16 @@ def nodes(hardware: dict[str, Any], modules: set[str]) -> list[tuple[str, int, i
     return found
 
 
+def of_adapters(hardware: dict[str, Any]) -> list[tuple[str, int, int, int]]:
+    """(path, major, minor, mode) of the files of RDMA adapters, whose drivers are there from the boot on."""
+    numbers = range(len(hardware["nics"]))
+    mads = [(f"/dev/infiniband/umad{at}", INFINIBAND, at, 0o600) for at in numbers]
+    return mads + [(f"/dev/infiniband/uverbs{at}", INFINIBAND, _FIRST_VERBS + at, 0o666) for at in numbers]
+
+
 def make(hardware: dict[str, Any], modules: set[str]) -> None:
     """Make the files that are missing. Those of modules that went stay, as the real ones do until the reboot."""
-    for name, major, minor, mode in nodes(hardware, modules):
+    for name, major, minor, mode in nodes(hardware, modules) + of_adapters(hardware):
         file = state.path(name)
         if file.exists():
             continue

@@ -1,4 +1,4 @@
-"""Simulated network adapters: /sys/class/infiniband, as ibstat and the probe read it."""
+"""Simulated network adapters: /sys/class/infiniband and the classes of their devices, as ibstat and the probe read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from . import pci, state
 
 CLASS = "/run/gpunode-lab/sys/class/infiniband"
+VERBS = "/run/gpunode-lab/sys/class/infiniband_verbs"
+MAD = "/run/gpunode-lab/sys/class/infiniband_mad"
 _LANES = {400: "400 Gb/sec (4X NDR)", 200: "200 Gb/sec (4X HDR)", 100: "100 Gb/sec (4X EDR)"}
 _COUNTERS = (
     "symbol_error",
@@ -25,7 +27,8 @@ _HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "r
 
 def write(hardware: dict[str, Any]) -> None:
     """Write every adapter of the description; none: no folder."""
-    for nic in hardware["nics"]:
+    for number, nic in enumerate(hardware["nics"]):
+        _write_devices(number, nic["name"])
         place = pci.folder(nic) / "infiniband" / nic["name"]
         _write_adapter(place, nic)
         link = state.path(CLASS) / nic["name"]
@@ -35,6 +38,15 @@ def write(hardware: dict[str, Any]) -> None:
         if nic["role"] == "nvswitch":
             # By this the start script of the fabric manager finds the way to the NVSwitches.
             (pci.folder(nic) / "vpd").write_bytes(_vital_product_data("SW_MNG"))
+
+
+def _write_devices(number: int, name: str) -> None:
+    """What ib_uverbs and ib_umad show of an adapter with one port."""
+    state.write_text(state.path(VERBS) / "abi_version", "6\n")
+    state.write_text(state.path(VERBS) / f"uverbs{number}" / "ibdev", name + "\n")
+    state.write_text(state.path(MAD) / "abi_version", "5\n")
+    state.write_text(state.path(MAD) / f"umad{number}" / "ibdev", name + "\n")
+    state.write_text(state.path(MAD) / f"umad{number}" / "port", "1\n")
 
 
 def _write_adapter(place: Path, nic: dict[str, Any]) -> None:

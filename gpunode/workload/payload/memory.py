@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.isolate import Skip, Undetermined
 from gpunode.workload.payload.pytorch import device_for, torch_module
 
 PIECE_BYTES = 256 * 2**20
 SPARE = 8
 """A part of what is free stays so: for the allocator, and for what the comparison itself needs."""
+BUSY_BYTES = 100 * 2**20
+"""More than this taken by others in the meantime: not the driver's own."""
 PATTERNS = (0x5A5A5A5A, ~0x5A5A5A5A)
 
 
@@ -25,7 +27,7 @@ def run(where: str | None) -> dict[str, Any]:
     # Each word holds its own place, so that an address line that is dead shows too.
     places = torch.arange(words, dtype=torch.int32, device=device)
     spare = max(free // SPARE, 4 * piece_bytes)
-    pieces = [torch.empty_like(places) for _ in range(max(1, (free - spare) // piece_bytes))]
+    pieces = taken(torch, device, places, max(1, (free - spare) // piece_bytes))
     wrong = sum(tested(torch, places, pieces, pattern) for pattern in PATTERNS)
     torch.cuda.synchronize(device)
     stats = torch.cuda.memory_stats(device)
@@ -38,6 +40,23 @@ def run(where: str | None) -> dict[str, Any]:
         "peak_mib": int(stats["allocated_bytes.all.peak"]) // 2**20,
         "reserved_mib": int(stats["reserved_bytes.all.current"]) // 2**20,
     }
+
+
+def taken(torch: Any, device: Any, places: Any, number: int) -> list[Any]:
+    """So many pieces of memory; Undetermined where another process takes it at the same time."""
+    free, _ = torch.cuda.mem_get_info(device)
+    ours = torch.cuda.memory_reserved(device)
+    pieces: list[Any] = []
+    try:
+        while len(pieces) < number:
+            pieces.append(torch.empty_like(places))
+    except torch.cuda.OutOfMemoryError:
+        left, _ = torch.cuda.mem_get_info(device)
+        others = (free - left) - (torch.cuda.memory_reserved(device) - ours)
+        if others > BUSY_BYTES:
+            raise Undetermined(f"another process took {others >> 20} MiB of it meanwhile") from None
+        raise
+    return pieces
 
 
 def tested(torch: Any, places: Any, pieces: list[Any], pattern: int) -> int:

@@ -141,10 +141,10 @@ def mig_devices(library: Library, handle: ctypes.c_void_p) -> Iterator[dict[str,
 
 
 @contextlib.contextmanager
-def held(limit_s: float) -> Iterator[None]:
+def held(limit_s: float) -> Iterator[bool]:
     """Keep every GPU open meanwhile: without persistence the driver ends and starts all GPUs between two processes.
 
-    In a process of its own, for the library may hang or crash; where it does, nothing is held.
+    In a process of its own, for the library may hang or crash; False where nothing is held.
     """
     ready_from, ready_to = os.pipe()
     sys.stdout.flush()
@@ -153,8 +153,8 @@ def held(limit_s: float) -> Iterator[None]:
         _hold(ready_to)
     os.close(ready_to)
     try:
-        select.select([ready_from], [], [], limit_s)
-        yield
+        heard = select.select([ready_from], [], [], max(0.0, limit_s))[0]
+        yield bool(heard and os.read(ready_from, 1))
     finally:
         os.close(ready_from)
         with contextlib.suppress(OSError):

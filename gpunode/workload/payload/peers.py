@@ -24,14 +24,20 @@ def run(uuids: list[str]) -> dict[str, Any]:
         [one == other or bool(torch.cuda.can_device_access_peer(one, other)) for other in range(number)]
         for one in range(number)
     ]
+    wrong = copied(torch, [torch.device(f"cuda:{index}") for index in range(number)], WORDS)
+    return {"device": "cuda", "uuids": uuids, "access": access, "wrong": wrong}
+
+
+def copied(torch: Any, devices: list[Any], words: int) -> list[list[int]]:
+    """The pairs of devices whose copy arrived with another content."""
     wrong = []
-    for one in range(number):
-        # The rounds differ, so that what an earlier copy left at its place cannot pass for this one.
-        given = torch.arange(WORDS, dtype=torch.int32, device=f"cuda:{one}").bitwise_xor_(one + 1)
-        for other in range(number):
+    for one, source in enumerate(devices):
+        # Every device sends something else: what an earlier copy left at its place cannot pass for this one.
+        given = torch.arange(words, dtype=torch.int32, device=source).bitwise_xor_(one + 1)
+        for other, target in enumerate(devices):
             if one != other:
-                found = given.to(f"cuda:{other}")
-                wanted = torch.arange(WORDS, dtype=torch.int32, device=found.device).bitwise_xor_(one + 1)
+                found = given.to(target, copy=True)
+                wanted = torch.arange(words, dtype=torch.int32, device=target).bitwise_xor_(one + 1)
                 if int((found != wanted).sum()):
                     wrong.append([one, other])
-    return {"device": "cuda", "uuids": uuids, "access": access, "wrong": wrong}
+    return wrong

@@ -81,7 +81,7 @@ class Session:
                     yield record(each, job, outcome)
         management = looked["versions.nvml"].values
         self._devices = computing(management, looked["versions.cuda"].values, self._settings)
-        with nvml.held(self._clock.left(HOLD_S)) if management.get("gpus") else contextlib.nullcontext():
+        with nvml.held(self._clock.left(HOLD_S)) if management.get("gpus") else contextlib.nullcontext(False):
             yield from self._after(wanted)
 
     def _after(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
@@ -169,10 +169,9 @@ class Session:
         """Why no part of PyTorch is tried; None where they are."""
         if self._torch.skipped is not None:
             return self._torch.skipped
-        if self._torch.undetermined is not None:
-            return f"PyTorch did not come to run (record versions.torch): {self._torch.undetermined}"
-        if self._torch.error is not None:
-            return None
+        fell = self._torch.undetermined or self._torch.error
+        if fell is not None:
+            return f"PyTorch did not come to run (record versions.torch): {fell}"
         if built and self._devices and not self._idle:
             return f"no GPU is idle any more: {self._devices[0].busy}"
         if built and not self._devices:

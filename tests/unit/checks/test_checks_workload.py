@@ -246,3 +246,73 @@ def test_no_value_breaks_a_check(value: Any) -> None:
 def test_what_was_not_observed_is_an_error_and_no_skip(check: str, name: str | None, values: dict[str, Any]) -> None:
     records = [] if name is None else [record(name, values)]
     assert {finding.status for finding in found(*records)[check]} == {Status.ERROR}
+
+
+TORCH = {"version": "2.13.0+cu130", "cuda": "13.0", "available": True, "count": 1}
+SYSTEM = {"python": "3.12.3", "cuda": "13.0.2"}
+
+
+def cuda_found(torch: Mapping[str, Any] | None, *, image: str, compat: str | None = None) -> Finding:
+    """The verdict on the CUDA of an image, on a node whose driver runs up to 13.0."""
+    records = [record("versions.system", {**SYSTEM, "cuda": image})]
+    records += [record("versions.torch", torch)] if torch else [record("versions.torch", skipped="not in the image")]
+    if compat is not None:
+        values = {"library": "libcuda.so.590.1", "result": 0, "forward_compat": True, "cuda_version": compat}
+        records.append(record("versions.cuda", values))
+    (finding,) = found(*records)["container.cuda"]
+    return finding
+
+
+def test_a_toolkit_that_nothing_uses_fails_no_node() -> None:
+    unused = cuda_found(TORCH, image="14.1.0")
+    assert unused.status is Status.PASS
+    assert "toolkit" in unused.message
+    assert cuda_found(None, image="14.1.0").status is Status.FAIL
+    assert cuda_found({**TORCH, "cuda": None}, image="14.1.0").status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("compat", "status"), [("14.1", Status.PASS), ("14.0", Status.WARN), ("13.4", Status.FAIL), (None, Status.FAIL)]
+)
+def test_forward_compatibility_carries_as_far_as_its_own_cuda(compat: str | None, status: Status) -> None:
+    assert cuda_found({**TORCH, "cuda": "14.1"}, image="14.1.0", compat=compat).status is status
+
+
+def test_the_compiler_that_cuda_compat_brings_is_no_library_of_another_driver() -> None:
+    libraries = {
+        "libcuda.so.1": "590.10",
+        "libnvidia-ptxjitcompiler.so.1": "590.10",
+        "libnvidia-ml.so.1": "580.95.05",
+    }
+    system = record("versions.system", {"python": "3.12.3", "driver_libraries": libraries})
+    for compat, status in ((True, Status.PASS), (False, Status.FAIL)):
+        values = {"library": "/usr/lib/libcuda.so.590.10", "version": "590.10", "result": 0, "forward_compat": compat}
+        (finding,) = found(system, record("versions.cuda", values))["container.library"]
+        assert finding.status is status, finding.message
+
+
+@pytest.mark.parametrize(
+    ("built", "torch", "status"),
+    [(False, "13.0", Status.SKIP), (True, "13.0", Status.FAIL), (False, None, Status.FAIL)],
+)
+def test_a_tensorflow_for_the_processor_is_a_skip_beside_a_pytorch_for_gpus(
+    built: bool, torch: str | None, status: Status
+) -> None:
+    run = {"count": 0, "compute_dtype": "float16", "max_error": 0.0}
+    records = (
+        record("versions.torch", {**TORCH, "cuda": torch, "architectures": ["sm_75"]}),
+        record("versions.tensorflow", {"version": "2.21.0", "built_with_cuda": built, "count": 0}, device="cpu"),
+        record("frameworks.tensorflow", run, device="cpu"),
+    )
+    statuses = {finding.status for finding in found(*records)["framework.tensorflow"]}
+    # Without a PyTorch for CUDA it is the wheel that is at fault, and is told there.
+    assert statuses == ({status} if torch else {Status.SKIP})
+
+
+@pytest.mark.parametrize("reason", ["not run: the 900 s for all are used up", "PyTorch cannot be imported: OSError"])
+def test_what_was_not_run_fails_nothing(reason: str) -> None:
+    names = ("gpus.kernel", *(f"frameworks.{part}" for part in ("tensor", "amp", "matmul", "collective", "tensorflow")))
+    answer = found(*(record(name, undetermined=reason) for name in names))
+    told = [one for check, findings in answer.items() for one in findings if reason in one.message]
+    assert {one.check for one in told} == {"container.compute", *(name.replace("works", "work") for name in names[1:])}
+    assert {one.status for one in told} == {Status.ERROR}

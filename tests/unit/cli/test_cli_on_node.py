@@ -27,6 +27,12 @@ from gpunode.report import NodeReport, judged
 SMI_CUT = "nvidia-smi -q -x: no answer within 1.2 s, which was left of the time for the whole probe"
 
 
+@pytest.fixture(autouse=True)
+def _just_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the tests is older than any budget."""
+    monkeypatch.setattr(on_node, "since_start", lambda: 0.1)
+
+
 def node(*findings: Finding) -> NodeReport:
     return judged("n", Identity(simulated=False, stack=Stack(), gpus=()), findings, 1.0)
 
@@ -176,6 +182,13 @@ def test_wrong_usage_is_refused_with_one_line(words: list[str], said: str, capsy
     assert out == ""
     assert len(err.strip().splitlines()) == 1, err
     assert said in err
+
+
+def test_the_age_of_a_process_is_its_own() -> None:
+    code = "import time; time.sleep(0.5); from gpunode.cli.on_node import since_start; print(since_start())"
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert 0.5 <= float(done.stdout) <= time.monotonic() - started + 0.1
 
 
 def test_nothing_that_a_prolog_does_not_need_is_loaded() -> None:

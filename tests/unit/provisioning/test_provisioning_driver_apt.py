@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 from driver_samples import APT, BUNDLE, DAY, HGX, UBUNTU, WISHES, facts_of, settings_of
-from plugin_loader import load
 
 from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts
 from gpunode.provisioning import driver_apt as driver
 from gpunode.provisioning import node_stack as resolver
 from gpunode.provisioning.driver_refusals import driver_refusals
 from gpunode.provisioning.driver_sources import SOURCES
-
-node = load("node")
+from gpunode.provisioning.look import with_publishers
+from gpunode.provisioning.state import AptState
 
 
 @pytest.fixture
@@ -234,17 +234,20 @@ def test_apts_lists_say_who_published_a_package(bare: dict[str, Any]) -> None:
         **bare,
         "packages": [package("libnvidia-compute-580", "580.95.05", **UBUNTU, version="580.95.05-0ubuntu1")],
     }
-    ubuntus = {"publishers": {"libnvidia-compute-580": [["Ubuntu", "Ubuntu"]]}}
-    assert node.with_publishers(facts, ubuntus)["packages"][0]["published"] == "ubuntu"
-    nvidias = {"publishers": {"libnvidia-compute-580": [["NVIDIA", "NVIDIA CUDA"]]}}
-    stack = stack_of(node.with_publishers(facts, nvidias), version="580.95.05", source="nvidia")
-    assert driver.driver_question(node.with_publishers(facts, ubuntus), APT, stack, settings_of(stack))["remove"] == [
-        "libnvidia-compute-580"
-    ]
-    assert driver.driver_question(node.with_publishers(facts, nvidias), APT, stack, settings_of(stack))["remove"] == []
-    both = {"publishers": {"libnvidia-compute-580": [["Ubuntu", "Ubuntu"], ["NVIDIA", "NVIDIA CUDA"]]}}
-    assert node.with_publishers(facts, both)["packages"][0]["published"] is None
-    assert node.with_publishers(facts, None)["packages"] == node.with_publishers(facts, {})["packages"]
+
+    def published(*by: tuple[str, str]) -> dict[str, Any]:
+        more = {"publishers": {"libnvidia-compute-580": by}, "policy_left": False, "key": None}
+        apt = AptState.model_validate({**APT, **more, "lock_holder": None, "runfile": False})
+        return with_publishers(NodeFacts.model_validate(facts), apt).model_dump(mode="json")
+
+    ubuntus, nvidias = published(("Ubuntu", "Ubuntu")), published(("NVIDIA", "NVIDIA CUDA"))
+    assert ubuntus["packages"][0]["published"] == "ubuntu"
+    stack = stack_of(nvidias, version="580.95.05", source="nvidia")
+    assert driver.driver_question(ubuntus, APT, stack, settings_of(stack))["remove"] == ["libnvidia-compute-580"]
+    assert driver.driver_question(nvidias, APT, stack, settings_of(stack))["remove"] == []
+    both = published(("Ubuntu", "Ubuntu"), ("NVIDIA", "NVIDIA CUDA"))
+    assert both["packages"][0]["published"] is None
+    assert published()["packages"] == NodeFacts.model_validate(facts).model_dump(mode="json")["packages"]
 
 
 def test_a_fabric_manager_that_lags_is_refused_with_the_release_that_all_have(bare: dict[str, Any]) -> None:

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 from driver_samples import BUNDLE, DAY, HGX, WISHES, facts_of
-from plugin_loader import load
 
 from gpunode.provisioning import driver_dnf as dnf
 from gpunode.provisioning import node_stack as resolver
-
-repository = load("rpm_repository")
-node = load("node")
+from gpunode.provisioning import rpm_repository as repository
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
 PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
@@ -83,23 +80,6 @@ def test_the_catalog_says_which_program_manages_packages() -> None:
     assert dnf.package_manager(rocky()) == "dnf"
     assert dnf.package_manager(rocky("10.1")) == "dnf"
     assert dnf.package_manager(facts_of(BUNDLE)) == "apt"
-
-
-def test_preflight_takes_systems_with_dnf() -> None:
-    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
-    settings |= {"settled": False, "switch": False, "precompiled": False, "mok_hash": False}
-    assert node.preflight_problems(rocky(), DNF, settings) == []
-    said = node.preflight_problems(rocky(), {**DNF, "lock_holder": "dnf (pid 7)"}, settings)
-    assert said == ["package-lock: dnf (pid 7) still holds the package lock: let it end, then run this again"]
-
-
-def test_with_secure_boot_dnf_gets_no_advice_that_only_apt_can_follow() -> None:
-    settings = {"min_free_mib": {}, "allow_secure_boot": False, "allow_busy": False, "removing": False}
-    settings |= {"settled": False, "switch": False, "precompiled": False, "mok_hash": False}
-    (said,) = node.preflight_problems({**rocky(), "secure_boot": True}, DNF, settings)
-    assert said.startswith("secure-boot: ")
-    assert "mok_hash" not in said
-    assert "ubuntu" not in said
 
 
 def test_what_keeps_dnf_from_working_is_named() -> None:

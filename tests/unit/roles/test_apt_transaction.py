@@ -373,3 +373,19 @@ def test_files_to_come_lie_over_the_nodes_own(script: ModuleType, tmp_path: Path
     assert not (tmp_path / "preferences.d" / "ours.pref").exists()
     assert str(tmp_path) in (tmp_path / "apt.conf").read_text(encoding="utf-8")
     assert "Proxy::mirror.test" in (tmp_path / "apt.conf").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_changes(
+    script: ModuleType, tmp_path: Path, state: str
+) -> None:
+    machine = Machine("Remv libnccl2 [2.27.3]\n" if state == "absent" else "Inst libnccl2 (2.30.7-1+cuda12.9 x)\n")
+    machine.madison = "libnccl2 | 2.30.7-1+cuda12.9 | http://x\n"
+    wanted = {"purge": ["libnccl2"]} if state == "absent" else {"install": ["libnccl2=2.30.7-*"]}
+    memory = tmp_path / "memory"
+    said = asked(script, machine, state=state, memory=str(memory), gpu_users=lambda: ["python3 (pid 9)"], **wanted)
+    assert said["error"].startswith("busy: GPUs are in use by python3 (pid 9)")
+    assert not said["done"]
+    assert machine.changes == []
+    assert not memory.exists()
+    assert "error" not in asked(script, machine, state=state, gpu_users=list, **wanted)

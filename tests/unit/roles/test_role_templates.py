@@ -4,10 +4,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gpunode.provisioning import cuda, dcgm
+from gpunode.provisioning import cuda, dcgm, driver_files
+from gpunode.provisioning.nvidia_fabric import FILES, condition_text
 
 ROLES = Path(__file__).parents[3] / "roles"
 
@@ -46,7 +46,7 @@ def bus(tmp_path: Path) -> Path:
 
 
 def test_the_fabric_manager_needs_its_own_switches(bus: Path) -> None:
-    text = rendered("nvidia_fabric", "condition.conf.j2", item={"needs": ["0x10de:0x1af1", "0x10de:0x22a3"]})
+    text = condition_text(["0x10de:0x1af1", "0x10de:0x22a3"])
     put(bus, "0000:1b:00.0", "0x10de", "0x2330", "0x030200")
     assert condition(text, bus) == 1
     put(bus, "0000:05:00.0", "0x10de", "0x22a3", "0x068000")
@@ -92,10 +92,10 @@ def test_preferences_are_stanzas_of_their_own() -> None:
     assert [stanza.splitlines()[1] for stanza in stanzas] == ["Pin: version 12.9.*", "Pin: version 2-*+cuda12.9"]
 
 
-@pytest.mark.parametrize("role", ["nvidia_fabric"])
-def test_every_file_that_a_role_owns_is_named_in_its_readme(role: str) -> None:
-    variables = yaml.safe_load((ROLES / role / "vars" / "main.yml").read_text(encoding="utf-8"))
-    readme = (ROLES / role / "README.md").read_text(encoding="utf-8")
-    files = variables[f"__{role}_files"].values()
-    unnamed = [path for path in files if path not in readme and path.split("/")[-2].removesuffix(".d") not in readme]
-    assert not unnamed
+def test_every_file_of_the_driver_and_the_fabric_is_named_in_their_readmes() -> None:
+    for role, paths in (("nvidia_driver", driver_files.ALL), ("nvidia_fabric", FILES)):
+        readme = (ROLES / role / "README.md").read_text(encoding="utf-8")
+        unnamed = [
+            path for path in paths if path not in readme and path.split("/")[-2].removesuffix(".d") not in readme
+        ]
+        assert not unnamed

@@ -206,6 +206,19 @@ def test_drift(have: str | None, locked: str | None, state: str, past_eol: bool)
     assert found.hosts == ("n1",)
 
 
+def test_a_lock_decides_where_no_driver_is_requested() -> None:
+    lock = lock_document(stack(platform="hgx-h100-8", driver="580.95.05"))[LOCK_NAME]
+    hosts = [PlanHost("locked", observed(), lock=lock), PlanHost("free", observed())]
+    decided = {group.hosts: group.stack for group in plan(hosts, Request(), CATALOG, TODAY).groups}
+    assert {hosts: found and found.driver.version for hosts, found in decided.items()} == {
+        ("free",): "595.91.07",
+        ("locked",): "580.95.05",
+    }
+    (moved,) = plan(hosts, Request(driver="580-latest"), CATALOG, TODAY).groups
+    assert moved.stack is not None
+    assert moved.stack.driver.version == "580.178.04"
+
+
 def test_a_lock_tells_when_its_branch_ended() -> None:
     lock = lock_document(stack(platform="hgx-h100-8", driver="580"))[LOCK_NAME]
     host = PlanHost("n1", observed(installed=driver("580.178.04")), lock=lock)

@@ -62,9 +62,9 @@ def daemon(version: str) -> DockerDaemon:
     )  # fmt: skip
 
 
-def configured(settings: dict[str, Any] | None) -> ContainerSettings:
+def configured(settings: dict[str, Any] | None, mode: str | None = None) -> ContainerSettings:
     return ContainerSettings(
-        docker=settings, docker_runtimes=(), docker_default_runtime=None, toolkit_mode=None, toolkit_no_cgroups=None,
+        docker=settings, docker_runtimes=(), docker_default_runtime=None, toolkit_mode=mode, toolkit_no_cgroups=None,
         containerd_has_nvidia=None,
     )  # fmt: skip
 
@@ -176,6 +176,10 @@ def test_threads_are_cores_for_each_gpu(number: int, value: str | None) -> None:
         ({"docker": daemon("28.5.1"), "containers": configured({"features": {"cdi": False}})}, "--gpus all"),
         ({"docker": daemon("28.5.1"), "containers": configured({"cdi-spec-dirs": [""]})}, "--gpus all"),
         ({"docker": daemon("28.5.1"), "containers": configured({"features": {}})}, "--device nvidia.com/gpu=all"),
+        ({"docker": daemon("26.1.5"), "containers": configured(None, "cdi")}, "--runtime nvidia"),
+        ({"docker": daemon("26.1.5"), "containers": configured(None, "csv")}, "--runtime nvidia"),
+        ({"docker": daemon("26.1.5"), "containers": configured(None, "auto")}, "--gpus all"),
+        ({"docker": daemon("28.5.1"), "containers": configured(None, "cdi")}, "--device nvidia.com/gpu=all"),
         ({"docker": None, "tool_versions": {"docker": "28.5.1"}}, "--device nvidia.com/gpu=all"),
         ({"docker": None}, None),
         ({"cdi_specs": ()}, None),
@@ -187,6 +191,8 @@ def test_threads_are_cores_for_each_gpu(number: int, value: str | None) -> None:
 def test_gpus_come_in_as_the_engine_has_it(facts: dict[str, Any], argument: str | None) -> None:
     given = [one for one in docker(tune(node(**facts), "pytorch")) if "gpu" in one or "nvidia" in one]
     assert given == ([argument] if argument else [])
+    beside = "--env NVIDIA_VISIBLE_DEVICES=all" in docker(tune(node(**facts), "pytorch"))
+    assert beside is (argument == "--runtime nvidia")
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,8 @@ def verdicts(findings: list[Finding]) -> str:
     cells = []
     for check in CHECKS:
         found = [finding for finding in findings if finding.check == check]
-        odd = [finding for finding in found if finding.status.value != "pass"]
+        # Devices are worked on side by side: their order is another one each time.
+        odd = sorted((one for one in found if one.status.value != "pass"), key=lambda one: one.component)
         if not odd:
             cells.append(f"`{check}` pass" + (f" ({len(found)})" if len(found) > 1 else ""))
             continue

@@ -99,7 +99,7 @@ def test_the_gpus_that_the_variable_names_are_the_ones(tmp_path: Path) -> None:
 def test_without_the_management_library_cuda_names_the_devices(tmp_path: Path) -> None:
     machine = Machine((Gpu(),) * 2, nvml_init=9)
     kernels = [one for one in run(machine, tmp_path, "gpus") if one.record == "gpus.kernel"]
-    assert [(one.component, one.values["uuid"], one.error) for one in kernels] == [
+    assert sorted((one.component, one.values["uuid"], one.error) for one in kernels) == [
         ("cuda:0", machine.uuid(0), None),
         ("cuda:1", machine.uuid(1), None),
     ]

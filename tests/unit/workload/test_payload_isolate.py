@@ -12,7 +12,19 @@ from typing import Any
 
 import pytest
 
-from gpunode.workload.payload.isolate import MAX_ANSWER_BYTES, MAX_TEXT, Outcome, Skip, Trouble, isolated
+from gpunode.workload.payload.isolate import (
+    MAX_ANSWER_BYTES,
+    MAX_TEXT,
+    Clock,
+    Job,
+    Outcome,
+    Skip,
+    Task,
+    Trouble,
+    Undetermined,
+    isolated,
+    run_jobs,
+)
 
 LIMIT_S = 20.0
 
@@ -187,3 +199,81 @@ def test_nothing_is_kept_open() -> None:
 
 def test_an_outcome_has_milliseconds() -> None:
     assert Outcome(1.23456).seconds == 1.235
+
+
+def tell_pid() -> dict[str, Any]:
+    return {"pid": os.getpid(), "chosen": os.environ.get("GPUNODE_CHOSEN")}
+
+
+def wait(seconds: float) -> dict[str, Any]:
+    time.sleep(seconds)
+    return {}
+
+
+def find_out_nothing() -> dict[str, Any]:
+    raise Undetermined("another process has started on it")
+
+
+def outcomes(*tasks: Task, limit_s: float | None = None) -> list[Outcome]:
+    return [outcome for _, _, outcome in run_jobs([Job(tasks)], 1, Clock(limit_s))]
+
+
+def test_what_cannot_be_tried_is_neither_error_nor_skip() -> None:
+    outcome = isolated(find_out_nothing, (), LIMIT_S)
+    assert (outcome.error, outcome.skipped, outcome.undetermined) == (None, None, "another process has started on it")
+
+
+def test_the_tasks_of_a_job_share_a_process_until_one_fails() -> None:
+    tell = Task("tell", tell_pid)
+    one, other, broke, after, left_out, last = outcomes(
+        tell, tell, Task("fall", segfault), tell, Task("skip", leave_out), tell
+    )
+    assert broke.error is not None
+    assert left_out.skipped is not None
+    assert one.values["pid"] == other.values["pid"] != after.values["pid"] == last.values["pid"]
+
+
+def test_a_job_has_its_own_environment() -> None:
+    job = Job((Task("tell", tell_pid),), environment={"GPUNODE_CHOSEN": "GPU-3"})
+    ((_, _, outcome),) = run_jobs([job], 1, Clock(None))
+    assert outcome.values["chosen"] == "GPU-3"
+    assert "GPUNODE_CHOSEN" not in os.environ
+
+
+def test_jobs_run_side_by_side_as_many_as_may() -> None:
+    jobs = [Job((Task("wait", wait, (1.5,)), Task("tell", tell_pid)), str(number)) for number in range(4)]
+    started = time.monotonic()
+    found = [(job.component, task.name) for job, task, _ in run_jobs(jobs, 4, Clock(None))]
+    assert time.monotonic() - started < 4 * 1.5
+    assert sorted(found) == sorted((str(number), name) for number in range(4) for name in ("wait", "tell"))
+
+
+def test_a_task_that_uses_up_its_own_limit_has_failed() -> None:
+    late, after = outcomes(Task("hang", wait, (60.0,), 1.0), Task("tell", tell_pid), limit_s=60.0)
+    assert late.error == "did not come back within 1 s"
+    assert after.error is None
+
+
+def test_what_the_time_for_all_cuts_off_is_not_determined() -> None:
+    started = time.monotonic()
+    cut, *rest = outcomes(Task("hang", wait, (60.0,), 30.0), *[Task("tell", tell_pid)] * 3, limit_s=1.5)
+    assert time.monotonic() - started < 15
+    assert (cut.error, [outcome.error for outcome in rest]) == (None, [None] * 3)
+    assert cut.undetermined is not None
+    assert cut.undetermined.endswith("the 1.5 s for all are used up")
+    assert [outcome.undetermined for outcome in rest] == ["not run: the 1.5 s for all are used up"] * 3
+
+
+def test_whoever_stops_listening_leaves_no_process(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    found = run_jobs([Job((Task("tell", tell_pid), Task("hang", hang_with_a_child, (str(note),))))], 1, Clock(None))
+    next(found)
+    deadline = time.monotonic() + 10
+    while not (note.exists() and len(note.read_text().split()) == 2) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    found.close()  # type: ignore[attr-defined]
+    pids = [int(word) for word in note.read_text().split()]
+    deadline = time.monotonic() + 5
+    while not all(gone(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in pids if not gone(pid)] == []

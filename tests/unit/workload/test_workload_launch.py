@@ -1,6 +1,7 @@
 """What a run that did not come to the payload leaves: always one record, that the facts can read."""
 
 import ast
+import json
 import time
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -10,6 +11,7 @@ import pytest
 from fake_engine import FakeEngine, FakeWay, Stream
 from test_workload_gpus import TRAINING, node
 
+from gpunode.facts.models.gpu import Smi
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.workload import LaunchFailure, Wish, failed, launch
 
@@ -76,9 +78,10 @@ class Host(FakeWay):
     """A node that is asked for its own Python."""
 
     given = ""
+    arguments: tuple[str, ...] = ()
 
-    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:  # noqa: ARG002
-        self.given = program
+    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
+        self.given, self.arguments = program, arguments
         raise LaunchFailure("no-python", "python3 is not on the node")
 
 
@@ -94,6 +97,24 @@ def test_what_the_nodes_own_python_is_given_passes_any_login_shell(way: FakeWay,
     text = ast.literal_eval(call.value.args[0])
     compile(text, "start", "exec")
     assert ("CUDA_VISIBLE_DEVICES" in text) is not force
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, force: bool) -> None:
+    host = Host(way.server)
+    gpus = [{"index": index, "uuid": f"GPU-{index}", "memory_used_mib": index} for index in range(4)]
+    facts = node(TRAINING, smi=Smi(document={"gpus": gpus}))
+    _, values = only(run(host, facts, in_container=False, force=force, settings={"compile_min_capability": "7.0"}))
+    handed = [0, 1, 2, 3] if force else [0, 1, 2]
+    assert values.uuids == tuple(f"GPU-{index}" for index in handed)
+    settings = json.loads(host.arguments[host.arguments.index("--settings") + 1])
+    assert settings == {
+        "compile_min_capability": "7.0",
+        "gpus": {f"GPU-{index}": index for index in handed},
+        "force": force,
+        "user_site": True,
+    }
+    assert "gpus" in host.arguments[host.arguments.index("--tests") + 1].split(",")
 
 
 def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) -> None:

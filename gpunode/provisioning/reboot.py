@@ -1,0 +1,46 @@
+"""Whether a node is rebooted now: the roles' reasons, what is allowed, and who uses its GPUs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.live import gpus_in_use
+from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.state import Look, NodeState
+
+ROLE = "reboot"
+BOOT_ID, MACHINE_ID = "/proc/sys/kernel/random/boot_id", "/etc/machine-id"
+LOOK = Look(contents=(BOOT_ID, MACHINE_ID))
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return a manifest that is due where the node is to be rebooted now. ``settings`` are those of preflight."""
+    reasons = "; ".join(dict.fromkeys(reason for reason in context.reboot_reasons if reason))
+    if not reasons:
+        return Manifest(role=ROLE)
+    due = f"a reboot is due: {reasons}"
+    if settings["gpunode_reboot"] != "when_needed":
+        note = f"{due} (gpunode_reboot: never)"
+    elif is_controller(state, context):
+        # The run must not end itself.
+        note = f"{due}; it is the machine that Ansible runs on: reboot it by hand"
+    elif gpus_in_use(state.facts) and not settings["gpunode_allow_busy"]:
+        note = f"{due}; GPUs are in use, or it is unknown: run this again, or set gpunode_allow_busy: true"
+    else:
+        return Manifest(role=ROLE, notes=(due,), due_reasons=(due,), values={"reasons": reasons})
+    return Manifest(role=ROLE, notes=(note,))
+
+
+def is_controller(state: NodeState, context: Context) -> bool:
+    """Return whether the node is the machine that Ansible runs on; True where that could not be determined.
+
+    One boot has one id, also seen from a container on the same kernel; machines made from one image may share a machine
+    id, which counts where a boot id is unknown.
+    """
+    if context.local:
+        return True
+    for path, own in ((BOOT_ID, context.boot_id), (MACHINE_ID, context.machine_id)):
+        there = (state.contents.get(path) or "").strip()
+        if own and there:
+            return own == there
+    return True

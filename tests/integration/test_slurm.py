@@ -1,0 +1,234 @@
+"""Slurm's own slurmd calls contrib/slurm/gpunode-prolog: a job runs, a fault drains the node, the node returns.
+
+slurmctld, slurmd and munged of the distribution run as root in a folder of the test; the node's answers are a bundle
+of a simulated node, once healthy and once with a fault, in the place of the probe's.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "contract"))
+
+from bundles import apply, hgx, stdout
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "scontrol", "srun")
+MISSING = [name for name in PROGRAMS if shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin") is None]
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="slurmd needs root"),
+    pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)}: apt-get install slurmd slurmctld munge"),
+    pytest.mark.timeout(600),
+]
+
+ROOT = Path(__file__).parents[2]
+PROLOG = ROOT / "contrib" / "slurm" / "gpunode-prolog"
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+MpiDefault=none
+ReturnToService=1
+Prolog={folder}/prolog
+HealthCheckProgram={folder}/prolog
+HealthCheckInterval=5
+HealthCheckNodeState=ANY
+NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=10 State=UP
+"""
+# gpunode itself; the probe alone is another: it prints the bundle that the test put there.
+PROGRAM = """#!{python} -I
+import pathlib
+from gpunode.cli import main, on_node
+on_node.SCRIPT = pathlib.Path({script!r})
+main()
+"""
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens on just now."""
+    sockets = [socket.socket() for _ in range(number)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A cluster of one node."""
+
+    folder: Path
+    host: str
+
+    def call(self, *argv: str, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        return subprocess.run(
+            argv, env=environment, check=False, timeout=timeout_s, capture_output=True, text=True, cwd="/"
+        )
+
+    def state(self) -> tuple[str, str]:
+        """The node's state and reason."""
+        said = self.call("scontrol", "show", "node", self.host).stdout
+        reason = re.search(r"^ *Reason=(.*?)(?: \[[^\]]*\])?$", said, re.MULTILINE)
+        return (re.findall(r"State=(\S+)", said) or ["none"])[0], reason[1] if reason else ""
+
+    def until(self, wanted: str, seconds: float = 90) -> tuple[str, str]:
+        """Wait for exactly this state; what it is at the end."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.state()[0] != wanted:
+            time.sleep(0.5)
+        return self.state()
+
+    def node_is(self, bundle: str) -> None:
+        """From now on the probe prints this bundle."""
+        (self.folder / "now.part").write_bytes((self.folder / bundle).read_bytes())
+        (self.folder / "now.part").replace(self.folder / "now.json")
+
+    def line(self) -> str:
+        words = ("validate", "--on-node", "--budget", "60s", "--format", "slurm")
+        return self.call(str(self.folder / "gpunode"), *words).stdout.strip()
+
+
+def with_fault() -> dict[str, object]:
+    """Eight H100, one with uncorrectable errors in its memory."""
+    document = hgx()
+    xml = document["commands"]["nvidia-smi-xml"]["stdout"]
+    old = xml[xml.index("<volatile>") : xml.index("</volatile>")]
+    new = old.replace("<dram_uncorrectable>0<", "<dram_uncorrectable>2<")
+    assert old != new
+    return apply(document, [stdout("nvidia-smi-xml", old, new)])
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    folder, host = tmp_path_factory.mktemp("slurm"), socket.gethostname().partition(".")[0]
+    # munged refuses a socket below a folder that others could write to, or cannot enter.
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    config = CONFIG.format(host=host, ports=free_ports(2), folder=folder)
+    (folder / "slurm.conf").write_text(config, encoding="ascii")
+    (folder / "healthy.json").write_text(json.dumps(hgx()), encoding="utf-8")
+    (folder / "faulty.json").write_text(json.dumps(with_fault()), encoding="utf-8")
+    script = folder / "script.py"
+    script.write_text(f"print(open({str(folder / 'now.json')!r}).read())\n", encoding="utf-8")
+    program = folder / "gpunode"
+    program.write_text(PROGRAM.format(python=sys.executable, script=str(script)), encoding="utf-8")
+    settings = f"GPUNODE={program} GPUNODE_BUDGET=60s SLURM_CONF={folder}/slurm.conf; export GPUNODE SLURM_CONF\n"
+    prolog = folder / "prolog"
+    prolog.write_text(f"#!/bin/sh\n{settings}export GPUNODE_BUDGET\nexec {PROLOG}\n", encoding="utf-8")
+    program.chmod(0o755)
+    prolog.chmod(0o755)
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    cluster = Slurm(folder, host)
+    cluster.node_is("healthy.json")
+    files = [f"--{name}={folder}/munge.{name.removesuffix('-file')}" for name in ("pid-file", "log-file", "seed-file")]
+    conf = str(folder / "slurm.conf")
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for argv in (
+            ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket", *files],
+            ["slurmctld", "-D", "-f", conf],
+            ["slurmd", "-D", "-f", conf, "-N", host],
+        ):
+            with (folder / f"{argv[0]}.out").open("wb") as out:
+                started.append(
+                    subprocess.Popen(
+                        argv,
+                        env={"PATH": PATH},
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
+                        start_new_session=True,
+                    )
+                )
+            time.sleep(1)
+        state = cluster.until("IDLE")
+        logs = "".join(path.read_text(errors="replace")[-800:] for path in folder.glob("*.out"))
+        assert state[0] == "IDLE", f"{state}: {logs}"
+        yield cluster
+    finally:
+        for process in reversed(started):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_job_runs_on_a_node_that_is_well(slurm: Slurm) -> None:
+    assert slurm.line().startswith("none: ")
+    done = slurm.call("srun", "-N1", "hostname")
+    assert (done.returncode, done.stdout.strip()) == (0, socket.gethostname()), done.stderr
+
+
+def test_a_fault_drains_the_node_with_its_reason_and_the_next_job_does_not_run(slurm: Slurm) -> None:
+    slurm.node_is("faulty.json")
+    line = slurm.line()
+    assert line.startswith("drain: gpu.ecc-uncorrected gpu0: 2 uncorrectable errors")
+    done = slurm.call("srun", "-N1", "--immediate=40", "hostname")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert slurm.until("IDLE+DRAIN") == ("IDLE+DRAIN", f"gpunode: {line.removeprefix('drain: ')}")
+
+
+def test_the_node_returns_once_it_is_well(slurm: Slurm) -> None:
+    slurm.node_is("healthy.json")
+    assert slurm.until("IDLE") == ("IDLE", "")
+    assert slurm.call("srun", "-N1", "hostname").stdout.strip() == socket.gethostname()
+
+
+def test_what_somebody_else_drained_stays_drained(slurm: Slurm) -> None:
+    slurm.call("scontrol", "update", f"nodename={slurm.host}", "state=drain", "reason=disk swap")
+    slurm.call(str(slurm.folder / "prolog"))
+    assert slurm.state() == ("IDLE+DRAIN", "disk swap")
+    slurm.call("scontrol", "update", f"nodename={slurm.host}", "state=resume")
+
+
+@pytest.mark.parametrize(("unknown", "code", "drained"), [("allow", 0, False), ("drain", 1, True)])
+def test_a_site_chooses_what_becomes_of_a_node_of_which_too_little_is_known(
+    slurm: Slurm, unknown: str, code: int, drained: bool
+) -> None:
+    """The program is not there: nothing is known."""
+    environment = {
+        "PATH": PATH,
+        "SLURM_CONF": str(slurm.folder / "slurm.conf"),
+        "SLURMD_NODENAME": slurm.host,
+        "GPUNODE": "/nowhere",
+        "GPUNODE_UNKNOWN": unknown,
+    }
+    done = subprocess.run([PROLOG], env=environment, check=False, timeout=90, capture_output=True, text=True)
+    assert done.returncode == code
+    assert "gpunode: no answer" in done.stderr
+    assert slurm.state()[0].endswith("+DRAIN") is drained
+    # It is well: the next health check returns what gpunode drained.
+    assert slurm.until("IDLE")[0] == "IDLE"

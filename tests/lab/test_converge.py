@@ -1,0 +1,145 @@
+"""A settled node stays as it is, each damage is repaired alone, and a run that is killed is finished by the next one.
+
+One node with a simulated GPU gets everything once; the tests of this file share it.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from playbook_runs import ROOT, Run, Site
+
+from gpunode.content import ansible_environment
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(3600)]
+
+KILLS = int(os.environ.get("GPUNODE_TEST_KILLS", "4"))
+"""How many moments; GPUNODE_TEST_KILLS=10 is the whole drill."""
+SMALL = ("-e", '{"gpunode_roles": ["nvidia_repository", "dcgm", "docker", "nvidia_container_toolkit"]}')
+HARM = """
+export DEBIAN_FRONTEND=noninteractive
+GONE="docker.io containerd runc datacenter-gpu-manager* nvidia-container-toolkit* libnvidia-container*"
+set -f
+apt-get purge -y -q --allow-change-held-packages $GONE >/dev/null
+set +f
+rm -f /etc/apt/sources.list.d/gpunode-* /etc/apt/preferences.d/gpunode-* /etc/docker/daemon.json
+"""
+USABLE = """
+test ! -e /usr/sbin/policy-rc.d
+test ! -e /var/lib/gpunode/transaction
+test -z "$(dpkg --audit)"
+apt-get check -qq
+systemctl is-active --quiet ssh
+test -z "$(find /etc /var/lib/gpunode -name '*.gpunode' -o -name '*.new')"
+"""
+ON_NODE = "pkill -KILL -f AnsiballZ_; pkill -KILL -x apt-get; pkill -KILL -x dpkg; true"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    lab = Lab(f"test-converge-{os.getpid()}")
+    try:
+        lab.up(1, "debian-12", "t4-1")
+        site = Site(lab, "-e", "gpunode_reboot=when_needed")
+        run = site.play()
+        assert run.rc == 0, run.output
+        yield site
+    finally:
+        lab.down()
+
+
+def test_a_second_run_changes_nothing(site: Site) -> None:
+    before = site.snapshot()
+    run = site.play()
+    assert run.rc == 0, run.output
+    assert run.recap["changed"] == 0
+    assert site.snapshot() == before
+
+
+def test_changes_that_are_forced_on_a_settled_node_change_nothing(site: Site) -> None:
+    before = site.snapshot()
+    run = site.play("-e", "gpunode_force=true")
+    assert run.rc == 0, run.output
+    assert run.changed == {}
+    assert run.recap["changed"] == 0
+    assert site.snapshot() == before
+
+
+def own_files(site: Site) -> list[str]:
+    """Files in /etc that are the roles' alone."""
+    found = site.sh("find /etc -xdev -type f -path '*gpunode*' ! -name '*gpunode-lab*' | sort").split()
+    return [path for path in found if not path.endswith(".before-gpunode")]
+
+
+def test_each_file_is_repaired_whatever_happened_to_it_and_nothing_else(site: Site) -> None:
+    before, paths = site.snapshot(), own_files(site)
+    assert len(paths) > 5
+    harms = ("echo damaged >> {}", "chmod 0666 {}", "chown daemon {}", "rm {}")
+    site.sh("\n".join(harms[number % len(harms)].format(path) for number, path in enumerate(paths)))
+    announced = site.play("--check", "--diff")
+    assert announced.paths >= set(paths), announced.output
+    run = site.play("--diff")
+    assert run.rc == 0, run.output
+    assert run.paths >= set(paths)
+    assert {path for path in run.paths if path.startswith("/etc/")} == set(paths)
+    assert site.snapshot() == before
+    assert site.play().recap["changed"] == 0
+
+
+@dataclass
+class Killed:
+    """A run that did not end by itself."""
+
+    after_s: float
+    on_node: bool
+
+
+def killed(site: Site, after_s: float, *, on_node: bool) -> None:
+    """Begin a run and kill it: Ansible with all its workers, or what it started on the node."""
+    program = sys.executable.rpartition("/")[0] + "/ansible-playbook"
+    argv = [program, "-i", str(site.lab.inventory_path), str(ROOT / "playbooks" / "site.yml"), *SMALL]
+    with subprocess.Popen(
+        argv,
+        cwd=ROOT,
+        env={**ansible_environment(), "ANSIBLE_NOCOLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as run:
+        time.sleep(after_s)
+        if on_node:
+            site.sh(ON_NODE)
+        os.killpg(run.pid, signal.SIGKILL)
+
+
+def healed(site: Site, *arguments: str) -> Run:
+    """The run that follows; another package manager that still works is waited for."""
+    return site.play(*SMALL, *arguments)
+
+
+def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(site: Site) -> None:
+    before = site.snapshot()
+    site.sh(HARM)
+    began = time.monotonic()
+    run = healed(site)
+    took = time.monotonic() - began
+    assert run.rc == 0, run.output
+    assert site.snapshot() == before
+    moments = random.Random(os.environ.get("GPUNODE_TEST_SEED", "12"))  # noqa: S311 - no secret
+    for number in range(KILLS):
+        moment = Killed(moments.uniform(0.1, 0.95) * took, on_node=bool(number % 2))
+        site.sh(HARM)
+        killed(site, moment.after_s, on_node=moment.on_node)
+        run = healed(site)
+        assert run.rc == 0, f"{moment}\n{run.output}"
+        site.sh(USABLE)
+        assert site.snapshot() == before, moment
+        assert healed(site).recap["changed"] == 0, moment

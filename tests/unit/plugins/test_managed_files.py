@@ -1,0 +1,163 @@
+"""Files and folders as the module managed_files brings them about, in a folder of the test."""
+
+import hashlib
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import files_state, managed
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+OUR_GROUP = managed._group(os.getegid())
+
+
+def file(path: Path, content: str | None, **more: Any) -> dict[str, Any]:
+    rest = {"encoding": "utf-8", "mode": "0644", "owner": ME, "group": OUR_GROUP, "validate_with": None}
+    return {
+        "path": str(path),
+        "content": content,
+        **rest,
+        "backup": False,
+        "expect_sha256": None,
+        "private": False,
+        **more,
+    }
+
+
+def folder(path: Path, state: str = "present", mode: str = "0755") -> dict[str, Any]:
+    return {"path": str(path), "state": state, "mode": mode}
+
+
+def bring(*files: dict[str, Any], folders: tuple[dict[str, Any], ...] = (), pretend: bool = False) -> list[str]:
+    paths, diffs = managed.brought_about(list(files), list(folders), pretend)
+    assert [diff["before_header"] for diff in diffs] == paths
+    return [str(path) for path in paths]
+
+
+def test_a_file_is_made_with_its_folders_and_left_alone_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "x.conf"
+    os.umask(0o077)
+    assert bring(file(path, "text\n"), pretend=True) == [str(path)]
+    assert not path.parent.exists()
+    assert bring(file(path, "text\n")) == [str(path)]
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("text\n", 0o644)
+    assert path.parent.stat().st_mode & 0o777 == 0o755
+    before = path.stat()
+    assert bring(file(path, "text\n")) == []
+    assert path.stat() == before
+    assert [one.name for one in path.parent.iterdir()] == ["x.conf"]
+
+
+@pytest.mark.parametrize("damage", ["content", "mode", "deleted", "link"])
+def test_each_damage_is_repaired(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "x"
+    bring(file(path, "text\n"))
+    if damage == "content":
+        path.write_text("damaged")
+    elif damage == "mode":
+        path.chmod(0o600)
+    else:
+        path.unlink()
+    if damage == "link":
+        path.symlink_to("/etc/passwd")
+    assert bring(file(path, "text\n")) == [str(path)]
+    assert (path.read_text(), path.is_symlink()) == ("text\n", False)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_file_that_has_to_go_goes_and_an_empty_folder_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine" / "x"
+    bring(file(path, "text\n"))
+    gone = folder(path.parent, "absent_if_empty")
+    assert bring(file(path, None), folders=(gone,), pretend=True) == [str(path), str(path.parent)]
+    assert path.exists()
+    (path.parent / "other").touch()
+    assert bring(file(path, None), folders=(gone,)) == [str(path)]
+    (path.parent / "other").unlink()
+    assert bring(file(path, None), folders=(gone,)) == [str(path.parent)]
+    assert bring(file(path, None), folders=(gone,)) == []
+
+
+def test_what_is_not_valid_changes_nothing(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    judge = {"validate_with": ["python3", "-I", "-m", "json.tool", "%s"]}
+    with pytest.raises(managed.RefusedError, match=r"bad\.json is not valid: "):
+        bring(file(good, "{}", **judge), file(bad, "{", **judge))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(managed.RefusedError, match="was not validated"):
+        bring(file(good, "{}", validate_with=["/no/such/program", "%s"]))
+
+
+def test_a_document_that_others_wrote_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.json"
+    path.write_text("{}")
+    known = hashlib.sha256(b"{}").hexdigest()
+    assert bring(file(path, '{"a": 1}', expect_sha256=known)) == [str(path)]
+    with pytest.raises(managed.RefusedError, match="changed by somebody else meanwhile"):
+        bring(file(path, '{"b": 1}', expect_sha256=known))
+    with pytest.raises(managed.RefusedError, match="meanwhile"):
+        bring(file(path, '{"b": 1}', expect_sha256="absent"))
+    assert bring(file(tmp_path / "new", "x", expect_sha256="absent")) == [str(tmp_path / "new")]
+
+
+def test_what_was_there_is_kept_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("theirs\n")
+    bring(file(path, "ours\n", backup=True))
+    (copy,) = [one for one in tmp_path.iterdir() if one.name != "x"]
+    assert copy.read_text() == "theirs\n"
+
+
+def test_a_diff_shows_content_and_attributes_and_no_secret(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("old\n")
+    path.chmod(0o600)
+    _, (diff,) = managed.brought_about([file(path, "new\n")], [], True)
+    assert ("old\n" in diff["before"], "new\n" in diff["after"]) == (True, True)
+    assert "mode 0600" in diff["before"]
+    assert "mode 0644" in diff["after"]
+    _, (hidden,) = managed.brought_about([file(path, "new-secret\n", private=True)], [], True)
+    assert "secret" not in str(hidden)
+    assert hidden["before"] != hidden["after"]
+
+
+def test_a_folder_in_a_files_place_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(managed.RefusedError, match="is a folder"):
+        bring(file(tmp_path, "x"))
+    (tmp_path / "f").touch()
+    with pytest.raises(managed.RefusedError, match="is no folder"):
+        bring(folders=(folder(tmp_path / "f"),))
+
+
+def test_bytes_that_are_no_text_are_written_as_they_are(tmp_path: Path) -> None:
+    ring = file(tmp_path / "ring.gpg", "mQE=", encoding="base64")
+    assert bring(ring) == [ring["path"]]
+    assert Path(ring["path"]).read_bytes() == b"\x99\x01"
+    assert bring(ring) == []
+
+
+def test_an_owner_that_does_not_exist_changes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(managed.RefusedError, match="there is no user nobody-at-all"):
+        bring(file(tmp_path / "x", "y", owner="nobody-at-all"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_under_paths_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "x.conf"
+    path.write_bytes(b"text\n")
+    path.chmod(0o640)
+    (tmp_path / "link").symlink_to("x.conf")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    found = files_state.taken(
+        [str(tmp_path / name) for name in ("x.conf", "link", "none", "x.conf/below")],
+        [f"{tmp_path}/*.conf"],
+        [str(path), str(tmp_path / "binary"), str(tmp_path / "none")],
+    )
+    row = found["files"][str(path)]
+    assert (row["kind"], row["mode"], row["owner"]) == ("file", "0640", ME)
+    assert row["sha256"] == hashlib.sha256(b"text\n").hexdigest()
+    kinds = {Path(name).name: one["kind"] for name, one in found["files"].items()}
+    assert kinds == {"x.conf": "file", "link": "link", "none": "absent", "below": "absent", "binary": "file"}
+    assert found["contents"] == {str(path): "text\n", str(tmp_path / "binary"): None, str(tmp_path / "none"): None}

@@ -1,0 +1,76 @@
+"""Every module has a page, and the page names the options that the module takes, with their defaults."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "plugins" / "modules"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+PACKAGE = "ansible_collections.gpunode.node.plugins.modules"
+
+
+class TakenError(Exception):
+    """What a module declares."""
+
+
+def declared(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any] | None:
+    """The argument specification that a module hands to Ansible; None where it runs on the controller alone."""
+    module = importlib.import_module(f"{PACKAGE}.{name}")
+    if not hasattr(module, "main"):
+        return None
+    found: list[dict[str, Any]] = []
+
+    def take(argument_spec: dict[str, Any], supports_check_mode: bool = False, **_: Any) -> None:
+        assert supports_check_mode, name
+        found.append(argument_spec)
+        raise TakenError
+
+    monkeypatch.setattr(module, "AnsibleModule", take)
+    with pytest.raises(TakenError):
+        module.main()
+    return found[0]
+
+
+def agree(documented: dict[str, Any], taken: dict[str, Any], where: str) -> None:
+    assert documented.keys() == taken.keys(), where
+    for name, page in documented.items():
+        option = taken[name]
+        place = f"{where}.{name}"
+        assert page["description"], place
+        for part in ("type", "default", "choices", "elements"):
+            assert page.get(part) == option.get(part), f"{place}: {part}"
+        assert bool(page.get("required")) == bool(option.get("required")), place
+        if "options" in option:
+            agree(page["suboptions"], option["options"], place)
+
+
+def test_there_are_modules() -> None:
+    assert {"node_state", "role_plan", "managed_files", "package_transaction"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_names_what_the_module_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = yaml.safe_load(importlib.import_module(f"{PACKAGE}.{name}").DOCUMENTATION)
+    assert page["module"] == name
+    taken = declared(name, monkeypatch)
+    if taken is not None:
+        agree(page["options"], taken, name)
+
+
+def test_ansible_doc_prints_every_page() -> None:
+    program = Path(sys.executable).with_name("ansible-doc")
+    argv = [str(program), "-t", "module", "--json", *(f"gpunode.node.{name}" for name in NAMES)]
+    env = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / "collections")}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    pages = json.loads(done.stdout)
+    assert set(pages) == {f"gpunode.node.{name}" for name in NAMES}
+    assert all(page["doc"] and page["examples"] for page in pages.values())

@@ -1,0 +1,145 @@
+"""What the role nvidia_fabric changes: packages in the driver's version, drop-ins, settings, services."""
+
+from typing import Any
+
+import pytest
+from driver_samples import BUNDLE, HGX, facts_of
+from plan_samples import planned, state_of
+
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.nvidia_fabric import CONFIG, MODULES, drop_in, merged
+from gpunode.provisioning.state import NodeState
+
+MANAGER = "nvidia-fabricmanager.service"
+DRIVER = ("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libcuda1")
+FABRIC = ("nvidia-fabricmanager", "libnvidia-nscq")
+SETTINGS = "# LOG_LEVEL=4\nLOG_LEVEL=4\n# BIND=0\nUNIX=1\n"
+
+
+def package(name: str, version: str = "580.95.05-1") -> dict[str, Any]:
+    row = {"name": name, "version": version, "architecture": "amd64", "source": name, "installed": True}
+    return row | {
+        "maintainer": "NVIDIA CORPORATION <cudatools@nvidia.com>",
+        "state": "hold ok installed",
+        "held": True,
+    }
+
+
+def unit(name: str, active: str = "active") -> dict[str, Any]:
+    return {"name": name, "load": "loaded", "active": active, "sub": "running", "enabled": "enabled"}
+
+
+@pytest.fixture
+def board() -> dict[str, Any]:
+    """A Debian 12 node with HGX H100 and driver 580.95.05, loaded."""
+    packages = [package(name) for name in (*DRIVER, *FABRIC)]
+    loaded = {"version": "580.95.05", "flavour": "open"}
+    more = {"modules": ["nvidia"], "gpu_processes": [], "units": [unit(MANAGER)], "dkms": [], "module_files": []}
+    return {**facts_of(BUNDLE), "pci": HGX, "packages": packages, "loaded_driver": loaded, **more}
+
+
+def state(facts: dict[str, Any], **more: Any) -> NodeState:
+    held = [row["name"] for row in facts["packages"] if row["held"]]
+    return state_of(facts, {"held": held}, **more)
+
+
+def fabric(facts: dict[str, Any], settings: dict[str, Any] | None = None, **more: Any) -> Manifest:
+    return planned("nvidia_fabric", state(facts, **more), {"nvidia_fabric": settings or {}})
+
+
+def without(facts: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {**facts, "packages": [row for row in facts["packages"] if row["name"] not in names]}
+
+
+def test_what_the_board_needs_comes_in_the_drivers_version(board: dict[str, Any]) -> None:
+    found = fabric(without(board, *FABRIC))
+    assert isinstance(found.packages, AptChange)
+    assert set(found.packages.install) == {f"{name}=580.95.05-*" for name in FABRIC}
+    assert set(found.packages.hold) == set(FABRIC)
+    assert "nvidia-driver-cuda" in found.packages.never
+    assert {f"{name} is not installed" for name in FABRIC} <= set(found.due_reasons)
+
+
+def test_a_running_fabric_manager_lacks_its_drop_in_alone(board: dict[str, Any]) -> None:
+    found = fabric(board)
+    assert [file.path for file in found.files] == [drop_in(MANAGER)]
+    assert "0x10de:0x22a3) exit 0" in str(found.files[0].content)
+    assert found.units[0].state == "started"
+    assert found.values["problems"] == []
+    assert found.due_reasons == (f"{drop_in(MANAGER)} could not be determined",)
+
+
+def test_without_the_driver_it_is_refused(board: dict[str, Any]) -> None:
+    (line,) = fabric(without(board, *DRIVER, *FABRIC)).refusals
+    assert "no driver is installed" in line
+    checked = planned("nvidia_fabric", state(without(board, *DRIVER, *FABRIC)), check=True)
+    assert checked.refusals == ()
+
+
+def test_another_release_than_the_modules_starts_nothing_and_takes_a_reboot(board: dict[str, Any]) -> None:
+    found = fabric({**board, "nvidia_tool_versions": {"nv-fabricmanager": "580.178.04"}})
+    assert found.reboot_reasons == ("the fabric manager is 580.178.04, module 580.95.05 is loaded",)
+    assert {one.state for one in found.units} == {None}
+
+
+def test_a_fabric_manager_that_does_not_run_is_a_problem_afterwards(board: dict[str, Any]) -> None:
+    found = fabric({**board, "units": [unit(MANAGER, "inactive")]})
+    assert found.values["problems"] == [f"{MANAGER} does not run (inactive): see journalctl -u {MANAGER}"]
+    assert f"{MANAGER} does not run" in found.due_reasons
+
+
+def test_settings_are_merged_and_restart_an_idle_node(board: dict[str, Any]) -> None:
+    there = {"contents": {CONFIG: SETTINGS}, "files": {CONFIG: {"kind": "file", "sha256": "0", "mode": "0640"}}}
+    found = fabric(board, {"manager_config": {"LOG_LEVEL": 3, "BIND": 1}}, **there)
+    (config,) = [file for file in found.files if file.path == CONFIG]
+    assert config.content == "# LOG_LEVEL=4\nLOG_LEVEL=3\n# BIND=0\nBIND=1\nUNIX=1\n"
+    assert config.mode == "0640"
+    assert found.values["restart"] == [MANAGER]
+    busy = {**board, "gpu_processes": [{"pid": 1, "name": "python3", "type": "C"}]}
+    waits = fabric(busy, {"manager_config": {"LOG_LEVEL": 3}}, **there)
+    assert waits.values["restart"] == []
+    assert "wait for a restart" in waits.notes[0]
+    (line,) = fabric(board, {"manager_config": {"LOG_LEVL": 3}}, **there).refusals
+    assert "LOG_LEVL is not in" in line
+
+
+def test_merging_what_is_set_changes_nothing() -> None:
+    assert merged(SETTINGS, {"LOG_LEVEL": 4}) == SETTINGS
+    assert merged(SETTINGS, {}) == SETTINGS
+
+
+def test_a_board_of_nvlink_5_needs_modules(board: dict[str, Any]) -> None:
+    b200 = {"vendor_id": "10de", "device_id": "2901", "class_id": "030200", "subsystem_id": None, "driver": None}
+    pci = [{"slot": f"0000:{number:02x}:00.0", **b200} for number in range(16, 24)]
+    found = fabric({**board, "pci": pci})
+    assert set(found.values["modprobe"]) == {"ib_umad", "mlx5_core"}
+    assert MODULES in {file.path for file in found.files}
+    assert "0x10de:0x2901) exit 0" in str(found.files[0].content)
+
+
+def test_a_node_that_needs_none_gets_nothing(board: dict[str, Any]) -> None:
+    single = {**without(board, *FABRIC), "pci": [row for row in HGX if row["slot"] == "0000:10:00.0"], "units": []}
+    found = fabric(single)
+    assert (found.packages, found.files, found.units, found.due_reasons) == (None, (), (), ())
+
+
+@pytest.mark.parametrize("whose", ["nvidia_fabric", "nvidia_driver"])
+def test_absent_removes_it_and_so_does_the_driver(board: dict[str, Any], whose: str) -> None:
+    found = planned("nvidia_fabric", state(board), {whose: {"state": "absent"}})
+    assert isinstance(found.packages, AptChange)
+    assert set(found.packages.purge) == set(FABRIC)
+    assert [(one.name, one.state) for one in found.units] == [(MANAGER, "stopped")]
+    failed = {**without(board, *FABRIC), "units": [{**unit(MANAGER, "failed"), "load": "not-found"}]}
+    gone = planned("nvidia_fabric", state(failed), {whose: {"state": "absent"}})
+    assert gone.values["reset_failed"] == [MANAGER]
+
+
+def test_through_dnf_it_comes_at_the_drivers_release(board: dict[str, Any]) -> None:
+    system = {"id": "rocky", "version_id": "9.6", "codename": None, "pretty_name": "Rocky 9.6", "id_like": ["rhel"]}
+    rows = [{**package(name, "3:580.95.05-1.el9"), "maintainer": "NVIDIA CORPORATION"} for name in DRIVER]
+    facts = {**board, "os": {**board["os"], **system}, "kernels": [], "packages": rows, "units": []}
+    dnf = {"error": None, "installed": {row["name"]: row["version"] for row in rows}}
+    found = planned("nvidia_fabric", state_of(facts, dnf=dnf))
+    assert isinstance(found.packages, DnfChange)
+    assert set(found.packages.bound) == set(FABRIC)
+    assert found.packages.constraint == "580.95.05"

@@ -1,0 +1,123 @@
+"""What the role nvidia_repository changes: the key's life, what older instructions left, secrets, removal."""
+
+import base64
+import hashlib
+from typing import Any
+
+import pytest
+from node_samples import after, by_path, contents, context, node, planned
+
+from gpunode.provisioning import nvidia_repository
+from gpunode.provisioning.manifest import AptChange, Manifest
+from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, OLD_PIN, OWN, RECORD, ROLE
+from gpunode.provisioning.repository import armoured
+from gpunode.provisioning.state import NodeState
+
+PACKET = b"\xc6\x03\x04\x00\x01"
+"""A public-key packet with an empty body: enough of a key for what only looks at packets."""
+KEY = armoured(PACKET)
+FETCHED = {"key": base64.b64encode(PACKET).decode(), "fingerprint": "F"}
+SECRET = "planted"  # noqa: S105
+
+
+def wanted(state: NodeState, answer: dict[str, Any] | None = None, **settings: Any) -> Manifest:
+    run = context(answers={"key": answer} if answer is not None else {})
+    return planned(ROLE, state, run, **{"state": "present", **settings})
+
+
+def with_apt(state: NodeState, **apt: Any) -> NodeState:
+    assert state.apt is not None
+    return state.model_copy(update={"apt": state.apt.model_validate({**state.apt.model_dump(), **apt})})
+
+
+def settled(**settings: Any) -> NodeState:
+    state = node()
+    return after(wanted(state, FETCHED, **settings), state)
+
+
+def test_the_node_is_asked_for_the_key_and_all_files_follow() -> None:
+    state = node()
+    asked = wanted(state)
+    assert asked.questions["key"].kind == "repository_key"
+    assert asked.questions["key"].body["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
+    texts = contents(wanted(state, FETCHED))
+    assert texts[APT_PATHS["key"]] == KEY
+    assert texts[RECORD] == hashlib.sha256(KEY.encode()).hexdigest() + "\n"
+    assert "Signed-By: " + APT_PATHS["key"] in str(texts[APT_PATHS["sources"]])
+    assert texts[APT_PATHS["proxy"]] is None
+
+
+def test_a_settled_node_is_asked_nothing_and_nothing_is_due() -> None:
+    again = wanted(settled())
+    assert (again.questions, again.due_reasons) == ({}, ())
+
+
+@pytest.mark.parametrize("path", [APT_PATHS["key"], RECORD])
+def test_a_key_that_is_not_as_it_was_written_is_fetched_again(path: str) -> None:
+    state = settled()
+    damaged = state.model_copy(update={"contents": {**state.contents, path: "damaged\n"}})
+    assert set(wanted(damaged).questions) == {"key"}
+
+
+def test_a_fetch_that_fails_is_a_refusal_with_its_name() -> None:
+    (line,) = wanted(node(), {"error": "http://m/k: no route"}).refusals
+    assert line.startswith("repository-unreachable: http://m/k: no route")
+    (line,) = wanted(node(), {"error": "holds F", "differs": True}).refusals
+    assert line.startswith("repository-key-differs: ")
+
+
+def test_what_older_instructions_left_goes() -> None:
+    cuda = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+    old, ring = "/etc/apt/sources.list.d/cuda.list", "/etc/apt/trusted.gpg.d/all.gpg"
+    source = {"file": old, "types": ["deb"], "uris": [cuda], "suites": ["/"], "components": []}
+    rest = base64.b64encode(PACKET).decode()
+    state = with_apt(
+        node({"cuda-keyring": "1.1-1"}), sources=[source], old_keys={ring: rest, "/etc/apt/trusted.gpg": ""}
+    )
+    manifest = wanted(state, FETCHED)
+    assert [each.path for each in manifest.files][:2] == [old, OLD_PIN], "two files with different keys stop apt"
+    assert contents(manifest)[old] is None
+    assert by_path(manifest, ring).data == PACKET
+    assert by_path(manifest, "/etc/apt/trusted.gpg").data is None
+    assert manifest.packages == AptChange(state="absent", purge=("cuda-keyring",))
+
+
+def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:
+    with_password: dict[str, Any] = {"proxy": f"http://u:{SECRET}@p:1"}
+    assert wanted(node(), **with_password).questions["key"].private
+    for state, path in ((node(), APT_PATHS["proxy"]), (node(dnf=True), DNF_PATHS["repository"])):
+        manifest = wanted(state, FETCHED, **with_password)
+        assert {each.path for each in manifest.files if SECRET in (each.content or "")} == {path}
+        assert (by_path(manifest, path).mode, by_path(manifest, path).private) == ("0600", True)
+        assert not any(each.private for each in manifest.files if each.path != path)
+    open_ = by_path(wanted(node(), FETCHED, proxy="http://p:1"), APT_PATHS["proxy"])
+    assert (open_.mode, open_.private) == ("0644", False)
+
+
+def test_absent_and_another_source_remove_it() -> None:
+    for manifest in (planned(ROLE, settled(), context(), state="absent"), _of_source("debian", settled())):
+        assert {each.path: each.content for each in manifest.files} == dict.fromkeys(OWN)
+        assert manifest.folders[0].path == FOLDER
+        assert manifest.due
+    assert not planned(ROLE, node(), context(), state="absent").due
+
+
+def _of_source(source: str, state: NodeState) -> Manifest:
+    run = context(others={"nvidia_driver": {"source": source}})
+    return planned(ROLE, state, run, state="auto")
+
+
+def test_it_stays_as_it_is_where_the_driver_goes() -> None:
+    run = context(others={"nvidia_driver": {"state": "absent"}})
+    assert planned(ROLE, settled(), run, state="auto") == Manifest(role=ROLE)
+
+
+def test_another_role_that_takes_packages_from_there_keeps_it() -> None:
+    run = context(others={"nvidia_driver": {"source": "debian"}, "dcgm": {"source": "nvidia"}})
+    assert set(planned(ROLE, node(), run, state="auto").questions) == {"key"}
+
+
+def test_every_file_is_one_that_the_node_is_asked_about() -> None:
+    looked = {*nvidia_repository.LOOK.paths, *nvidia_repository.LOOK.contents}
+    for state in (node(), node(dnf=True)):
+        assert {each.path for each in wanted(state, FETCHED).files} <= looked

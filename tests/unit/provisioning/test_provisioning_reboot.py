@@ -1,0 +1,60 @@
+"""When a node is rebooted, and what is noted where it is not."""
+
+from typing import Any
+
+import pytest
+from node_samples import context, node
+
+from gpunode.provisioning import reboot
+from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.state import NodeState
+
+SETTINGS: dict[str, Any] = {"gpunode_reboot": "when_needed", "gpunode_allow_busy": False}
+THERE = {reboot.BOOT_ID: "other-boot\n", reboot.MACHINE_ID: "other-machine\n"}
+HERE: dict[str, Any] = {"boot_id": "own-boot", "machine_id": "own-machine", "reboot_reasons": ("a", "", "b", "a")}
+BUSY = {"gpu_processes": [{"pid": 4, "name": "train", "type": "C", "user": "ada", "gpu": "gpu0"}]}
+
+
+def decided(state: NodeState | None = None, settings: dict[str, Any] | None = None, **run: Any) -> Manifest:
+    known = state or node(texts=THERE)
+    return reboot.plan(known, {**SETTINGS, **(settings or {})}, context(**{**HERE, **run}))
+
+
+def test_a_node_with_reasons_is_rebooted_and_all_are_named_once() -> None:
+    manifest = decided()
+    assert manifest.due_reasons == ("a reboot is due: a; b",)
+    assert manifest.values == {"reasons": "a; b"}
+
+
+def test_without_a_reason_nothing_is_said() -> None:
+    assert decided(reboot_reasons=()) == Manifest(role="reboot")
+
+
+@pytest.mark.parametrize(
+    ("state", "settings", "run", "words"),
+    [
+        (None, {"gpunode_reboot": "never"}, {}, "(gpunode_reboot: never)"),
+        (node(texts=THERE, facts=BUSY), {}, {}, "GPUs are in use"),
+        (node(texts=THERE, facts={"gpu_processes": None}), {}, {}, "GPUs are in use"),
+        (None, {}, {"local": True}, "the machine that Ansible runs on"),
+        (None, {}, {"boot_id": "other-boot"}, "the machine that Ansible runs on"),
+        (None, {}, {"boot_id": "", "machine_id": "other-machine"}, "the machine that Ansible runs on"),
+        (node(), {}, {}, "the machine that Ansible runs on"),
+    ],
+    ids=["not allowed", "busy", "unknown", "local", "same boot", "same machine", "ids unknown"],
+)
+def test_a_reboot_that_must_not_be_is_noted(
+    state: NodeState | None, settings: dict[str, Any], run: dict[str, Any], words: str
+) -> None:
+    manifest = decided(state, settings, **run)
+    assert not manifest.due
+    assert len(manifest.notes) == 1
+    assert words in manifest.notes[0]
+
+
+def test_a_busy_node_is_rebooted_where_that_is_allowed() -> None:
+    assert decided(node(texts=THERE, facts=BUSY), {"gpunode_allow_busy": True}).due
+
+
+def test_machines_made_from_one_image_are_told_apart_by_their_boot() -> None:
+    assert decided(machine_id="other-machine").due

@@ -1,0 +1,127 @@
+"""NVIDIA's repository as it is put on a node: address, key, order of preference, and what it replaces."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_samples import APT, BUNDLE, facts_of
+
+from gpunode.provisioning import repository
+
+ROOT = Path(__file__).parents[3]
+PATHS = {"sources": "/s.sources", "preferences": "/p.pref", "proxy": "/a.conf", "key": "/k.asc"}
+KEY = ROOT / "tests" / "fixtures" / "none"
+# A public-key packet with an empty body: enough of a key for what only looks at packets.
+PACKET = b"\xc6\x03\x04\x00\x01"
+
+
+def offer(
+    apt: dict[str, Any] | None = None,
+    source: str = "nvidia",
+    system: str = "12",
+    distribution: str = "debian",
+    machine: str = "x86_64",
+    **settings: Any,
+) -> dict[str, Any]:
+    facts = facts_of(BUNDLE)
+    facts |= {"os": {**facts["os"], "id": distribution, "version_id": system}, "architecture": machine}
+    given = {"state": "auto", "url": "", "key": "", "proxy": "", "paths": PATHS, **settings}
+    found: dict[str, Any] = repository.repository_offer(facts, {**APT, "sources": [], **(apt or {})}, source, given)
+    return found
+
+
+def entry(file: str, *uris: str) -> dict[str, Any]:
+    return {"file": file, "uris": list(uris), "suites": ["/"], "components": [], "types": ["deb"], "options": {}}
+
+
+def test_nvidias_own_comes_with_its_key_by_fingerprint() -> None:
+    found = offer()
+    assert found["url"] == "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    assert found["fetch"]["url"] == found["url"]
+    assert found["fetch"]["file"] == "3bf863cc.pub"
+    assert found["fetch"]["fingerprint"] == "EB693B3035CD5710E231E123A4B469963BF863CC"
+    assert found["fetch"]["keyring"] == "cuda-keyring_1.1-1_all.deb"
+    assert len(found["fetch"]["keyring_sha256"]) == 64
+    assert offer(system="13")["fetch"]["fingerprint"] == "02182E60104FCDC26EAE1B8597A5D4CB8793F200"
+    assert "Signed-By: /k.asc" in found["files"]["/s.sources"]
+    assert found["problems"] == []
+
+
+def test_the_distributions_packages_come_first() -> None:
+    text = offer()["files"]["/p.pref"]
+    assert "Pin: release o=NVIDIA, l=NVIDIA CUDA\nPin-Priority: 100\n" in text
+    assert "mft" not in text
+    doca = entry(
+        "/etc/apt/sources.list.d/doca.list", "https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/"
+    )
+    assert "Package: mft mft-* kernel-mft*" in offer({"sources": [doca]})["files"]["/p.pref"]
+
+
+def test_a_mirror_with_its_own_key(tmp_path: Path) -> None:
+    file = tmp_path / "site.gpg"
+    file.write_bytes(PACKET)
+    found = offer(url="http://mirror.test/cuda/", key=str(file), proxy="http://proxy.test:3128")
+    assert found["url"] == "http://mirror.test/cuda/debian12/x86_64/"
+    assert found["fetch"] is None
+    text = found["key_files"]["/k.asc"]
+    assert base64.b64decode(text.split("\n\n")[1].split("\n=")[0]) == PACKET
+    assert 'Acquire::http::Proxy::mirror.test "http://proxy.test:3128";' in found["files"]["/a.conf"]
+
+
+def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "site.asc"
+    file.write_text(repository.armoured(PACKET))
+    assert offer(key=str(file))["key_files"]["/k.asc"] == file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"key": "/nowhere/key.asc"}, "nvidia_repository_key: /nowhere/key.asc: No such file"),
+        ({"key": __file__}, "is no OpenPGP key"),
+        ({"url": "mirror.test/cuda"}, "is no address"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], words: str) -> None:
+    (line,) = offer(**settings)["problems"]
+    assert words in line
+
+
+def test_a_key_that_nothing_vouches_for_is_not_taken(tmp_path: Path) -> None:
+    mirror = "http://mirror.test/cuda"
+    # Of Ubuntu 26.04's key nobody recorded the fingerprint, and only of one architecture the keyring package's sum.
+    resolute: dict[str, Any] = {"distribution": "ubuntu", "system": "26.04"}
+    (line,) = offer(machine="aarch64", url=mirror, **resolute)["problems"]
+    assert line.startswith("repository-key-unknown: ")
+    assert "nvidia_repository_key" in line
+    assert offer(machine="aarch64", **resolute)["problems"] == []
+    assert offer(url=mirror, **resolute)["problems"] == []
+    assert offer(machine="aarch64", url=mirror)["problems"] == []
+    file = tmp_path / "site.gpg"
+    file.write_bytes(PACKET)
+    assert offer(machine="aarch64", url=mirror, key=str(file), **resolute)["problems"] == []
+
+
+def test_another_source_takes_it_away_unless_it_is_wished() -> None:
+    found = offer(source="debian")
+    assert not found["wanted"]
+    assert set(found["files"].values()) == {""}
+    assert offer(source="debian", state="present")["wanted"]
+    assert not offer(state="absent")["wanted"]
+
+
+def test_old_lists_go_and_shared_ones_are_named() -> None:
+    cuda = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+    old = entry("/etc/apt/sources.list.d/cuda-debian12-x86_64.list", cuda)
+    shared = entry("/etc/apt/sources.list", "http://deb.example/debian", cuda)
+    found = offer({"sources": [old, shared], "installed": {"cuda-keyring": "1.1-1"}})
+    assert found["old_lists"] == ["/etc/apt/sources.list.d/cuda-debian12-x86_64.list"]
+    assert found["files"]["/etc/apt/sources.list.d/cuda-debian12-x86_64.list"] == ""
+    assert found["old_packages"] == ["cuda-keyring"]
+    assert [line.partition(":")[0] for line in found["problems"]] == ["repository-twice"]
+
+
+def test_the_checksum_of_the_armour_is_that_of_the_standard() -> None:
+    # Of "123456789", the usual test value of CRC-24/OPENPGP.
+    assert repository._crc24(b"123456789") == 0x21CF02
