@@ -26,7 +26,7 @@ NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_f
 """Facts without which nothing can be decided."""
 FACTS = (
     *("gpunode_node", "gpunode_apt", "gpunode_dnf", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required"),
-    *("gpunode_restart_required", "apt_transaction_changed"),
+    "gpunode_restart_required",
 )
 """Variables that the roles themselves set."""
 
