@@ -85,7 +85,7 @@ def test_nothing_is_asked_where_no_daemon_runs(engine: ModuleType, tmp_path: Pat
 
 @pytest.mark.parametrize("answer", [{"info": {"running": "many"}}, {"options": "x"}, {"command": "x" * (1 << 18)}])
 def test_an_answer_that_cannot_be_read_is_refused(answer: dict[str, object]) -> None:
-    state = NodeState.model_construct(engine=answer)  # type: ignore[call-arg]
+    state = NodeState.model_construct(facts=None, apt=None, dnf=None, engine=answer)  # type: ignore[arg-type]
     with pytest.raises(UndeterminedError, match="the container engine's answer cannot be read"):
         docker_of(state)
 
