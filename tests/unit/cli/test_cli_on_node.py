@@ -158,7 +158,7 @@ def test_a_probe_that_hangs_costs_the_budget_and_is_gone(
     assert time.monotonic() - started < 2 + 4
     out = capsys.readouterr().out
     assert code == 3
-    assert out.startswith("drain: node.reachable: the probe did not end within the budget")
+    assert out.startswith("unknown: node.reachable: the probe did not end within the budget")
     assert out.count("\n") == 1
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
