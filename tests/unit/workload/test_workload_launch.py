@@ -1,6 +1,7 @@
 """What a run that did not come to the payload leaves: always one record, that the facts can read."""
 
 import ast
+import importlib
 import json
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from gpunode.facts.models.gpu import Smi
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.workload import LaunchFailure, Wish, container, failed, launch
 from gpunode.workload.container import Confinement, Job
+from gpunode.workload.image import Image
 from gpunode.workload.output import Output
 
 
@@ -24,6 +26,9 @@ def way() -> Iterator[FakeWay]:
     yield FakeWay(server)
     server.shutdown()
     server.server_close()
+
+
+launching = importlib.import_module("gpunode.workload.launch")  # the package's own name for it is the function
 
 
 def only(records: list[dict[str, Any]]) -> tuple[Record, ContainerValues]:
@@ -193,3 +198,23 @@ def test_the_engines_own_limits_are_read_in_a_second_container(
     assert (own.values, own.undetermined is not None) == (values, undetermined)
     assert records[-1]["record"] == "container"
     assert (records[-1]["error"], records[-1]["values"]["kind"]) == (None, "done")
+
+
+@pytest.mark.parametrize(
+    ("stop_s", "undetermined", "kind"), [(9999, "x", "time-limit"), (0, "x", "done"), (9999, None, "done")]
+)
+def test_a_payload_that_left_parts_out_for_lack_of_time_did_not_come_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, way: FakeWay, stop_s: float, undetermined: str | None, kind: str
+) -> None:
+    said = json.dumps({"record": "versions.torch", "undetermined": undetermined}).encode() + b"\n" + END
+
+    def run_one(_: object, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
+        output.stdout(SMALL if job.plain else said)
+        return Confinement()
+
+    monkeypatch.setattr(container, "run", run_one)
+    monkeypatch.setattr(launching, "provide", lambda *_: Image("site/image:1", "sha256:1", brought=False))
+    monkeypatch.setattr(launching, "_STOP_S", stop_s)
+    *_, own = run(way, node(gpus=0), named=True)
+    assert own["values"]["kind"] == kind
+    assert ("versions.torch the first" in str(own["error"])) is (kind == "time-limit")
