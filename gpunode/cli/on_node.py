@@ -98,6 +98,11 @@ def since_start() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
+def interpreter() -> str:
+    """Return the path of this Python; it does not know its own where it was started without PATH, as prologs are."""
+    return sys.executable or str(Path("/proc/self/exe").readlink())
+
+
 class Look:
     """The probe in a process group of its own: it shall end by ``own``, and is ended at ``deadline``."""
 
@@ -106,7 +111,7 @@ class Look:
         seconds = f"{max(0.1, own - time.monotonic()):.3f}"
         with SCRIPT.open("rb") as script:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-", seconds],
+                [interpreter(), "-I", "-", seconds],
                 stdin=script,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
