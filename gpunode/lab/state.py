@@ -197,12 +197,15 @@ class State:
                 "nvidia_container_toolkit_version": "none",
                 "preflight_require_gpu": False,
             }
-        signs = repositories()[repository_of(node.os)].key
+        known = repositories()
+        signs = known[repository_of(node.os)].key
+        by_rpm = known[repository_of(node.os)].kind == "rpm"
+        toolkit = known["container-toolkit-rpm" if by_rpm else "container-toolkit"].key
         return {
             "nvidia_repository_url": f"{_VENDOR}/compute/cuda/repos",
             "nvidia_repository_key": str(self.vendor_key(signs)),
             "nvidia_container_toolkit_url": f"{_VENDOR}/libnvidia-container",
-            "nvidia_container_toolkit_key": str(self.vendor_key("container-toolkit")),
+            "nvidia_container_toolkit_key": str(self.vendor_key(toolkit)),
         }
 
 

@@ -61,7 +61,7 @@ def archive_files(archive: Archive, state: NodeState, context: Context) -> Archi
     entry: str | None = _yum_entry(archive) if state.apt is None else _apt_entry(archive, state)
     return ArchiveFiles(
         (
-            ManagedFile(path=archive.key_file, content=text),
+            ManagedFile(path=archive.key_file, content=text, private=True),
             ManagedFile(path=archive.file, content=entry),
         )
     )

@@ -1,4 +1,4 @@
-"""CUDA toolkits on a host: side by side, with the libraries that fit the first of them."""
+"""The role cuda: toolkits on a host, side by side, with the libraries that fit the first of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,87 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from fnmatch import fnmatchcase
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import load
 from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts import NodeFacts
-from gpunode.stack import PlanHost, Request, Stack, picture_from_facts, plan
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.node_stack import of_context
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.stack import PlanHost, Request, Stack, picture_from_facts
+from gpunode.stack import plan as resolve
 
+ROLE = "cuda"
 ROOT = "/usr/local/cuda"
+ALTERNATIVE = "/etc/alternatives/cuda"
+PREFERENCES = "/etc/apt/preferences.d/gpunode-cuda.pref"
+PROFILE = "/etc/profile.d/gpunode-cuda.sh"
+MEMORY = "/var/lib/gpunode/cuda"
+BEFORE = f"{MEMORY}/packages-before"
+LOCK_MARK = "gpunode (role cuda)"
+LOOK = Look(paths=(PREFERENCES, PROFILE, ALTERNATIVE, MEMORY), contents=(BEFORE,))
+WITH_DRIVER = frozenset({"driver", "fabric-manager", "nscq", "nvsdm", "nvlsm", "imex"})
+DRIVER_PACKAGES = (
+    "cuda",
+    "cuda-[0-9]*",
+    "cuda-drivers*",
+    "cuda-runtime-*",
+    "nvidia-driver*",
+    "nvidia-open",
+    "nvidia-open-[0-9]*",
+    "nvidia-headless*",
+    "nvidia-utils-*",
+    "nvidia-compute-utils-*",
+    "nvidia-dkms*",
+    "*nvidia-kernel-*",
+    "nvidia-firmware*",
+    "nvidia-persistenced",
+    "nvidia-modprobe",
+    "libnvidia-compute*",
+    "libnvidia-cfg1*",
+    "libnvidia-gpucomp*",
+    "nvidia-fabricmanager*",
+    "nvidia-fabric-manager*",
+    "nvidia-imex*",
+    "libnvidia-nscq*",
+    "libnvsdm*",
+    "nvlink5*",
+    "nvlsm",
+    "linux-modules-nvidia-*",
+    "kmod-nvidia*",
+    "nvidia-kmod*",
+    "libnvidia-cfg",
+    "libnvidia-fbc",
+    "libnvidia-ml",
+)
+"""A driver and what carries its version come from the role nvidia_driver alone: of a repository whose newest branch is
+another, a toolkit would bring them in that one."""
+REMOVABLE = (
+    "cuda-toolkit-*",
+    "cuda-compat-*",
+    "cudnn[0-9]*-cuda-*",
+    "libcudnn[0-9]*",
+    "libnccl*",
+    "nvidia-cuda-toolkit",
+)
+REMOVABLE_HELD = ("*-[0-9][0-9]-[0-9]", "cuda-toolkit-*-config-common")
+SHELL_PROFILE = """\
+# Managed by gpunode (role cuda): the toolkit's programs and libraries for login shells.
+case ":${PATH-}:" in
+    *:/usr/local/cuda/bin:*) ;;
+    *) export PATH="/usr/local/cuda/bin${PATH:+:$PATH}" ;;
+esac
+case ":${LD_LIBRARY_PATH-}:" in
+    *:/usr/local/cuda/lib64:*) ;;
+    *) export LD_LIBRARY_PATH="/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ;;
+esac
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +120,111 @@ class ToolkitPackages:
     default: DefaultToolkit | None = None
     """None where the toolkit is not a package of NVIDIA's."""
     problems: list[str] = field(default_factory=list)
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=("no-package-manager: the role cuda installs with apt or dnf",))
+    if settings["state"] == "absent":
+        return _absent(state, settings)
+    stack = of_context(state.facts, context).stack
+    # Toolkits are resolved beside a driver: without a plan for one they are left as they are.
+    if stack is None:
+        return Manifest(role=ROLE)
+    given = settings["toolkit"]
+    versions = [str(each) for each in (given if isinstance(given, list | tuple) else [given]) if str(each or "")]
+    found = toolkit_packages(
+        state.facts,
+        stack,
+        versions,
+        state.installed,
+        default=str(settings["default"] or ""),
+        cudnn=bool(settings["cudnn"]),
+        nccl=bool(settings["nccl"]),
+    )
+    if found.problems:
+        return Manifest(role=ROLE, refusals=tuple(found.problems))
+    if not versions and not found.install:
+        return Manifest(role=ROLE)
+    files = []
+    if state.apt is not None and found.pins:
+        files.append(ManagedFile(path=PREFERENCES, content=preferences(found.pins), phase="after"))
+    default = found.default
+    if default is not None:
+        text = SHELL_PROFILE if settings["profile"] else None
+        files.append(
+            ManagedFile(
+                path=PROFILE, content=text, phase="after", validate_with=("/bin/sh", "-n", "%s") if text else None
+            )
+        )
+    link = state.files.get(ALTERNATIVE)
+    chosen = default is None or (link is not None and link.target == default.path)
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY),),
+        packages=_packages(state, settings, stack, found),
+        due_reasons=() if chosen or default is None else (f"{ROOT} is not {default.path}",),
+        values={"state": "present", "default": None if chosen or default is None else default.path},
+    )
+
+
+def _packages(
+    state: NodeState, settings: Mapping[str, Any], stack: Stack, found: ToolkitPackages
+) -> AptChange | DnfChange:
+    never = (*(row.name for row in stack.packages if row.component in WITH_DRIVER), *DRIVER_PACKAGES)
+    install, wait = tuple(found.install), int(settings["lock_wait_s"])
+    if state.apt is None:
+        # The configuration of a major comes with its toolkits; what came is locked.
+        own = tuple(entry for entry in install if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None)
+        return DnfChange(
+            install=own,
+            never=never,
+            lock=lock_lines(state.installed, found.hold),
+            lock_mark=LOCK_MARK,
+            memory=BEFORE,
+            lock_wait_s=wait,
+        )
+    return AptChange(
+        install=install,
+        never=never,
+        hold=tuple(found.hold),
+        memory=BEFORE,
+        files={PREFERENCES: preferences(found.pins) if found.pins else ""},
+        lock_wait_s=wait,
+    )
+
+
+def preferences(pins: Iterable[VersionPin]) -> str:
+    """Return apt's preferences with one stanza for each pin."""
+    text = "# Managed by gpunode (role cuda): the toolkit's configuration and libraries stay with the toolkit.\n"
+    for pin in pins:
+        text += f"\nPackage: {' '.join(pin.packages)}\nPin: version {pin.version}\nPin-Priority: 1001\n"
+    return text
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+    packages, leaving = departures(
+        state,
+        REMOVABLE,
+        held=REMOVABLE_HELD,
+        memory=BEFORE,
+        lock_wait_s=int(settings["lock_wait_s"]),
+        lock_mark=LOCK_MARK,
+    )
+    return Manifest(
+        role=ROLE,
+        files=(
+            ManagedFile(path=PREFERENCES, content=None),
+            ManagedFile(path=PROFILE, content=None),
+            ManagedFile(path=BEFORE, content=None, phase="after"),
+        ),
+        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        packages=packages,
+        due_reasons=tuple(leaving),
+        values={"state": "absent", "default": None},
+    )
 
 
 def toolkit_packages(  # noqa: PLR0913
@@ -117,7 +294,7 @@ def _resolved(node: NodeFacts, base: Stack, toolkit: str) -> Stack | str:
         )
         catalog = load()
         host = PlanHost(node.host, picture_from_facts(node, catalog), None, None)
-        group = plan([host], request, catalog, date.today()).groups[0]
+        group = resolve([host], request, catalog, date.today()).groups[0]
     except GpunodeError as err:
         return str(err)
     if group.stack is None:

@@ -1,16 +1,44 @@
-"""DCGM on a node: its parts for the driver's CUDA, in one version, and what they take the place of."""
+"""The role dcgm: its parts for the driver's CUDA, in one version, what they take the place of, and the daemon."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
 
 from gpunode.catalog import load
 from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.engines import gpu_users
+from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.node_stack import of_context
+from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
 
+ROLE = "dcgm"
+UNIT, OLD_UNIT = "nvidia-dcgm.service", "dcgm.service"
+PREFERENCES = "/etc/apt/preferences.d/gpunode-dcgm.pref"
+DROP_IN = "/etc/systemd/system/nvidia-dcgm.service.d/gpunode.conf"
+MEMORY = "/var/lib/gpunode/dcgm"
+BEFORE = f"{MEMORY}/packages-before"
+MARKER = "/run/gpunode/dcgm-restart"
+"""A new DCGM waits for a restart of its daemon. It is gone with the next boot, as is the need."""
+LOCK_MARK = "gpunode (role dcgm)"
+LOOK = Look(paths=(PREFERENCES, DROP_IN, DROP_IN.rpartition("/")[0], MEMORY), contents=(BEFORE, MARKER))
+CONDITION = """\
+# Managed by gpunode (role dcgm): without an NVIDIA GPU on the PCI bus DCGM is passed over, not failed.
+[Unit]
+After=nvidia-persistenced.service nvidia-fabricmanager.service
+
+[Service]
+ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
+read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; esac; done; exit 1'
+"""
 STEM = "datacenter-gpu-manager-4"
 CORE, CLOSED = f"{STEM}-core", f"{STEM}-proprietary"
 PARTS = re.compile(rf"{STEM}-(?:(?:proprietary|multinode)-)?cuda([0-9]+)")
@@ -33,6 +61,109 @@ class DcgmPackages:
     def install(self) -> tuple[str, ...]:
         """``NAME=PATTERN`` of each package."""
         return tuple(f"{name}={self.pattern}" for name in self.names)
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=("no-package-manager: the role dcgm installs with apt or dnf",))
+    if settings["state"] == "absent":
+        return _absent(state, settings)
+    if context.settings_of("nvidia_driver")["state"] != "present":
+        return Manifest(role=ROLE)
+    stack = of_context(state.facts, context).stack
+    installed = context.planned.installed(state.installed)
+    found = dcgm_packages(
+        stack, state.installed, str(settings["version"]), bool(settings["proprietary"]), str(settings["source"])
+    )
+    if state.apt is None:
+        # The epoch of the rpm packages was not recorded.
+        found = replace(found, pattern=re.sub(r"^([0-9]+:)?", "*", found.pattern))
+    unit, old = state.unit(UNIT), state.unit(OLD_UNIT)
+    drop_in = ManagedFile(path=DROP_IN, content=CONDITION, phase="after")
+    if not found.names:
+        notes = (found.why_not,) if found.why_not else ()
+        return Manifest(role=ROLE, notes=notes, files=(drop_in,) if unit else (), values={"state": "present"})
+    files = [drop_in]
+    if state.apt is not None:
+        # Which version came is known behind the transaction: the pattern then names it.
+        there = installed.get(CORE, "")
+        pattern = re.sub(r"-[^-]*$", "-*", there) if fnmatchcase(there, found.pattern) else found.pattern
+        files.append(ManagedFile(path=PREFERENCES, content=preferences(pattern), phase="after"))
+    runnable = state.facts.loaded_driver is not None and bool(state.facts.gpus_on_bus)
+    busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
+    waits = state.contents.get(MARKER) is not None and unit is not None and (runnable or unit.active == "active")
+    units = []
+    if unit is not None:
+        wanted = "restarted" if waits and not busy else "started" if runnable else None
+        units = [*([UnitState(name=OLD_UNIT, enabled=False, state="stopped")] if old else [])]
+        units.append(UnitState(name=UNIT, enabled=True, state=wanted))
+    held_back = waits and bool(busy)
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY),),
+        packages=_packages(state, settings, stack, found),
+        units=tuple(units),
+        notes=(f"the new DCGM waits for a restart of {UNIT}: {'; '.join(busy)}",) if held_back else (),
+        restarts={UNIT: "a new DCGM is installed"} if held_back else {},
+        values={"state": "present", "marker": MARKER, "unit": unit is not None},
+    )
+
+
+def preferences(pattern: str) -> str:
+    """Return apt's preferences that bind all parts to one version."""
+    return (
+        "# Managed by gpunode (role dcgm): all parts of DCGM come in this one version.\n"
+        f"Package: {STEM}-*\nPin: version {pattern}\nPin-Priority: 1001\n"
+    )
+
+
+def _packages(
+    state: NodeState, settings: Mapping[str, Any], stack: Stack | None, found: DcgmPackages
+) -> AptChange | DnfChange:
+    never = tuple(row.name for row in stack.packages if row.component == "driver") if stack is not None else ()
+    wait = int(settings["lock_wait_s"])
+    if state.apt is None:
+        return DnfChange(
+            install=found.install,
+            remove=found.purge,
+            never=never,
+            lock=lock_lines(state.installed, (f"{STEM}-*",)),
+            lock_mark=LOCK_MARK,
+            memory=BEFORE,
+            lock_wait_s=wait,
+        )
+    return AptChange(
+        install=found.install,
+        purge=found.purge,
+        never=never,
+        hold=(f"{STEM}-*",),
+        memory=BEFORE,
+        files={PREFERENCES: preferences(found.pattern)},
+        lock_wait_s=wait,
+    )
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+    packages, leaving = departures(
+        state, (), always=(f"{STEM}-*",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
+    )
+    unit = state.unit(UNIT)
+    return Manifest(
+        role=ROLE,
+        files=tuple(
+            ManagedFile(path=path, content=None, phase="after") for path in (PREFERENCES, DROP_IN, BEFORE, MARKER)
+        ),
+        folders=tuple(
+            ManagedFolder(path=path, state="absent_if_empty", phase="after")
+            for path in (DROP_IN.rpartition("/")[0], MEMORY)
+        ),
+        packages=packages,
+        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None else (),
+        due_reasons=tuple(leaving),
+        values={"state": "absent", "unit": unit is not None},
+    )
 
 
 def dcgm_packages(

@@ -143,8 +143,9 @@ def _wanted(state: NodeState, settings: Mapping[str, Any], source: str) -> tuple
     if source == "docker":
         packages = [*load().container_engines["docker"].packages]
         if version != "keep":
-            pattern = f"*:{version}-*" if state.apt is not None else f"{version}-*"
-            packages = [f"{name}={pattern}" if name in {"docker-ce", "docker-ce-cli"} else name for name in packages]
+            packages = [
+                f"{name}=*:{version}-*" if name in {"docker-ce", "docker-ce-cli"} else name for name in packages
+            ]
     elif source == "distribution":
         packages = ["docker.io" if version == "keep" else f"docker.io={version}*"]
         system = state.facts.os
@@ -224,7 +225,10 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, doc
     stays = now.package is not None and not ours
     return Manifest(
         role=ROLE,
-        files=(*change.files, *(ManagedFile(path=path, content=None, phase="after") for path in own)),
+        files=(
+            *(file.model_copy(update={"phase": "before"}) for file in change.files),
+            *(ManagedFile(path=path, content=None, phase="after") for path in own),
+        ),
         folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
         packages=packages,
         refusals=(*refusals, *change.refusals),

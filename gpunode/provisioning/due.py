@@ -104,8 +104,10 @@ def _dnf_reasons(change: DnfChange, dnf: DnfState) -> Iterator[str]:
             yield f"the module stream {change.stream} is not enabled"
     if change.reset is not None and change.reset in dnf.streams:
         yield f"the module {change.reset} has a stream enabled"
-    if change.lock is not None and set(change.lock) - set(dnf.own_locks):
-        yield f"not locked: {', '.join(sorted(set(change.lock) - set(dnf.own_locks))[:5])}"
+    # Each role has a part of its own in the list.
+    loose = sorted(set(change.lock or ()) - {*dnf.own_locks, *dnf.locks})
+    if loose:
+        yield f"not locked: {', '.join(loose[:5])}"
     yield from (f"the lock {line} is in the way" for line in change.drop_locks if line in dnf.locks)
 
 

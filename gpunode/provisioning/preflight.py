@@ -24,11 +24,12 @@ MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
 """Facts without which nothing can be decided."""
-FACTS = (
-    *("gpunode_node", "gpunode_apt", "gpunode_dnf", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required"),
-    *("gpunode_restart_required", "apt_transaction_changed"),
+FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
+"""Variables that the roles themselves set, or that a playbook of the user does."""
+DNF_NOTE = (
+    "through dnf the repository, the driver and its fabric are installed and locked, no more: cuda, dcgm, docker and "
+    "nvidia_container_toolkit are for systems with apt and are not done on this node"
 )
-"""Variables that the roles themselves set."""
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -64,7 +65,10 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     return Manifest(
         role=ROLE,
         refusals=tuple(dict.fromkeys(refusals)),
-        notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
+        notes=(*_notes(state.facts, stack), *((DNF_NOTE,) if state.dnf is not None else ()))
+        if stack is not None
+        else (),
+        values={"manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None},
     )
 
 

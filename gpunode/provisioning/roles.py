@@ -3,7 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpunode.provisioning import docker, nvidia_driver, nvidia_fabric, nvidia_repository, preflight, reboot
+from gpunode.provisioning import (
+    cuda,
+    dcgm,
+    docker,
+    nvidia_container_toolkit,
+    nvidia_driver,
+    nvidia_fabric,
+    nvidia_repository,
+    preflight,
+    reboot,
+)
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
 from gpunode.provisioning.state import Look, NodeState
@@ -17,12 +27,18 @@ PLANS: dict[str, Plan] = {
     "nvidia_repository": nvidia_repository.plan,
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
+    "cuda": cuda.plan,
+    "dcgm": dcgm.plan,
     "docker": docker.plan,
+    "nvidia_container_toolkit": nvidia_container_toolkit.plan,
 }
 LOOKS: dict[str, Look] = {
     "reboot": reboot.LOOK,
     "nvidia_repository": nvidia_repository.LOOK,
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,
+    "cuda": cuda.LOOK,
+    "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
+    "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
 }

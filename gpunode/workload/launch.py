@@ -118,9 +118,12 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         ends = min(deadline, time.monotonic() + wish.run_limit_s)
         limit_s = _limit(ends)
         job = Job(image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node))
+        began = time.monotonic()
         confinement = container.run(replace(found, deadline=ends), job, run.output)
+        took_s = time.monotonic() - began
         run.output.judge(limit_s)
         run.defaults = _defaults(found, image, confinement)
+        _need_all(run.output, took_s, limit_s)
 
 
 def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
@@ -188,6 +191,7 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
     if not run.use.all:
         start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
     # Over SSH it passes a login shell, and csh knows no text of several lines.
+    began = time.monotonic()
     stream = way.python(f"exec({start!r})", program.arguments)
     try:
         container.converse(stream.sock, program.stdin, run.output.stdout, deadline)
@@ -201,6 +205,19 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
         stream.close()
     run.output.judge(limit_s)
     run.defaults = Record(record=DEFAULTS, device="cpu", seconds=0.0, skipped="ran on the host itself, in no container")
+    _need_all(run.output, time.monotonic() - began, limit_s)
+
+
+def _need_all(output: Output, took_s: float, limit_s: float) -> None:
+    """Raise LaunchFailure where the payload came to its end by leaving parts out for lack of time."""
+    names = [str(record["record"]) for record in output.records if record.get("undetermined") is not None]
+    if names and took_s >= limit_s - _STOP_S:
+        parts = f"{len(names)} part{'s' if len(names) > 1 else ''}"
+        raise LaunchFailure(
+            "time-limit",
+            f"{limit_s - _STOP_S:.0f} s were not enough for {parts} of the payload, {names[0]} the first "
+            "(--workload-timeout S)",
+        )
 
 
 def _limit(deadline: float) -> float:

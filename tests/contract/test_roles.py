@@ -10,8 +10,6 @@ import yaml
 ROOT = Path(__file__).parents[2]
 ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
 OUR_MODULES = re.compile(r"ansible\.builtin\.\w+|gpunode\.node\.\w+")
-# Roles that other roles include; they have no scenario and no place in a playbook of their own.
-HELPERS = ("apt_transaction",)
 TASK_KEYWORDS = {
     "name",
     "when",
@@ -118,10 +116,6 @@ def test_commands_say_when_they_change_something(role: Path) -> None:
 
 
 def test_every_role_is_in_the_site_playbook_and_so_in_molecule(role: Path) -> None:
-    if role.name in HELPERS:
-        others = [file for other in ROLES if other != role for file in (other / "tasks").glob("*.yml")]
-        assert any(f"gpunode.node.{role.name}" in file.read_text(encoding="utf-8") for file in others)
-        return
     plays = load(ROOT / "playbooks" / "site.yml")
     used = {entry["role"] for play in plays for entry in play.get("roles", [])}
     assert f"gpunode.node.{role.name}" in used

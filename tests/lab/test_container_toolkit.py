@@ -168,8 +168,8 @@ TWO = f"cp {SPEC} /etc/cdi/nvidia.yaml"
 @pytest.mark.parametrize(
     ("harm", "check", "repairs"),
     [
-        (STALE, "container.cdi", "Write the CDI specification anew"),
-        (TWO, "container.cdi-single", "Take away CDI specifications beside the one that the unit keeps"),
+        (STALE, "container.cdi", "Rewrite the CDI specification"),
+        (TWO, "container.cdi-single", "Deploy the configuration"),
     ],
     ids=["stale", "two"],
 )
@@ -198,7 +198,7 @@ def test_packages_of_two_versions_are_found_and_made_one(
     )
     assert verdicts(roles, capfd)["container.toolkit", "node"] == "fail"
     run = roles.done()
-    assert "Change the packages in one transaction" in run.changed
+    assert "Install the toolkit's packages" in run.changed
     assert verdicts(roles, capfd)["container.toolkit", "node"] == "pass"
     assert roles.site.snapshot() == before
 

@@ -31,8 +31,7 @@ printf 'Date: %s\nSHA256:\n %s %s Packages\n' "$(date -Ru)" "$(sha256sum Package
     "$(stat -c %s Packages)" > Release
 echo 'deb [trusted=yes] file:/srv/made ./' > /etc/apt/sources.list.d/made.list
 """
-PACKAGES = "Change the packages in one transaction"
-ANNOUNCED = "Announce the packages"
+MEMORY = "/var/lib/gpunode/cuda"
 
 
 class Cuda(Roles):
@@ -84,7 +83,7 @@ def test_nothing_is_wished_and_nothing_happens(cuda: Cuda, bare: tuple[set[str],
 def test_the_real_run_changes_what_was_announced(
     cuda: Cuda, bare: tuple[set[str], list[str]], announced: Run, installed: Run
 ) -> None:
-    assert announced.paths == installed.paths == OWN_FILES
+    assert announced.paths == installed.paths == OWN_FILES | {MEMORY}
     before = dict(line.split()[:2] for line in bare[0] if line.endswith(" installed"))
     new = {f"{name}={version}" for name, version in versions(cuda.site).items() if before.get(name) != version}
     assert new == yaml_list(announced.output, "install")
@@ -136,7 +135,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(cuda: Cuda, installed: Run
     announced = cuda.done("--check")
     run = cuda.done()
     assert run.paths == announced.paths == OWN_FILES
-    assert set(run.changed) - set(announced.changed) == {PACKAGES, "Make it the default toolkit"}
+    assert set(run.changed) - set(announced.changed) == {"Make it the default toolkit"}
     assert cuda.site.snapshot() == before
 
 

@@ -112,4 +112,15 @@ def after(manifest: Manifest, state: NodeState, **changes: Any) -> NodeState:
     return NodeState.model_validate({**document, **changes})
 
 
-__all__ = ["Planned", "after", "by_path", "contents", "context", "file", "node", "planned", "settings_of"]
+__all__ = [
+    "Planned",
+    "after",
+    "by_path",
+    "collection_root",
+    "contents",
+    "context",
+    "file",
+    "node",
+    "planned",
+    "settings_of",
+]

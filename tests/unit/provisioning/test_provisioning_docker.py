@@ -84,7 +84,7 @@ def test_a_node_with_dnf_gets_dockers_rpms(tmp_path: Any, keys: dict[str, tuple[
     key.write_text(keys["rsa"][1])
     manifest = planned("docker", node(dnf=True), repository_key=str(key), version="28.3.3")
     assert isinstance(manifest.packages, DnfChange)
-    assert manifest.packages.install[:3] == ("docker-ce=28.3.3-*", "docker-ce-cli=28.3.3-*", "containerd.io")
+    assert manifest.packages.install[:3] == ("docker-ce=*:28.3.3-*", "docker-ce-cli=*:28.3.3-*", "containerd.io")
     text = contents(manifest)[YUM] or ""
     assert text.splitlines()[1:] == [
         "[gpunode-docker]",

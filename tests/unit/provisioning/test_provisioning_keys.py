@@ -2,10 +2,8 @@
 
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
-import yaml
 
 from gpunode.catalog import load as catalog
 from gpunode.provisioning.keys import fingerprints_of, key_problem
@@ -75,18 +73,9 @@ def test_an_address_that_is_not_https_is_refused(source: str) -> None:
     assert key_problem(None, "/etc/site.asc") == ""
 
 
-def test_the_role_asks_before_it_fetches_and_before_it_trusts() -> None:
-    tasks = yaml.safe_load((Path(__file__).parents[3] / "roles/docker/tasks/repository.yml").read_text())
-    order = [
-        "fetch" if "ansible.builtin.uri" in task else "keep" if "ansible.builtin.copy" in task else "ask"
-        for task in tasks
-        if "ansible.builtin.uri" in task or "ansible.builtin.copy" in task or "key_problem" in str(task)
-    ]
-    assert order == ["ask", "fetch", "ask", "keep"]
-
-
 def test_the_catalog_names_the_keys_of_both_repositories() -> None:
     toolkit = next(iter(catalog().container_toolkit.values()))
-    found = [*catalog().container_engines["docker"].fingerprints, *toolkit.fingerprints]
-    assert len(found) == 2
+    docker = catalog().container_engines["docker"]
+    found = [*docker.fingerprints, *docker.rpm_fingerprints, *toolkit.fingerprints]
+    assert len(found) == 3
     assert all(len(name) == 40 for name in found)

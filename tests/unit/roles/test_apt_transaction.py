@@ -1,4 +1,4 @@
-"""The script of the role apt_transaction, with apt's and dpkg's answers in place of them."""
+"""The transaction of apt, with apt's and dpkg's answers in place of them."""
 
 import subprocess
 import sys

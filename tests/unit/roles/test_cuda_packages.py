@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import yaml
-from test_role_templates import ROLES
+
+from gpunode.provisioning.cuda import DRIVER_PACKAGES
 
 EVIDENCE = Path(__file__).parents[4] / "shared" / "reference" / "real-indexes.yml"
-VARS = yaml.safe_load((ROLES / "cuda" / "vars" / "main.yml").read_text(encoding="utf-8"))
 # Recorded at the driver's version; toolkits and other publishers' packages need them without a driver.
 HARMLESS = ("cuda-compat-", "libxnvctrl", "nvidia-settings", "nvidia-xconfig", "xserver-", "libnvidia-")
 
 
 def refused(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in VARS["__cuda_driver_packages"])
+    return any(fnmatchcase(name, pattern) for pattern in DRIVER_PACKAGES)
 
 
 @pytest.fixture(scope="module")

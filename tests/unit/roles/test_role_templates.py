@@ -4,10 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gpunode.provisioning import driver_files
+from gpunode.provisioning import cuda, dcgm, driver_files
 from gpunode.provisioning.nvidia_fabric import FILES, condition_text
 
 ROLES = Path(__file__).parents[3] / "roles"
@@ -55,7 +54,7 @@ def test_the_fabric_manager_needs_its_own_switches(bus: Path) -> None:
 
 
 def test_dcgm_needs_a_gpu(bus: Path) -> None:
-    text = rendered("dcgm", "unit.conf.j2")
+    text = dcgm.CONDITION
     put(bus, "0000:1b:00.1", "0x10de", "0x22bc", "0x040300")
     assert condition(text, bus) == 1
     put(bus, "0000:1b:00.0", "0x10de", "0x26b9", "0x030200")
@@ -63,12 +62,12 @@ def test_dcgm_needs_a_gpu(bus: Path) -> None:
 
 
 def test_an_empty_bus_passes_over(tmp_path: Path) -> None:
-    assert condition(rendered("dcgm", "unit.conf.j2"), tmp_path) == 1
+    assert condition(dcgm.CONDITION, tmp_path) == 1
 
 
 @pytest.mark.parametrize("shell", [["sh", "-eu"], ["bash", "-eu"]], ids=["sh", "bash"])
 def test_the_profile_adds_once_and_leaves_no_empty_element(shell: list[str]) -> None:
-    profile = rendered("cuda", "profile.sh.j2")
+    profile = cuda.SHELL_PROFILE
     show = '\nprintf "%s %s" "$PATH" "${LD_LIBRARY_PATH-none}"\n'
 
     def after(script: str, **environment: str) -> list[str]:
@@ -87,8 +86,8 @@ def test_the_profile_adds_once_and_leaves_no_empty_element(shell: list[str]) -> 
 
 
 def test_preferences_are_stanzas_of_their_own() -> None:
-    pins = [{"packages": ["a", "b*"], "version": "12.9.*"}, {"packages": ["c"], "version": "2-*+cuda12.9"}]
-    stanzas = rendered("cuda", "preferences.j2", __cuda_plan={"pins": pins}).strip().split("\n\n")[1:]
+    pins = [cuda.VersionPin(("a", "b*"), "12.9.*"), cuda.VersionPin(("c",), "2-*+cuda12.9")]
+    stanzas = cuda.preferences(pins).strip().split("\n\n")[1:]
     assert [stanza.splitlines()[0] for stanza in stanzas] == ["Package: a b*", "Package: c"]
     assert [stanza.splitlines()[1] for stanza in stanzas] == ["Pin: version 12.9.*", "Pin: version 2-*+cuda12.9"]
 
@@ -100,12 +99,3 @@ def test_every_file_of_the_driver_and_the_fabric_is_named_in_their_readmes() -> 
             path for path in paths if path not in readme and path.split("/")[-2].removesuffix(".d") not in readme
         ]
         assert not unnamed
-
-
-@pytest.mark.parametrize("role", ["cuda", "dcgm"])
-def test_every_file_that_a_role_owns_is_named_in_its_readme(role: str) -> None:
-    variables = yaml.safe_load((ROLES / role / "vars" / "main.yml").read_text(encoding="utf-8"))
-    readme = (ROLES / role / "README.md").read_text(encoding="utf-8")
-    files = variables[f"__{role}_files"].values()
-    unnamed = [path for path in files if path not in readme and path.split("/")[-2].removesuffix(".d") not in readme]
-    assert not unnamed

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
-from test_role_templates import ROLES, rendered
+
+from gpunode.provisioning.nvidia_container_toolkit import preferences
 
 FOUR = (
     "nvidia-container-toolkit",
@@ -16,8 +16,6 @@ FOUR = (
     "libnvidia-container-tools",
     "libnvidia-container1",
 )
-VARS = yaml.safe_load((ROLES / "nvidia_container_toolkit" / "vars" / "main.yml").read_text(encoding="utf-8"))
-RELEASES: dict[str, str] = VARS["__nvidia_container_toolkit_releases"]
 # Release fields and versions: ../shared/reference/real-indexes.yml, ubuntu2404 and libnvidia-container.
 ORIGINS = {
     "cuda": ("NVIDIA", "NVIDIA CUDA", ("1.19.1", "1.20.0", "1.20.2")),
@@ -68,16 +66,7 @@ class Apt:
         )
         (etc / "preferences.d" / "cuda-repository-pin-600").write_text(NVIDIAS_PIN, encoding="utf-8")
         (etc / "preferences.d" / "own.pref").write_text(
-            rendered(
-                "nvidia_container_toolkit",
-                "preferences.j2",
-                __nvidia_container_toolkit_wish={"packages": FOUR},
-                __nvidia_container_toolkit_target=version,
-                nvidia_container_toolkit_repository=chosen,
-                __nvidia_container_toolkit_others=[
-                    {"key": name, "value": pin} for name, pin in RELEASES.items() if name != chosen
-                ],
-            ),
+            preferences(FOUR, version, chosen),
             encoding="utf-8",
         )
         (folder / "status").write_text("", encoding="utf-8")

@@ -142,3 +142,14 @@ def test_a_build_for_cuda_that_finds_no_gpu_does_not_compute_on_the_processor(tm
     tensor = records["frameworks.tensor"]
     assert tensor.error == "PyTorch 2.13.0+cu130 (CUDA 13.0) finds no GPU: RuntimeError: No CUDA GPUs are available"
     assert tensor.device == "cuda"
+
+
+def test_nothing_at_all_is_started_where_no_gpu_may_be_used(tmp_path: Path, python: str) -> None:
+    """Somebody else's GPU, and one that somebody took: no framework finds its way there by itself."""
+    machine = Machine((Gpu(used=9000),))
+    for settings in ({"gpus": {"GPU-of-mine": 4}}, {"gpus": {machine.uuid(0): 4}}):
+        records = run(machine, tmp_path, "gpus,frameworks", settings, python)
+        ran = [one.record for one in records if (one.skipped, one.undetermined) == (None, None)]
+        assert ran == []
+        (tensorflow,) = [one for one in records if one.record == "frameworks.tensorflow"]
+        assert tensorflow.skipped != "TensorFlow is not in the image"

@@ -118,6 +118,12 @@ def test_gpus_that_are_not_open_to_all_need_the_images_user() -> None:
     assert not open_to_all(facts(("/dev/nvidia1", "0660")))
 
 
+def test_a_plain_container_is_given_the_engines_own_limits_and_is_confined_all_the_same() -> None:
+    plain, usual = (request(engine(), plain=plain)["host_config"] for plain in (True, False))
+    assert (plain.get("ShmSize"), plain["Ulimits"]) == (None, [])
+    assert {key for key in usual if plain.get(key) != usual[key]} == {"ShmSize", "Ulimits"}
+
+
 def test_the_nvidia_runtime_is_told_its_gpus_by_its_own_variables() -> None:
     of = engine()
     _create(of, replace(job(), devices=Devices("nvidia", ("0", "2"))), Confinement())

@@ -1,0 +1,361 @@
+"""The role nvidia_container_toolkit: four packages in one version, the engines' runtime, one CDI specification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from packaging.version import InvalidVersion, Version
+
+from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, old_toolkit_files
+from gpunode.provisioning.cdi import RefreshEnvironment, refresh_environment, refresh_reason, stale_specifications
+from gpunode.provisioning.containerd_change import LOOK as CONTAINERD_LOOK
+from gpunode.provisioning.containerd_change import MARKER, ContainerdChange, containerd_change, containerd_restored
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.daemon_json import MergedDaemon, read_document
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.docker_daemon import DAEMON, KEPT, DaemonChange, daemon_change
+from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
+from gpunode.provisioning.docker_state import DockerState, docker_of
+from gpunode.provisioning.engines import (
+    EngineSupport,
+    InstalledEngine,
+    engine_support,
+    engines_before_cdi_07,
+    installed_engine,
+)
+from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.node_stack import of_context
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
+from gpunode.tuning import WORKLOADS, Workload, env_file, tune
+
+ROLE = "nvidia_container_toolkit"
+MEMORY = f"/var/lib/gpunode/{ROLE}"
+SOURCES = "/etc/apt/sources.list.d/gpunode-nvidia-container-toolkit.sources"
+KEY = "/etc/apt/keyrings/gpunode-nvidia-container-toolkit.asc"
+PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-container-toolkit.pref"
+YUM = "/etc/yum.repos.d/gpunode-nvidia-container-toolkit.repo"
+RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-container-toolkit"
+BEFORE = f"{MEMORY}/packages-before"
+ENV = "/etc/gpunode/container.env"
+REFRESH_ENV = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+BASE = "nvidia-container-toolkit-base"
+LOCK_MARK = f"gpunode (role {ROLE})"
+SINCE_UNIT = Version("1.18")
+"""The unit that keeps the CDI specification, and drop-ins of containerd, came with it."""
+RELEASES = {
+    "libnvidia-container": "release o=*nvidia.github.io/libnvidia-container/*",
+    "cuda": "release o=NVIDIA, l=NVIDIA CUDA",
+}
+"""Two repositories have the toolkit, in versions of their own: the one not chosen must not win by its priority."""
+LOOK = Look(
+    paths=(SOURCES, PREFERENCES, YUM, ENV, MEMORY, *DAEMON_LOOK.paths, *CONTAINERD_LOOK.paths),
+    contents=(KEY, RPM_KEY, BEFORE, REFRESH_ENV, *DAEMON_LOOK.contents, *CONTAINERD_LOOK.contents),
+)
+LATE = "--gpus, which Docker offers where it finds the toolkit at its start"
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The container engines of a node that the toolkit serves."""
+
+    docker: InstalledEngine
+    docker_support: EngineSupport
+    podman: EngineSupport
+    containerd: EngineSupport | None
+    """None: containerd only serves Docker."""
+
+    @property
+    def old_cdi(self) -> bool:
+        """One of them cannot read CDI 0.7.0."""
+        engines = {"Docker": self.docker_support, "Podman": self.podman}
+        if self.containerd is not None:
+            engines["containerd"] = self.containerd
+        return bool(engines_before_cdi_07(engines))
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=(f"no-package-manager: the role {ROLE} installs with apt or dnf",))
+    stack = of_context(state.facts, context).stack
+    planned = stack.container_toolkit if stack is not None else None
+    row = {"version": planned.version, "packages": planned.packages} if planned is not None else None
+    request = toolkit_request(str(settings["version"]), state.installed, row)
+    if settings["state"] == "absent":
+        return _absent(state, settings, context, request)
+    if request.version is None:
+        reason = "no stack is resolved for this node"
+        if stack is not None:
+            why = stack.reasons.get("container_toolkit")
+            reason = why.text if why is not None else "the stack has none"
+        note = f"no container toolkit: {reason}; {ROLE}_version: VERSION installs NVIDIA's all the same"
+        return Manifest(role=ROLE, notes=() if settings["version"] == "none" else (note,))
+    if settings["env"] and settings["env"] not in WORKLOADS:
+        return Manifest(
+            role=ROLE, refusals=(f"{ROLE}_env: {settings['env']} is not a workload ({', '.join(WORKLOADS)})",)
+        )
+    return _present(state, settings, context, request)
+
+
+def _present(state: NodeState, settings: Mapping[str, Any], context: Context, request: ToolkitRequest) -> Manifest:
+    docker = docker_of(state)
+    by_cuda = settings["repository"] == "cuda"
+    archive = ArchiveFiles() if by_cuda else archive_files(_archive(state, settings, request), state, context)
+    if archive.questions:
+        return Manifest(role=ROLE, questions=dict(archive.questions))
+    engines = engines_of(state, settings, context)
+    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
+    change = DaemonChange(MergedDaemon())
+    if engines.docker.package is not None:
+        change = _daemon(state, settings, docker, engines, busy)
+    has_unit = _number(request.version) >= SINCE_UNIT
+    refresh = refresh_environment(state.contents.get(REFRESH_ENV), engines.old_cdi)
+    containerd = ContainerdChange()
+    if engines.containerd is not None:
+        containerd = containerd_change(
+            state,
+            drop_in=has_unit,
+            cdi=bool(settings["cdi"]) and engines.containerd.cdi in {"feature", "default"},
+            default_runtime=bool(settings["default_runtime"]),
+            busy_allowed=busy,
+        )
+    stale = stale_specifications(state.facts.cdi_specs, refresh.output) if has_unit else []
+    reason = refresh_reason(state.facts, refresh.output) if has_unit else None
+    there = BASE in state.installed
+    files = [*archive.files, *_apt_files(state, settings, request, by_cuda), *_kept(state, request), *change.files]
+    environment = _environment(state, refresh, has_unit and (there or bool(refresh.text)))
+    files += [*environment, *(ManagedFile(path=path, content=None, phase="after") for path in stale)]
+    files += [*containerd.files, _container_env(state, settings["env"])]
+    units = (
+        UnitState(name="nvidia-cdi-refresh.path", enabled=True, state="started"),
+        UnitState(name="nvidia-cdi-refresh.service", enabled=True),
+    )
+    restarts = {"docker.service": "; ".join(change.restart_reasons)} if change.restart_notes else {}
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY),),
+        packages=_packages(state, settings, request, (*archive.files, *_apt_files(state, settings, request, by_cuda))),
+        units=units if has_unit and there else (),
+        refusals=(*archive.refusals, *change.refusals),
+        notes=change.restart_notes,
+        restarts={**restarts, **containerd.restarts},
+        due_reasons=(*change.due_reasons, *containerd.due_reasons, *([reason] if reason else ())),
+        values={
+            **change.values,
+            "state": "present",
+            "containerd": containerd.values,
+            "can_refresh": has_unit and can_refresh(state),
+            "refresh": bool(reason or stale or _differs(state, environment)),
+            "refresh_reason": reason,
+        },
+    )
+
+
+def engines_of(state: NodeState, settings: Mapping[str, Any], context: Context) -> Engines:
+    """Return the engines that the toolkit serves on this node."""
+    # In check mode what the roles before would have installed.
+    installed = context.planned.installed(state.installed)
+    docker = installed_engine(installed)
+    # One program that does not print its version leaves all of them unknown: then the packages' count.
+    tools: Mapping[str, str | None] = state.facts.tool_versions or {
+        name: installed[package]
+        for package, name in (("containerd", "containerd"), ("containerd.io", "containerd"), ("podman", "podman"))
+        if package in installed
+    }
+    uses = str(settings["containerd"]).lower()
+    others = {"kubelet", "cri-tools", "nerdctl"} & state.installed.keys()
+    wanted = uses == "true" or (uses == "auto" and "containerd" in tools and (docker.package is None or bool(others)))
+    return Engines(
+        docker=docker,
+        docker_support=engine_support(docker.version),
+        podman=engine_support(tools.get("podman"), "podman"),
+        containerd=engine_support(tools.get("containerd"), "containerd") if wanted else None,
+    )
+
+
+def can_refresh(state: NodeState) -> bool:
+    """Return whether the unit can describe the GPUs now.
+
+    With the module of another release in memory the driver cannot be asked; the unit runs at the boot that is required.
+    """
+    node, version = state.facts, state.installed.get(BASE)
+    if node.loaded_driver is None or node.driver_library_version not in (None, node.loaded_driver.version):
+        return False
+    return version is not None and _number(version.rpartition("-")[0] or version) >= SINCE_UNIT
+
+
+def _number(version: str | None) -> Version:
+    try:
+        return Version(version or "0")
+    except InvalidVersion:
+        return Version("0")
+
+
+def _daemon(
+    state: NodeState, settings: Mapping[str, Any], docker: DockerState, engines: Engines, busy: bool
+) -> DaemonChange:
+    text = state.contents.get(KEPT) or state.contents.get(DAEMON)
+    try:
+        present = read_document(text)
+    except ValueError:
+        present = {}
+    keys = toolkit_daemon(
+        engines.docker_support,
+        bool(settings["cdi"]),
+        bool(settings["default_runtime"]),
+        docker.info.cgroup_driver if docker.info else None,
+        present,
+    )
+    late = docker.hook_changed is not None and docker.started is not None and docker.hook_changed > docker.started
+    return daemon_change(state, docker, engines.docker, ROLE, keys, also=[LATE] if late else [], allow_busy=busy)
+
+
+def _archive(state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest) -> Archive:
+    base, own = settings["url"] or request.repository, settings["key"]
+    by_apt = state.apt is not None
+    architecture = state.apt.architecture if state.apt is not None else "$basearch"
+    return Archive(
+        role=ROLE,
+        purpose="NVIDIA's container toolkit",
+        file=SOURCES if by_apt else YUM,
+        key_file=KEY if by_apt else RPM_KEY,
+        uri=f"{base}/stable/{'deb' if by_apt else 'rpm'}/{architecture}",
+        key=own or request.key,
+        fingerprints=() if own else request.fingerprints,
+        # NVIDIA signs the metadata of this repository, not its rpm packages.
+        signed_packages=False,
+    )
+
+
+def _apt_files(
+    state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest, by_cuda: bool
+) -> list[ManagedFile]:
+    """Pins, and sources that go, among them those of nvidia-docker2: they name archives that are gone, and stop apt."""
+    if state.apt is None:
+        gone = [YUM, RPM_KEY] if by_cuda else []
+        return [ManagedFile(path=path, content=None) for path in gone]
+    old = old_toolkit_files([row.model_dump() for row in state.apt.sources])
+    gone = [*old, *([SOURCES, KEY] if by_cuda else [])]
+    return [
+        *(ManagedFile(path=path, content=None) for path in gone),
+        ManagedFile(
+            path=PREFERENCES, content=preferences(request.packages, request.version or "", settings["repository"])
+        ),
+    ]
+
+
+def preferences(packages: tuple[str, ...], version: str, repository: str) -> str:
+    """Return pins that bind the packages to one version and keep every other version of the other repository away."""
+    names = " ".join(packages)
+    text = (
+        f"# Managed by gpunode (role {ROLE}): all packages of the toolkit come in this one version.\n"
+        f"Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
+    )
+    for other, release in RELEASES.items():
+        if other != repository:
+            text += (
+                f"\n# No other version comes from {other}: {repository} is the repository of the toolkit.\n"
+                f"Package: {names}\nPin: {release}\nPin-Priority: -1\n"
+            )
+    return text
+
+
+def _packages(
+    state: NodeState, settings: Mapping[str, Any], request: ToolkitRequest, files: tuple[ManagedFile, ...]
+) -> AptChange | DnfChange:
+    wanted = tuple(f"{name}={request.version}-*" for name in request.packages)
+    old = tuple(name for name in request.replaces if name in state.installed)
+    wait = int(settings["lock_wait_s"])
+    if state.apt is None:
+        return DnfChange(
+            install=wanted,
+            remove=old,
+            lock=lock_lines(state.installed, request.packages),
+            lock_mark=LOCK_MARK,
+            memory=BEFORE,
+            lock_wait_s=wait,
+        )
+    return AptChange(
+        install=wanted,
+        purge=old,
+        hold=request.packages,
+        memory=BEFORE,
+        files={file.path: file.content or "" for file in files},
+        lock_wait_s=wait,
+    )
+
+
+def _kept(state: NodeState, request: ToolkitRequest) -> list[ManagedFile]:
+    """daemon.json is a file of the package nvidia-docker2: purging it removes the file with every key in it."""
+    text = state.contents.get(DAEMON)
+    old = [name for name in request.replaces if name in state.installed]
+    if not old or text is None or state.contents.get(KEPT) is not None:
+        return []
+    return [ManagedFile(path=KEPT, content=text, mode="0600", private=True)]
+
+
+def _environment(state: NodeState, refresh: RefreshEnvironment, wanted: bool) -> list[ManagedFile]:
+    if not wanted or (state.contents.get(REFRESH_ENV) is None and not refresh.text):
+        return []
+    return [ManagedFile(path=REFRESH_ENV, content=refresh.text, phase="after")]
+
+
+def _differs(state: NodeState, files: list[ManagedFile]) -> bool:
+    return any(state.contents.get(file.path) != file.content for file in files)
+
+
+def _container_env(state: NodeState, workload: Workload | Literal[""]) -> ManagedFile:
+    """What a container of the workload should be started with."""
+    if not workload:
+        return ManagedFile(path=ENV, content=None, phase="after")
+    return ManagedFile(path=ENV, content=env_file(tune(state.facts, workload)), phase="after")
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, request: ToolkitRequest) -> Manifest:
+    docker, engine = docker_of(state), installed_engine(state.installed)
+    busy = bool(context.settings_of("preflight")["gpunode_allow_busy"])
+    change = daemon_change(state, docker, engine, ROLE, {}, allow_busy=busy)
+    containerd = containerd_restored(state, busy)
+    serves = engine.package is not None and context.settings_of("docker")["state"] == "present"
+    packages: AptChange | DnfChange | None = None
+    leaving: list[str] = []
+    gone = [SOURCES, KEY, PREFERENCES, YUM, RPM_KEY, ENV, BEFORE]
+    if state.contents.get(BEFORE) is not None:
+        packages, leaving = departures(
+            state, request.packages, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
+        )
+        # The unit that kept it goes: nothing would tell it of the next driver.
+        output = refresh_environment(state.contents.get(REFRESH_ENV), False).output
+        gone += [
+            spec.path
+            for spec in state.facts.cdi_specs or ()
+            if spec.path.replace("/var/run/", "/run/") == output.replace("/var/run/", "/run/")
+        ]
+    return Manifest(
+        role=ROLE,
+        files=(
+            *(file.model_copy(update={"phase": "before"}) for file in (*change.files, *containerd.files)),
+            *(ManagedFile(path=path, content=None, phase="after") for path in gone),
+        ),
+        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        packages=packages,
+        refusals=change.refusals,
+        notes=change.restart_notes if serves else (),
+        restarts=containerd.restarts,
+        due_reasons=(*leaving, *containerd.due_reasons, *(change.due_reasons if serves else ())),
+        values={
+            **change.values,
+            "state": "absent",
+            "restart": change.restart and serves,
+            "reload": change.reload and serves,
+            "containerd": containerd.values,
+        },
+    )
+
+
+__all__ = ["LOOK", "MARKER", "plan"]

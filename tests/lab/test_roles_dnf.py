@@ -1,0 +1,109 @@
+"""cuda, dcgm and nvidia_container_toolkit through a real dnf, on a look-alike of Rocky: installed, repaired, removed.
+
+The tests share a node and run in their order. The packages are the lab's simulations, their names those that were
+recorded; no driver is installed, so that DCGM is enabled and not started.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docker_plays import Roles
+from playbook_runs import Run, Site, yaml_list
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+
+TOOLKIT = {"cuda-toolkit-12-9", "libnccl", "libnccl-devel", "cudnn9-cuda-12"}
+FOUR = {
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+}
+LOCKS = "/etc/dnf/plugins/versionlock.list"
+WISHES = ("-e", '{"cuda_toolkit": ["12.9"], "cuda_nccl": true, "cuda_cudnn": true}')
+STATE = """
+rpm --query --all --queryformat '%{NAME} %{EVR}\\n' | sort
+grep -r . /etc/dnf/plugins/versionlock.list /etc/yum.repos.d /etc/pki/rpm-gpg /etc/profile.d 2>/dev/null || true
+"""
+
+
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
+    lab = Lab(f"roles-dnf-{os.getpid()}")
+    folder: Path = tmp_path_factory.mktemp("plays")
+    try:
+        lab.up(1, "rocky-9", ["l40s-4"])
+        (folder / "repository").mkdir()
+        Roles(Site(lab), folder / "repository", "nvidia_repository").done()
+        yield Roles(Site(lab), folder, "cuda", "dcgm", "nvidia_container_toolkit")
+    finally:
+        lab.down()
+
+
+@pytest.fixture(scope="module")
+def bare(roles: Roles) -> str:
+    return roles.site.sh(STATE)
+
+
+@pytest.fixture(scope="module")
+def announced(roles: Roles, bare: str) -> Run:
+    run = roles.done("--check", *WISHES)
+    assert roles.site.sh(STATE) == bare
+    return run
+
+
+@pytest.fixture(scope="module")
+def installed(roles: Roles, announced: Run) -> Run:
+    return roles.done(*WISHES)
+
+
+def versions(site: Site) -> dict[str, str]:
+    said = site.sh("rpm --query --all --queryformat '%{NAME} %{EVR}\\n'")
+    return dict(line.split() for line in said.splitlines())
+
+
+def test_the_real_run_brings_what_was_announced(roles: Roles, bare: str, announced: Run, installed: Run) -> None:
+    before = dict(line.split() for line in bare.splitlines() if line.count(" ") == 1 and ":" not in line.split()[0])
+    new = {f"{name}={at}" for name, at in versions(roles.site).items() if before.get(name) != at}
+    assert new == yaml_list(announced.output, "install")
+    names = {line.partition("=")[0] for line in new}
+    assert names >= TOOLKIT | FOUR | {"datacenter-gpu-manager-4-core"}
+    assert not [name for name in names if name.startswith(("kmod-", "nvidia-driver"))]
+
+
+def test_everything_is_locked_at_what_came(roles: Roles, installed: Run) -> None:
+    found = versions(roles.site)
+    text = roles.site.sh(f"cat {LOCKS}")
+    for name in (*FOUR, "cuda-toolkit-12-9", "datacenter-gpu-manager-4-core"):
+        at = found[name] if ":" in found[name] else f"0:{found[name]}"
+        assert f"{name}-{at}.*" in text
+    assert "cuda" not in roles.site.sh("dnf --quiet list --upgrades || true")
+
+
+def test_a_second_run_changes_nothing(roles: Roles, installed: Run) -> None:
+    before = roles.site.sh(STATE)
+    run = roles.done(*WISHES)
+    assert run.recap["changed"] == 0, run.changed
+    assert roles.site.sh(STATE) == before
+
+
+def test_what_is_damaged_is_repaired_and_nothing_else(roles: Roles, installed: Run) -> None:
+    before = roles.site.sh(STATE)
+    roles.site.sh(
+        f"sed -i /libnvidia-container1/d {LOCKS}; rpm --erase --nodeps libnccl; echo > /etc/profile.d/gpunode-cuda.sh"
+    )
+    roles.done(*WISHES)
+    assert roles.site.sh(STATE) == before
+
+
+def test_absent_gives_the_node_back(roles: Roles, bare: str, installed: Run) -> None:
+    states = [f"-e{role}_state=absent" for role in ("cuda", "dcgm", "nvidia_container_toolkit")]
+    roles.done(*states)
+    left = versions(roles.site).keys()
+    assert not left & (TOOLKIT | FOUR | {"datacenter-gpu-manager-4-core"})
+    assert "gpunode (role" not in roles.site.sh(f"cat {LOCKS} 2>/dev/null || true")
+    assert roles.done(*states).recap["changed"] == 0

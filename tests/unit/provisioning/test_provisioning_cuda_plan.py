@@ -1,0 +1,160 @@
+"""The plans of the roles cuda and dcgm: bare, settled and damaged nodes, on apt and on dnf, and what goes."""
+
+from typing import Any
+
+import pytest
+from node_samples import after, by_path, contents, context, node, planned
+from test_provisioning_cuda import bare
+
+from gpunode.provisioning import cuda, dcgm
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.state import NodeState
+
+FACTS = bare("2330").model_dump(mode="json")
+LOADED = {"loaded_driver": {"version": "580.95.05", "flavour": "open"}, "gpu_processes": []}
+TOOLKIT = {
+    "cuda-toolkit-12-9": "12.9.1-1",
+    "cuda-toolkit-config-common": "12.9.79-1",
+    "cuda-toolkit-12-config-common": "12.9.79-1",
+    "cuda-toolkit-12-9-config-common": "12.9.79-1",
+}
+DCGM = dict.fromkeys(
+    (f"{dcgm.STEM}{part}" for part in ("-core", "-cuda13", "-proprietary", "-proprietary-cuda13")), "1:4.6.1-1"
+)
+UNIT = {"name": dcgm.UNIT, "load": "loaded", "active": "active", "sub": "running", "enabled": "enabled"}
+NVIDIAS = context(others={"nvidia_driver": {"source": "nvidia", "version": "580.95.05"}})
+
+
+def toolkits(state: NodeState, **settings: Any) -> Manifest:
+    return planned("cuda", state, NVIDIAS, **{"toolkit": ["12.9"], **settings})
+
+
+def with_link(target: str) -> dict[str, Any]:
+    return {cuda.ALTERNATIVE: {"kind": "link", "target": target}}
+
+
+@pytest.mark.parametrize("dnf", [False, True], ids=["apt", "dnf"])
+def test_nothing_is_requested_and_nothing_is_due(dnf: bool) -> None:
+    manifest = planned("cuda", node(dnf=dnf, facts=FACTS if not dnf else None), NVIDIAS)
+    assert (manifest.due_reasons, manifest.packages, manifest.files) == ((), None, ())
+
+
+def test_a_bare_node_gets_toolkits_pins_and_a_default() -> None:
+    manifest = toolkits(node(facts=FACTS), nccl=True)
+    assert isinstance(manifest.packages, AptChange)
+    assert any(entry.startswith("cuda-toolkit-12-9") for entry in manifest.packages.install)
+    assert "cuda-drivers*" in manifest.packages.never
+    assert manifest.packages.files[cuda.PREFERENCES] == contents(manifest)[cuda.PREFERENCES]
+    assert by_path(manifest, cuda.PROFILE).validate_with == ("/bin/sh", "-n", "%s")
+    assert manifest.values["default"] == "/usr/local/cuda-12.9"
+    assert toolkits(node(facts=FACTS), profile=False).files[-1].content is None
+
+
+def test_a_settled_toolkit_has_nothing_due_and_each_damage_has() -> None:
+    held = tuple(TOOLKIT)
+    first = node(TOOLKIT, facts=FACTS, held=held, files=with_link("/usr/local/cuda-12.9"))
+    settled = after(toolkits(first), first)
+    assert toolkits(settled).due_reasons == ()
+    loose = node(TOOLKIT, facts=FACTS, held=held[1:], files=with_link("/usr/local/cuda-12.9"))
+    assert toolkits(after(toolkits(loose), loose)).due_reasons == (f"{held[0]} is not held",)
+    other = settled.model_dump()
+    other["files"][cuda.ALTERNATIVE]["target"] = "/usr/local/cuda-13.0"
+    manifest = toolkits(NodeState.model_validate(other))
+    assert manifest.due_reasons == ("/usr/local/cuda is not /usr/local/cuda-12.9",)
+    assert manifest.values["default"] == "/usr/local/cuda-12.9"
+
+
+def test_a_toolkit_that_the_resolver_refuses_is_refused() -> None:
+    manifest = toolkits(node(facts=FACTS), toolkit=["12.9"], default="13.0")
+    assert manifest.refusals == ("cuda_default 13.0 is not among the requested toolkits (12.9)",)
+
+
+def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
+    facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
+    manifest = toolkits(node(dnf=True, facts=facts))
+    assert isinstance(manifest.packages, DnfChange)
+    assert (manifest.packages.lock, cuda.PREFERENCES in contents(manifest)) == ((), False)
+    there = node({"cuda-toolkit-12-9": "12.9.1-1"}, dnf=True, facts=facts)
+    assert "cuda-toolkit-12-9-0:12.9.1-1.*" in (getattr(toolkits(there).packages, "lock", None) or ())
+
+
+def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
+    assert planned("cuda", node(), state="absent").due_reasons == ()
+    texts = {cuda.BEFORE: "bash\ncuda-toolkit-12-9\n"}
+    manifest = planned("cuda", node(TOOLKIT, texts, held=tuple(TOOLKIT)), state="absent")
+    gone = {reason.split()[0] for reason in manifest.due_reasons if reason.endswith("has to go")}
+    assert gone >= TOOLKIT.keys() - {"cuda-toolkit-12-9"}
+    assert "cuda-toolkit-12-9" not in gone
+
+
+def dcgm_planned(state: NodeState, **settings: Any) -> Manifest:
+    return planned("dcgm", state, NVIDIAS, **settings)
+
+
+def test_dcgm_comes_with_its_pins_and_condition() -> None:
+    manifest = dcgm_planned(node({"datacenter-gpu-manager": "1:3.3.9"}, facts=FACTS))
+    assert isinstance(manifest.packages, AptChange)
+    assert manifest.packages.purge == ("datacenter-gpu-manager",)
+    assert "Pin: version 1:4.*" in (contents(manifest)[dcgm.PREFERENCES] or "")
+    assert manifest.units == ()
+
+
+def test_a_settled_dcgm_has_nothing_due() -> None:
+    first = node(DCGM, facts={**FACTS, **LOADED, "units": [UNIT]}, held=tuple(DCGM))
+    settled = after(dcgm_planned(first), first)
+    manifest = dcgm_planned(settled)
+    assert "Pin: version 1:4.6.1-*" in (contents(manifest)[dcgm.PREFERENCES] or "")
+    assert manifest.due_reasons == ()
+    off = settled.model_copy(
+        update={
+            "facts": settled.facts.model_copy(
+                update={
+                    "units": tuple(
+                        unit.model_copy(update={"enabled": "disabled", "active": "inactive"})
+                        for unit in settled.facts.units or ()
+                    )
+                }
+            )
+        }
+    )
+    assert dcgm_planned(off).due_reasons == (f"{dcgm.UNIT} is not enabled", f"{dcgm.UNIT} does not run")
+
+
+def test_a_new_dcgm_is_restarted_on_an_idle_node_alone() -> None:
+    marker = {dcgm.MARKER: "a new DCGM is installed\n"}
+    idle = node(DCGM, marker, facts={**FACTS, **LOADED, "units": [UNIT]})
+    assert dcgm_planned(idle).units[-1].state == "restarted"
+    process = {"pid": 7, "name": "python3", "type": "C", "user": "anna"}
+    busy = node(DCGM, marker, facts={**FACTS, **LOADED, "units": [UNIT], "gpu_processes": [process]})
+    manifest = dcgm_planned(busy)
+    assert manifest.units[-1].state == "started"
+    assert manifest.restarts == {dcgm.UNIT: "a new DCGM is installed"}
+    assert "python3 (pid 7, anna)" in manifest.notes[0]
+
+
+def test_where_the_driver_goes_dcgm_is_left() -> None:
+    gone = context(others={"nvidia_driver": {"state": "absent"}})
+    assert planned("dcgm", node(DCGM, facts=FACTS), gone) == Manifest(role="dcgm")
+
+
+def test_dcgm_goes_with_everything_of_it() -> None:
+    manifest = planned("dcgm", node(DCGM, {dcgm.BEFORE: "bash\n"}, facts={**FACTS, "units": [UNIT]}), state="absent")
+    assert {reason.split()[0] for reason in manifest.due_reasons} >= {*DCGM, dcgm.UNIT, dcgm.BEFORE}
+    assert planned("dcgm", node(), state="absent").due_reasons == ()
+
+
+def test_dcgm_of_dnf_comes_whatever_its_epoch_is_and_is_locked() -> None:
+    facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
+    manifest = dcgm_planned(node(dnf=True, facts=facts))
+    assert isinstance(manifest.packages, DnfChange)
+    assert {entry.partition("=")[2] for entry in manifest.packages.install} == {"*4.*"}
+    there = dict.fromkeys(DCGM, "4.6.0-1")
+    state = node(there, dnf=True, facts={**facts, "units": [UNIT], **LOADED})
+    packages = dcgm_planned(state).packages
+    assert isinstance(packages, DnfChange)
+    assert f"{dcgm.CORE}-0:4.6.0-1.*" in (packages.lock or ())
+    assert any(reason.startswith("not locked: ") for reason in dcgm_planned(state).due_reasons)
+    assert state.dnf is not None
+    locked = state.dnf.model_copy(update={"locks": packages.lock})
+    settled = after(dcgm_planned(state), state, dnf=locked.model_dump())
+    assert dcgm_planned(settled).due_reasons == ()

@@ -1,0 +1,227 @@
+"""The plan of the role nvidia_container_toolkit: repository, runtime, specification, containerd, migration, removal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_samples import after, by_path, contents, context, file, node, planned
+from test_provisioning_cuda import bare
+from test_provisioning_keys import keys, needs_gpg
+
+from gpunode.provisioning.archives import QUESTION
+from gpunode.provisioning.cdi import NO_GIDS
+from gpunode.provisioning.containerd_change import BEFORE as CONTAINERD_BEFORE
+from gpunode.provisioning.containerd_change import CONFIG, DROP_IN, MARKER, SUMS
+from gpunode.provisioning.docker_daemon import DAEMON, KEPT
+from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.nvidia_container_toolkit import BEFORE, ENV, KEY, PREFERENCES, REFRESH_ENV, SOURCES, YUM
+from gpunode.provisioning.state import NodeState
+
+__all__ = ["keys"]
+FOUR = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+)
+AT = dict.fromkeys(FOUR, "1.20.0-1")
+DOCKER = {"docker.io": "26.1.5+dfsg1-9"}
+RUNS = {
+    "started": 50.0,
+    "info": {"version": "26.1.5+dfsg1", "running": 0, "live_restore": True, "cgroup_driver": "systemd"},
+    "options": ["live-restore", "exec-opt"],
+    "hook_changed": 40.0,
+}
+FACTS = bare("1eb8").model_dump(mode="json")
+SPEC = {
+    "path": "/var/run/cdi/nvidia.yaml",
+    "size_bytes": 9,
+    "cdi_version": "0.7.0",
+    "kind": "nvidia.com/gpu",
+    "devices": ["0", "all"],
+    "driver_versions": ["580.95.05"],
+    "missing": [],
+}
+LOADED = {
+    "loaded_driver": {"version": "580.95.05", "flavour": "open"},
+    "driver_library_version": "580.95.05",
+    "gpu_processes": [],
+    "cdi_specs": [SPEC],
+    "units": [
+        {"name": f"nvidia-cdi-refresh.{kind}", "load": "loaded", "active": "active", "sub": "x", "enabled": "enabled"}
+        for kind in ("path", "service")
+    ],
+}
+NVIDIAS = {"nvidia_driver": {"source": "nvidia", "version": "580.95.05"}}
+
+
+@pytest.fixture
+def site_key(tmp_path: Path, keys: dict[str, tuple[str, str]]) -> str:
+    path = tmp_path / "site.asc"
+    path.write_text(keys["rsa"][1])
+    return str(path)
+
+
+def toolkit(state: NodeState, key: str = "", /, **settings: Any) -> Manifest:
+    run = context(others={**NVIDIAS, **settings.pop("others", {})})
+    return planned("nvidia_container_toolkit", state, run, **{"key": key, "version": "1.20.0", **settings})
+
+
+def test_the_publishers_key_is_asked_for() -> None:
+    manifest = toolkit(node(facts=FACTS))
+    assert manifest.questions[QUESTION].body == {"url": "https://nvidia.github.io/libnvidia-container/gpgkey"}
+
+
+@needs_gpg
+def test_four_packages_at_one_version_with_their_pins(site_key: str) -> None:
+    manifest = toolkit(node(DOCKER, engine=RUNS, facts=FACTS), site_key)
+    assert isinstance(manifest.packages, AptChange)
+    assert set(manifest.packages.install) == {f"{name}=1.20.0-*" for name in FOUR}
+    assert set(manifest.packages.hold) == set(FOUR)
+    assert manifest.packages.files.keys() == {KEY, SOURCES, PREFERENCES}
+    text = contents(manifest)[SOURCES] or ""
+    assert "URIs: https://nvidia.github.io/libnvidia-container/stable/deb/amd64\nSuites: /\nArchitectures" in text
+    assert (contents(manifest)[PREFERENCES] or "").count("Pin-Priority: -1") == 1
+
+
+@needs_gpg
+def test_with_dnf_metadata_is_verified_and_packages_are_locked_at_what_came(site_key: str) -> None:
+    facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
+    manifest = toolkit(node(dnf=True, facts=facts), site_key)
+    assert isinstance(manifest.packages, DnfChange)
+    assert manifest.packages.lock == ()
+    assert {"gpgcheck=0", "repo_gpgcheck=1"} <= set((contents(manifest)[YUM] or "").splitlines())
+    locked = toolkit(node(AT, dnf=True, facts=facts), site_key).packages
+    assert isinstance(locked, DnfChange)
+    assert "libnvidia-container1-0:1.20.0-1.*" in (locked.lock or ())
+
+
+def test_the_cuda_repository_can_be_the_one() -> None:
+    manifest = toolkit(node(facts=FACTS), repository="cuda")
+    assert manifest.questions == {}
+    assert contents(manifest)[SOURCES] is None
+    assert "release o=*nvidia.github.io" in (contents(manifest)[PREFERENCES] or "")
+
+
+def settled(key: str, **settings: Any) -> tuple[NodeState, Manifest]:
+    first = node({**AT, **DOCKER}, {REFRESH_ENV: "# shipped\n"}, engine=RUNS, facts={**FACTS, **LOADED}, held=FOUR)
+    manifest = toolkit(first, key, **settings)
+    return after(manifest, first), manifest
+
+
+@needs_gpg
+def test_a_settled_node_has_nothing_due(site_key: str) -> None:
+    state, first = settled(site_key)
+    assert json.loads(contents(first)[DAEMON] or "") == {
+        "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}},
+        "features": {"cdi": True},
+    }
+    manifest = toolkit(state, site_key)
+    assert manifest.due_reasons == ()
+    assert not manifest.values["refresh"]
+    assert NO_GIDS not in (contents(manifest)[REFRESH_ENV] or "")
+
+
+@needs_gpg
+def test_what_is_damaged_is_due_and_nothing_else(site_key: str) -> None:
+    state, _ = settled(site_key)
+    document = state.model_dump()
+    document["files"][PREFERENCES] = file("# damaged\n")
+    document["apt"]["held"] = FOUR[1:]
+    assert set(toolkit(NodeState.model_validate(document), site_key).due_reasons) == {
+        f"{PREFERENCES} differs",
+        f"{FOUR[0]} is not held",
+    }
+    facts = state.facts.model_dump(mode="json")
+    stale = {**facts, "cdi_specs": [{**SPEC, "driver_versions": ["570.1"]}, {**SPEC, "path": "/etc/cdi/nvidia.yaml"}]}
+    manifest = toolkit(NodeState.model_validate({**state.model_dump(), "facts": stale}), site_key)
+    assert contents(manifest)["/etc/cdi/nvidia.yaml"] is None
+    assert manifest.values["refresh"]
+    assert "made for driver 570.1" in manifest.values["refresh_reason"]
+
+
+@needs_gpg
+def test_an_old_engine_gets_the_runtime_and_a_specification_that_it_reads(site_key: str) -> None:
+    old = {**RUNS, "info": {**RUNS["info"], "version": "20.10.24"}}  # type: ignore[dict-item]
+    state = node({**AT, "docker.io": "20.10.24"}, {REFRESH_ENV: ""}, engine=old, facts={**FACTS, **LOADED})
+    manifest = toolkit(state, site_key)
+    daemon = json.loads(contents(manifest)[DAEMON] or "")
+    assert daemon.keys() == {"runtimes", "exec-opts"}
+    assert NO_GIDS in (contents(manifest)[REFRESH_ENV] or "")
+
+
+@needs_gpg
+def test_a_hook_that_came_after_the_daemon_needs_a_restart(site_key: str) -> None:
+    state, _ = settled(site_key)
+    late = state.model_copy(update={"engine": {**RUNS, "hook_changed": 60.0}})
+    manifest = toolkit(late, site_key)
+    assert manifest.values["restart"]
+    assert any("--gpus" in reason for reason in manifest.due_reasons)
+
+
+@needs_gpg
+def test_containerd_is_registered_where_something_uses_it(site_key: str) -> None:
+    facts = {**FACTS, **LOADED, "tool_versions": {"containerd": "1.7.24", "podman": "5.4.2"}}
+    state = node(AT, {CONFIG: "version = 2 # the site's own\n"}, facts=facts, held=FOUR)
+    manifest = toolkit(state, site_key)
+    values = manifest.values["containerd"]
+    assert values["register"]
+    assert values["restart"]
+    assert values["command"][-2:] == [f"--drop-in-config={DROP_IN}", "--cdi.enabled"]
+    assert "runtimes.runc" in (contents(manifest)[CONFIG] or "")
+    assert by_path(manifest, CONTAINERD_BEFORE).content == "version = 2 # the site's own\n"
+    # As nvidia-ctk and the role leave it.
+    text = (contents(manifest)[CONFIG] or "") + "imports = []\n"
+    here = {CONFIG: file(text), DROP_IN: file("drop-in")}
+    sums = "".join(f"{each['sha256']}  {path}\n" for path, each in here.items())
+    texts = {CONFIG: text, SUMS: f"{values['head']}\n{sums}", CONTAINERD_BEFORE: "x"}
+    done = toolkit(node(AT, texts, files=here, facts=facts, held=FOUR), site_key)
+    assert not done.values["containerd"]["register"]
+    assert not any("containerd" in reason for reason in done.due_reasons if "conf.d" in reason)
+    harmed = {**here, DROP_IN: file("other")}
+    assert toolkit(node(AT, texts, files=harmed, facts=facts, held=FOUR), site_key).values["containerd"]["register"]
+    # A restart that was held back by a process on a GPU is made by a later run.
+    busy = {**facts, "gpu_processes": [{"pid": 7, "name": "python3", "type": "C", "user": "anna"}]}
+    waits = toolkit(node(AT, {**texts, MARKER: "x\n"}, files=here, facts=busy, held=FOUR), site_key)
+    assert "anna" in waits.restarts["containerd.service"]
+    assert toolkit(node(AT, {**texts, MARKER: "x\n"}, files=here, facts=facts, held=FOUR), site_key).values[
+        "containerd"
+    ]["restart"]
+
+
+@needs_gpg
+def test_daemon_json_survives_the_purge_of_the_package_that_owns_it(site_key: str) -> None:
+    text = '{"dns": ["10.1.2.3"]}'
+    old = {**DOCKER, "nvidia-docker2": "2.14.0-1", "nvidia-container-runtime": "3.14.0-1"}
+    manifest = toolkit(node(old, {DAEMON: text}, engine=RUNS, facts=FACTS), site_key)
+    assert isinstance(manifest.packages, AptChange)
+    assert set(manifest.packages.purge) == {"nvidia-docker2", "nvidia-container-runtime"}
+    assert (by_path(manifest, KEPT).content, by_path(manifest, KEPT).phase) == (text, "before")
+    gone = toolkit(node({**DOCKER, **AT}, {KEPT: text}, engine=RUNS, facts={**FACTS, **LOADED}), site_key)
+    assert json.loads(contents(gone)[DAEMON] or "")["dns"] == ["10.1.2.3"]
+    assert contents(gone)[KEPT] is None
+
+
+def test_none_and_a_stack_without_one_change_nothing() -> None:
+    assert toolkit(node(AT, facts=FACTS), version="none") == Manifest(role="nvidia_container_toolkit")
+    # No branch of Debian's archive knows the toolkit that is requested.
+    impossible = {"nvidia_driver": {"source": "debian"}, "cuda": {"toolkit": "13.0"}}
+    manifest = toolkit(node(facts=FACTS), version="keep", others=impossible)
+    assert manifest.due_reasons == ()
+    assert manifest.notes[0].startswith("no container toolkit: ")
+    assert "is not a workload" in toolkit(node(facts=FACTS), env="jax").refusals[0]
+
+
+@needs_gpg
+def test_absent_restores_the_engines(site_key: str) -> None:
+    state, _ = settled(site_key)
+    document = state.model_dump()
+    document["contents"][BEFORE] = "bash\n"
+    document["files"][BEFORE] = file("bash\n")
+    manifest = toolkit(NodeState.model_validate(document), site_key, state="absent")
+    assert contents(manifest)[DAEMON] is None
+    assert contents(manifest)[SPEC["path"]] is None  # type: ignore[index]
+    assert contents(manifest)[ENV] is None
+    assert {f"{name} has to go" for name in FOUR} <= set(manifest.due_reasons)
+    assert toolkit(node(facts=FACTS), site_key, state="absent").due_reasons == ()
