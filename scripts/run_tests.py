@@ -54,6 +54,7 @@ STANDS_ON = {
     ),
     "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
     "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
+    "test_prolog": ("gpunode/checks/", "gpunode/probe/", "contrib/"),
     "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/"),
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),

@@ -18,8 +18,8 @@ from gpunode.cli.seconds import Duration
 
 SCRIPT = Path(__file__).parents[1] / "probe" / "script.py"
 FORMATS = ("console", "json", "slurm")
-OF_BUDGET = 0.8
-"""The share of what is left of the budget that the probe gets; the rest is for judging."""
+OF_PROBE, OF_WAITING = 0.65, 0.9
+"""Shares of the budget: until then the probe asks, and until then its answer is waited for; the rest is for judging."""
 MOST_BYTES = 64 << 20
 
 
@@ -71,7 +71,7 @@ def command(  # noqa: PLR0913
     """
     startup = since_start()
     begun = time.monotonic() - startup
-    look = Look(begun + OF_BUDGET * budget)
+    look = Look(begun + OF_PROBE * budget, begun + OF_WAITING * budget)
     try:
         # Most of the time until a verdict goes into this; the probe looks meanwhile.
         from gpunode.cli.on_node_verdict import Judging, exit_code, written  # noqa: PLC0415
@@ -98,15 +98,20 @@ def since_start() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-class Look:
-    """The probe in a process group of its own, ended at a deadline."""
+def interpreter() -> str:
+    """Return the path of this Python; it does not know its own where it was started without PATH, as prologs are."""
+    return sys.executable or str(Path("/proc/self/exe").readlink())
 
-    def __init__(self, deadline: float) -> None:
+
+class Look:
+    """The probe in a process group of its own: it shall end by ``own``, and is ended at ``deadline``."""
+
+    def __init__(self, own: float, deadline: float) -> None:
         self._deadline = deadline
-        seconds = f"{max(0.1, deadline - time.monotonic()):.3f}"
+        seconds = f"{max(0.1, own - time.monotonic()):.3f}"
         with SCRIPT.open("rb") as script:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-", seconds],
+                [interpreter(), "-I", "-", seconds],
                 stdin=script,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -115,16 +120,15 @@ class Look:
             )
 
     def answer(self) -> bytes:
-        """Return what it printed by its deadline, and a grace for printing; empty where it did not come that far."""
+        """Return what it printed by the deadline; empty where it did not come to its end."""
         stream = self._process.stdout
         if stream is None:
             return b""
-        grace = self._deadline + 0.2
         parts: list[bytes] = []
         size = 0
         with selectors.DefaultSelector() as selector:
             selector.register(stream.fileno(), selectors.EVENT_READ)
-            while size <= MOST_BYTES and selector.select(max(0.0, grace - time.monotonic())):
+            while size <= MOST_BYTES and selector.select(max(0.0, self._deadline - time.monotonic())):
                 part = os.read(stream.fileno(), 1 << 20)
                 if not part:
                     return b"".join(parts)

@@ -58,7 +58,8 @@ class Judging:
     def _node(self, answer: bytes, until: float, seconds: float) -> NodeReport:
         name = os.uname().nodename
         if not answer:
-            return _hung(name, seconds)
+            # It keeps limits of its own: the machine is starved, or something hangs in the kernel. Nobody knows which.
+            return unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
         try:
             bundle = Bundle.from_json(answer, "the probe's answer")
         except UsageError as err:
@@ -68,13 +69,6 @@ class Judging:
         smi_cut = any(run.answers == "smi" and run.ended in ("slow", "not-run") for run in facts.tool_runs or ())
         findings = [within_budget(finding, smi_cut=smi_cut) for finding in found]
         return judged(bundle.host, identify(facts), findings, seconds, self.policy)
-
-
-def _hung(name: str, seconds: float) -> NodeReport:
-    """Return the report on a machine whose probe did not keep its own limits: something hangs in the kernel."""
-    node = unreachable(name, f"the probe did not end within the budget ({seconds:.1f} s)", seconds)
-    findings = tuple(one.model_copy(update={"recommended_state": State.DRAIN}) for one in node.findings)
-    return node.model_copy(update={"findings": findings, "recommended_state": State.DRAIN})
 
 
 def within_budget(finding: Finding, *, smi_cut: bool) -> Finding:

@@ -61,14 +61,15 @@ def _cpu_list(seen: Seen, name: str) -> tuple[int, ...]:
 
 def _cpu_numbers(text: str, path: str) -> tuple[int, ...]:
     """Return the numbers of the kernel's list ``0-3,8``; raise ParseError for anything else."""
-    found: set[int] = set()
+    found: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last < _MOST_CPUS:
+        # The kernel's lists ascend: whatever a node sends, there are no more numbers than processors.
+        if not (found[-1] if found else -1) < first <= last < _MOST_CPUS:
             raise ParseError(f"expected a list of processors in {path}, found '{first_line(text)}'")
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+        found += range(first, last + 1)
+    return tuple(found)
 
 
 def cpu_frequency(seen: Seen) -> CpuFrequency:

@@ -23,13 +23,6 @@ DAEMON = "nvidia-persistenced"
 EXPENDABLE = ["*nvidia*", "cuda-drivers*", "libnvsdm*", "libcuda*"]
 
 
-def package_manager(facts: NodeFacts | Mapping[str, Any]) -> str | None:
-    """The program that manages the node's packages, by the catalog; None for a system that it does not know."""
-    node = node_of(facts)
-    row = load().os_of(node.os.id, node.os.version_id) if node.os else None
-    return row.manager if row else None
-
-
 def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
     """Why dnf cannot be used on the node as it is, one line each; ``dnf`` is what ``dnf_state.py`` printed."""
     if dnf is None:

@@ -11,8 +11,8 @@ from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.printable import printable
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.documents import node_of, stack_of
-from gpunode.stack import PlanHost, Request, Stack, lock_document, picture_from_facts, plan, undetermined
+from gpunode.provisioning.documents import node_of
+from gpunode.stack import PlanHost, Request, Stack, picture_from_facts, plan, undetermined
 from gpunode.stack.model import Conflict, Installed
 from gpunode.stack.plan import PlanGroup
 from gpunode.variables import plain
@@ -174,8 +174,3 @@ def node_plan(
 
 def _document(group: PlanGroup) -> dict[str, Any]:
     return group.model_dump(mode="json", by_alias=True, exclude={"hosts"})
-
-
-def lock(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stack as the variables of a lock file, as ``gpunode plan --write`` writes them."""
-    return lock_document(stack_of(resolved))

@@ -20,7 +20,8 @@ ROLE = "nvidia_driver"
 DAEMON = "nvidia-persistenced.service"
 RUNFILE = "/usr/bin/nvidia-uninstall"
 UNSUPPORTED = "unsupported: the driver is installed through apt or dnf, and the node has neither"
-LOOK = Look(paths=files.ALL, globs=("/boot/initrd.img-*",))
+FOLDERS = tuple(str(PurePosixPath(path).parent) for path in (files.PERSISTENCED, files.MEMORY))
+LOOK = Look(paths=(*files.ALL, *FOLDERS), globs=("/boot/initrd.img-*",))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -250,10 +251,7 @@ def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: 
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in files.ALL),
-        folders=tuple(
-            ManagedFolder(path=str(PurePosixPath(path).parent), state="absent_if_empty", phase="after")
-            for path in (files.PERSISTENCED, files.MEMORY)
-        ),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
         packages=AptChange(
             state="absent",
             purge=tuple(gone["packages"]),

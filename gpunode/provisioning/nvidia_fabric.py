@@ -35,7 +35,8 @@ def drop_in(unit: str) -> str:
 
 
 FILES = (MODULES, *map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)), MEMORY)
-LOOK = Look(paths=(*FILES, IMEX_NODES), contents=(CONFIG,))
+FOLDERS = tuple(str(PurePosixPath(path).parent) for path in FILES if path != MODULES)
+LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG,))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -110,10 +111,14 @@ class Fabric:
         if not self.rows:
             return None
         if self.state.apt is None:
+            # Through dnf the role nvidia_driver brings and locks the closure.
+            free = tuple(self.name(row) for row in self.rows if not row.with_driver)
+            if all(name in self.state.installed for name in (*self.closure, *free)):
+                return None
             return DnfChange(
                 bound=self.closure,
                 constraint=self.driver or self.stack.driver.constraint,
-                free=tuple(self.name(row) for row in self.rows if not row.with_driver),
+                free=free,
                 never=self._foreign,
                 memory=MEMORY,
                 lock_wait_s=self.settings["lock_wait_s"],
@@ -342,11 +347,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in FILES),
-        folders=tuple(
-            ManagedFolder(path=str(PurePosixPath(path).parent), state="absent_if_empty", phase="after")
-            for path in FILES
-            if path != MODULES
-        ),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
         packages=change,
         units=tuple(
             UnitState(name=unit.name, enabled=False, state="stopped")

@@ -29,6 +29,10 @@ FACTS = (
     "gpunode_restart_required",
 )
 """Variables that the roles themselves set."""
+DNF_NOTE = (
+    "through dnf the repository, the driver and its fabric are installed and locked, no more: cuda, dcgm, docker and "
+    "nvidia_container_toolkit are for systems with apt and are not done on this node"
+)
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -64,7 +68,9 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     return Manifest(
         role=ROLE,
         refusals=tuple(dict.fromkeys(refusals)),
-        notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
+        notes=(*_notes(state.facts, stack), *((DNF_NOTE,) if state.dnf is not None else ()))
+        if stack is not None
+        else (),
     )
 
 

@@ -124,6 +124,8 @@ class Confinement:
     read_only: bool = True
     memory: bool = True
     """A limit, where the engine says that it has one."""
+    pids: bool = True
+    """A limit of processes."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """The next one to try after a start that failed; None where the failure has another reason."""
@@ -137,19 +139,22 @@ class Confinement:
         # An engine in a container may lack the part of cgroups that it says it has.
         if self.memory and "cgroup" in text and "memory" in text:
             return replace(self, memory=False)
+        if self.pids and "cgroup" in text and "pids" in text:
+            return replace(self, pids=False)
         # Its Python lies where only root may look.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
         return None
 
 
-def run(engine: Engine, job: Job, output: Output) -> None:
+def run(engine: Engine, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
     """Run the program in a container of its own; what it says goes into ``output``, and no container is left.
 
+    Returns what could be withheld from it; ``known`` is what a run before this one found out.
     Raises LaunchFailure: ``no-python``, ``no-gpu-support``, ``start``, ``time-limit``, ``flood``, ``broke-off`` …
     """
-    trying: Confinement | None = Confinement(user=_user(engine, job))
-    while trying is not None:
+    trying = known or Confinement(user=_user(engine, job))
+    while True:
         container = _create(engine, job, trying)
         try:
             with engine.doing("start", f"starting a container of {job.image.name}"):
@@ -158,11 +163,12 @@ def run(engine: Engine, job: Job, output: Output) -> None:
                 engine.api.start(container)
             _listen(raw_socket(attached), job, engine.deadline, output)
         except LaunchFailure as err:
-            trying = trying.without(err.said) if err.kind == "start" else None
-            if trying is None:
+            less = trying.without(err.said) if err.kind == "start" else None
+            if less is None:
                 raise _plain(err, engine, job) from None
+            trying = less
         else:
-            return
+            return trying
         finally:
             remove(engine, container)
 
@@ -250,6 +256,8 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         device_requests=job.devices.requests,
         runtime="nvidia" if job.devices.how == "nvidia" else None,
     )
+    if not confinement.pids:
+        host["PidsLimit"] = 0  # sent all the same: Podman has a limit of its own where none is named
     # A user without an entry in the image's /etc/passwd has neither name nor home.
     environment = {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode"} if confinement.user else {}  # noqa: S108
     environment |= job.devices.variables

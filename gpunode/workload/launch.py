@@ -11,7 +11,7 @@ from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record, RecordContainer
 from gpunode.workload import container, devices, engine, gpus
 from gpunode.workload.causes import REGENERATE
-from gpunode.workload.container import KIND, Devices, Job, Program
+from gpunode.workload.container import KIND, Confinement, Devices, Job, Program
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
 from gpunode.workload.image import Image, ImageFile, provide
@@ -28,6 +28,8 @@ _STOP_S = 4.0
 _LEAST_S = 8.0
 DEFAULTS_S = 20.0
 """For a container that reads its own limits."""
+_START_S = 60.0
+"""For making and removing it: an engine may copy the image for that."""
 
 # Python reads its own text and the payload by their lengths, and leaves stdin open behind them.
 START = """\
@@ -116,18 +118,21 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         ends = min(deadline, time.monotonic() + wish.run_limit_s)
         limit_s = _limit(ends)
         job = Job(image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node))
-        container.run(replace(found, deadline=ends), job, run.output)
+        began = time.monotonic()
+        confinement = container.run(replace(found, deadline=ends), job, run.output)
+        took_s = time.monotonic() - began
         run.output.judge(limit_s)
-        run.defaults = _defaults(found, image)
+        run.defaults = _defaults(found, image, confinement)
+        _need_all(run.output, took_s, limit_s)
 
 
-def _defaults(found: Engine, image: Image) -> Record:
+def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
     """Return the limits of a container for which none are asked: what a user's plain ``docker run`` gets here."""
     started, output = time.monotonic(), Output()
     job = Job(image, Devices("none"), _sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
     reason = None
     try:
-        container.run(replace(found, deadline=started + DEFAULTS_S + _END_S), job, output)
+        container.run(replace(found, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
         output.judge(DEFAULTS_S)
     except LaunchFailure as err:
         reason = f"the engine's own limits were not seen: {err}"
@@ -186,6 +191,7 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
     if not run.use.all:
         start = f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = {','.join(run.use.uuids)!r}\n{start}"
     # Over SSH it passes a login shell, and csh knows no text of several lines.
+    began = time.monotonic()
     stream = way.python(f"exec({start!r})", program.arguments)
     try:
         container.converse(stream.sock, program.stdin, run.output.stdout, deadline)
@@ -199,6 +205,19 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
         stream.close()
     run.output.judge(limit_s)
     run.defaults = Record(record=DEFAULTS, device="cpu", seconds=0.0, skipped="ran on the host itself, in no container")
+    _need_all(run.output, time.monotonic() - began, limit_s)
+
+
+def _need_all(output: Output, took_s: float, limit_s: float) -> None:
+    """Raise LaunchFailure where the payload came to its end by leaving parts out for lack of time."""
+    names = [str(record["record"]) for record in output.records if record.get("undetermined") is not None]
+    if names and took_s >= limit_s - _STOP_S:
+        parts = f"{len(names)} part{'s' if len(names) > 1 else ''}"
+        raise LaunchFailure(
+            "time-limit",
+            f"{limit_s - _STOP_S:.0f} s were not enough for {parts} of the payload, {names[0]} the first "
+            "(--workload-timeout S)",
+        )
 
 
 def _limit(deadline: float) -> float:
@@ -212,7 +231,7 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
     settings = {
         **wish.settings,
         # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
-        "gpus": {str(gpu["uuid"]): gpu.get("memory_used_mib") for gpu in _handed(run) if gpu.get("uuid")},
+        "gpus": {str(gpu["uuid"]): _in_use_mib(run.node, gpu) for gpu in _handed(run) if gpu.get("uuid")},
         "force": wish.force,
         "user_site": not wish.in_container,
     }
@@ -230,6 +249,15 @@ def _sent(main: str, limit_s: float, *words: str) -> Program:
 def _handed(run: _Run) -> list[dict[str, Any]]:
     gpus = ((run.node.smi.document if run.node.smi else None) or {}).get("gpus", ())
     return [gpu for gpu in gpus if gpu["index"] in run.use.indices]
+
+
+def _in_use_mib(node: NodeFacts, gpu: Mapping[str, Any]) -> int | None:
+    """MiB in use on a GPU; None where that says nothing of who computes: the system keeps its own pages there too."""
+    mode = gpu.get("addressing_mode")
+    if mode == "ATS" or (mode is None and node.architecture == "aarch64"):
+        return None
+    used = gpu.get("memory_used_mib")
+    return int(used) if used is not None else None
 
 
 def _uuids(run: _Run) -> list[str]:

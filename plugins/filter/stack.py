@@ -13,5 +13,5 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Name to function."""
-        found: dict[str, Callable[..., Any]] = registered("node_stack", "stack", "node_plan", "lock")
+        found: dict[str, Callable[..., Any]] = registered("node_stack", "node_plan")
         return found

@@ -42,7 +42,7 @@ try:
     import dnf
     import dnf.module.module_base
 except ImportError:
-    dnf = None  # type: ignore[assignment] # under another Python than the one that dnf belongs to
+    dnf = None  # under another Python than the one that dnf belongs to
 
 
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"

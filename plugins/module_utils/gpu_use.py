@@ -51,12 +51,13 @@ def unit_of(cgroup: str) -> str:
 
 
 def modules(text: str) -> dict[str, tuple[int, list[str]]]:
-    """Return the loaded modules from ``/proc/modules``: name to (number of users, modules among them)."""
+    """Return the loaded modules from what ``lsmod`` prints: name to (number of users, modules among them)."""
     found = {}
     for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 4 and words[2].isdigit():
-            found[words[0]] = (int(words[2]), [one for one in words[3].split(",") if one and one != "-"])
+        name, *numbers = line.split()[:4] or [""]
+        if len(numbers) >= 2 and numbers[0].isdigit() and numbers[1].isdigit():
+            users = numbers[2].split(",") if len(numbers) > 2 else []
+            found[name] = (int(numbers[1]), [one for one in users if one and one != "-"])
     return found
 
 
@@ -71,7 +72,8 @@ def obstacles(loaded: dict[str, tuple[int, list[str]]], found: list[dict[str, An
     lines += [f"{title(one)} holds {one['devices'][0]}" for one in strangers]
     for name in FAMILY:
         count, users = loaded.get(name, (0, []))
-        if count > len(users) and not holding:
+        # Persistence mode counts as users without a process: it ends with the daemon that is to be stopped.
+        if count > len(users) and not holding and not units:
             lines.append(f"module {name} has {count - len(users)} users that are no visible process")
     return lines
 

@@ -90,9 +90,17 @@ from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SI
 PROBE_LIMIT_S = 150
 
 
-def by_dnf() -> bool:
+def by_dnf(root: Path = Path("/")) -> bool:
     """Return whether rpm manages the packages; a dpkg beside it is a tool there, as rpm is one on Debian."""
-    return not Path("/etc/debian_version").exists() and Path("/usr/bin/rpm").exists()
+    if not (root / "usr/bin/rpm").exists():
+        return False
+    try:
+        lines = (root / "etc/os-release").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return not (root / "etc/debian_version").exists()
+    fields = dict(line.split("=", 1) for line in lines if "=" in line)
+    named = {word for key in ("ID", "ID_LIKE") for word in fields.get(key, "").strip("\"'").split()}
+    return not named & {"debian", "ubuntu"}
 
 
 def started(text: str) -> subprocess.Popen[bytes]:

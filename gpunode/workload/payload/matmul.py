@@ -42,7 +42,7 @@ def run(where: str | None) -> dict[str, Any]:
 def signs(torch: Any, rows: int, columns: int) -> Any:
     """A matrix of 1 and -1."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randint(0, 2, (rows, columns), generator=generator).float().mul_(2).sub_(1)
+    return torch.randint(0, 2, (rows, columns), generator=generator, dtype=torch.int8).float().mul_(2).sub_(1)
 
 
 def sparse(torch: Any, size: int) -> Any:

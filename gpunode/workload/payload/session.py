@@ -35,6 +35,7 @@ TESTS = ("versions", "gpus", "frameworks")
 AT_ONCE = 8
 """Devices that are worked on side by side: MIG makes up to 56 of them."""
 HOLD_S = 60.0
+NO_DEVICE = "no GPU that was handed in is there to compute (records versions.nvml and versions.cuda)"
 ON_EACH: tuple[tuple[str, Callable[..., dict[str, Any]], float], ...] = (
     ("frameworks.tensor", tensor.run, 180),
     ("frameworks.amp", amp.run, 180),
@@ -59,6 +60,8 @@ class Session:
         self._folder = folder
         self._devices: list[Device] = []
         self._torch = Outcome(0.0)
+        self._present = False
+        """There are GPUs inside, whether anything may be started on them or not."""
 
     @property
     def _idle(self) -> list[Device]:
@@ -81,6 +84,7 @@ class Session:
                     yield record(each, job, outcome)
         management = looked["versions.nvml"].values
         self._devices = computing(management, looked["versions.cuda"].values, self._settings)
+        self._present = any(outcome.values.get("gpus") for outcome in looked.values())
         with nvml.held(self._clock.left(HOLD_S)) if management.get("gpus") else contextlib.nullcontext(False):
             yield from self._after(wanted)
 
@@ -118,6 +122,8 @@ class Session:
 
     def _kernels(self) -> Iterator[dict[str, Any]]:
         jobs = []
+        if not self._devices:
+            yield record(Task("gpus.kernel", kernel.run), Job(()), Outcome(0.0, skipped=NO_DEVICE))
         for device in self._devices:
             task = Task("gpus.kernel", kernel.run, (device.uuid,), 120)
             job = Job((task,), device.component, device.identity, device.environment)
@@ -162,8 +168,12 @@ class Session:
             for job, task, outcome in run_jobs(pair, 1, self._clock):
                 yield record(task, job, outcome)
             yield from self._together([device for device in idle if device.mig is None], on_gpus=bool(idle))
-        yield from self._node(Task("frameworks.tensorflow", tf.run, (), 300), self._all())
-        yield from self._node(Task("frameworks.dali", dali.run, (), 180), self._all())
+        for task in (Task("frameworks.tensorflow", tf.run, (), 300), Task("frameworks.dali", dali.run, (), 180)):
+            if self._present and not self._idle:
+                # They would take whichever GPU they find.
+                yield record(task, Job(()), Outcome(0.0, skipped=self._none_idle()))
+            else:
+                yield from self._node(task, self._all())
 
     def _no_torch(self, built: bool) -> str | None:
         """Why no part of PyTorch is tried; None where they are."""
@@ -172,11 +182,13 @@ class Session:
         fell = self._torch.undetermined or self._torch.error
         if fell is not None:
             return f"PyTorch did not come to run (record versions.torch): {fell}"
-        if built and self._devices and not self._idle:
+        return self._none_idle() if built and not self._idle else None
+
+    def _none_idle(self) -> str:
+        """Why nothing is started on any GPU."""
+        if self._devices:
             return f"no GPU is idle any more: {self._devices[0].busy}"
-        if built and not self._devices:
-            return "there is no GPU that PyTorch may compute on (records versions.nvml and versions.cuda)"
-        return None
+        return NO_DEVICE
 
     def _together(self, whole: list[Device], *, on_gpus: bool) -> Iterator[dict[str, Any]]:
         """Copies between GPUs, and an all-reduce over all of them; by Gloo on a processor."""

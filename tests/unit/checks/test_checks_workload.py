@@ -11,6 +11,7 @@ from gpunode.checks.wheels import runs_on
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record
 from gpunode.facts.node import LoadedDriver, PciDevice
+from gpunode.facts.workload import JUDGED
 
 T4 = PciDevice.model_validate(
     {
@@ -101,6 +102,16 @@ def test_on_the_host_there_is_no_container_to_judge() -> None:
         assert [one.status for one in answer[check]] == [Status.SKIP]
     (finding,) = found(records[0])["container.runs"]
     assert finding.status is Status.SKIP
+
+
+def test_what_was_not_run_for_lack_of_time_is_an_error_and_no_failure() -> None:
+    said = "not run: the 890 s for all are used up"
+    records = [record(name, undetermined=said) for name in sorted(JUDGED - {"container"})]
+    answer = found(*records, record("container", {"complete": True, "gpus": 1}, error="the payload did not end"))
+    statuses = {check: {one.status for one in findings} for check, findings in answer.items()}
+    assert {check for check, found in statuses.items() if Status.FAIL in found or Status.PASS in found} == set()
+    for check in ("container.shm", "container.memlock", "container.stack", "framework.wheel"):
+        assert statuses[check] == {Status.ERROR}  # the others are skipped, and name the one that reports the cause
 
 
 @pytest.mark.parametrize(
@@ -316,3 +327,24 @@ def test_what_was_not_run_fails_nothing(reason: str) -> None:
     told = [one for check, findings in answer.items() for one in findings if reason in one.message]
     assert {one.check for one in told} == {"container.compute", *(name.replace("works", "work") for name in names[1:])}
     assert {one.status for one in told} == {Status.ERROR}
+
+
+def test_a_simulated_gpu_is_a_skip_for_all_that_computes() -> None:
+    """What the payload records on a node of the lab: libraries that are none, a PyTorch for the processor."""
+    reason = "no GPU that was handed in is there to compute (records versions.nvml and versions.cuda)"
+    records = (
+        record("container", {"complete": True, "gpus": 1, "uuids": ["GPU-0"]}),
+        record("versions.nvml", error=STUB),
+        record("versions.cuda", error=STUB),
+        record("versions.torch", TORCH_CPU, device="cpu"),
+        record("gpus.kernel", device="cpu", skipped=reason),
+        *(record(f"frameworks.{part}", device="cpu") for part in ("tensor", "amp", "matmul", "cudnn", "fp8", "memory")),
+        record("frameworks.p2p", device="cpu", skipped="there are no GPUs to copy between"),
+        record("frameworks.collective", {"backend": "gloo", "ranks": 2, "wrong": 0, "seconds": 0.1}, device="cpu"),
+    )
+    answer = found(*records, simulated=True)
+    judged = {
+        f"framework.{part}" for part in ("tensor", "amp", "matmul", "cudnn", "fp8", "memory", "p2p", "collective")
+    }
+    for check in judged | {"container.gpus", "container.compute"}:
+        assert {finding.status for finding in answer[check]} == {Status.SKIP}, check

@@ -143,6 +143,16 @@ def test_it_judges_this_machine_in_the_published_format(capsys: pytest.CaptureFi
     assert not [one for one in found["findings"] if one["message"].startswith("not run")]
 
 
+def test_it_starts_the_probe_where_python_does_not_know_its_own_path(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prolog is started without PATH."""
+    monkeypatch.setattr(sys, "executable", "")
+    run(["validate", "--on-node", "--budget", "60s", "--format", "json", "--select", "node.reachable"])
+    (found,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert [finding["status"] for finding in found["findings"]] == ["pass"]
+
+
 def test_a_probe_that_hangs_costs_the_budget_and_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +168,7 @@ def test_a_probe_that_hangs_costs_the_budget_and_is_gone(
     assert time.monotonic() - started < 2 + 4
     out = capsys.readouterr().out
     assert code == 3
-    assert out.startswith("drain: node.reachable: the probe did not end within the budget")
+    assert out.startswith("unknown: node.reachable: the probe did not end within the budget")
     assert out.count("\n") == 1
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)

@@ -11,16 +11,17 @@ import pytest
 sys.path += [str(Path(__file__).parents[2] / "contract"), str(Path(__file__).parent)]
 
 from bundles import apply, hgx, stdout
+from jsonschema import Draft202012Validator
 from machines import Document
 
 from gpunode import fleet
 from gpunode.cli import run
+from gpunode.cli.schema import from_file
 from gpunode.probe.bundle import Bundle
 
 LATER = (datetime.now(UTC) + timedelta(days=30)).date().isoformat()
 PAST = "2026-01-31"
 SMI = "nvidia-smi-xml"
-WARM = [stdout(SMI, "<gpu_temp>31 C</gpu_temp>", "<gpu_temp>80 C</gpu_temp>")]
 
 
 def warm() -> Document:
@@ -47,7 +48,9 @@ class Ended:
         return found
 
     def node(self) -> Any:
-        return json.loads(self.out)["nodes"][0]
+        document = json.loads(self.out)
+        Draft202012Validator(json.loads(from_file("report"))).validate(document)
+        return document["nodes"][0]
 
     def findings(self, check: str) -> list[Any]:
         return [finding for finding in self.node()["findings"] if finding["check"] == check]
@@ -98,6 +101,16 @@ def test_one_bundle_by_four_policies(judge: Any) -> None:
     assert {one["observed"] for one in observed.findings("gpu.ecc-corrected")} == {f"known card (until {LATER})"}
     counts = [json.loads(ended.out)["counts"] for ended in (loose, tight, observed)]
     assert [(count["warn"], count["observed"]) for count in counts] == [(0, 0), (1, 0), (0, 8)]
+
+
+def test_what_is_observed_is_marked_on_the_console(judge: Any, tmp_path: Path) -> None:
+    rule = "checks: {gpu.ecc-corrected: {mode: observe, reason: known card, until: " + LATER + "}}\n"
+    out = tmp_path / "out.txt"
+    judge("thresholds: {gpu.ecc-corrected.most: 1000}\n" + rule, "--format", "console", "--output", str(out))
+    text = out.read_text()
+    assert f"observed only, counts for nothing: known card (until {LATER})" in text
+    assert "8 observed only" in text
+    assert text.startswith("PASS")
 
 
 def test_a_policy_may_loosen(judge: Any) -> None:
@@ -171,6 +184,7 @@ def test_limits_are_listed_with_what_a_policy_sets(tmp_path: Path, capsys: pytes
     assert out.count("framework.max-error") == 1
     assert run(["checks", "--format", "json", "--policy", str(path)]) == 0
     document = json.loads(capsys.readouterr().out)
+    Draft202012Validator(json.loads(from_file("checks"))).validate(document)
     (entry,) = [one for one in document["checks"] if one["id"] == "gpu.temperature"]
     assert entry["thresholds"][0]["policy"] == {"hopper": 8}
 

@@ -265,6 +265,7 @@ def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Pa
     path = tmp_path / "hgx.json"
     path.write_text(json.dumps(hgx()))
     says = "gpus: 8\nmodel: H100 SXM\ndriver: '580'\nmig: false\nnics: 4\nnic_rate_gbit_per_s: 400\n"
+    says += "nic_firmware: [28.39.1002, 28.41.1000]\n"
     assert set(Expectation.model_fields) == {line.partition(":")[0] for line in says.splitlines()}
     assert gpunode("validate", "--replay", path, "--expect", expect(says)).code == 0
     for wrong, check in (
@@ -274,6 +275,7 @@ def test_all_that_an_expectation_may_say(gpunode: Any, expect: Any, tmp_path: Pa
         (says.replace("false", "true"), "gpu.mig"),
         (says.replace("nics: 4", "nics: 8"), "rdma.ports"),
         (says.replace("400", "800"), "rdma.ports"),
+        (says.replace("28.39.1002, ", ""), "rdma.firmware"),
     ):
         ended = gpunode("validate", "--replay", path, "--expect", expect(wrong), "--format", "json")
         (node,) = json.loads(ended.out)["nodes"]

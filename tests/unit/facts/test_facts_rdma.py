@@ -76,7 +76,7 @@ def test_processors() -> None:
     sets = gpu_facts_with({}, files | {CPUS + "smt/control": "off\n"}).cpu_sets
     assert sets is not None
     assert (sets.online, len(sets.present), len(sets.possible), sets.smt) == ((0, 1, 2, 4), 8, 16, "off")
-    for bad in ("", "x\n", "5-1\n", "0-99999999\n", "0-99999\n"):
+    for bad in ("", "x\n", "5-1\n", "0-99999999\n", "0-99999\n", "0-9,0-9\n", "0-65535," * 9999):
         assert "cpu_sets" in gpu_facts_with({}, files | {CPUS + "smt/control": None, CPUS + "online": bad}).gaps
 
 

@@ -9,13 +9,14 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gpunode.node.plugins.module_utils import gpu_use
 from ansible_collections.gpunode.node.plugins.modules import driver_exchange
 
-# As a Debian 12 node of the lab with an H100 prints /proc/modules, with another driver's module on top added.
+# As lsmod prints it on a Debian 12 node of the lab with an H100, with another driver's module on top added.
 LOADED = """\
-nvidia_uvm 2076672 0 - Live 0x0000000000000000 (OE)
-nvidia_drm 135168 0 - Live 0x0000000000000000 (OE)
-nvidia_modeset 1826816 1 nvidia_drm, Live 0x0000000000000000 (OE)
-nvidia 14381056 {count} nvidia_uvm,nvidia_modeset,{more} Live 0x0000000000000000 (OE)
-overlay 167936 1 - Live 0x0000000000000000
+Module                  Size  Used by
+nvidia_uvm           2076672  0
+nvidia_drm            135168  0
+nvidia_modeset       1826816  1 nvidia_drm
+nvidia              14381056  {count} nvidia_uvm,nvidia_modeset,{more}
+mlx5_core              20480  0
 """
 DAEMON = "nvidia-persistenced.service"
 
@@ -52,10 +53,13 @@ def test_a_process_of_nobody_who_is_stopped_is_in_the_way(name: str, unit: str) 
 
 
 def test_users_that_nobody_can_see_are_in_the_way() -> None:
-    assert gpu_use.obstacles(loaded(3), [], []) == ["module nvidia has 1 users that are no visible process"]
+    assert gpu_use.obstacles(loaded(10), [], []) == ["module nvidia has 8 users that are no visible process"]
+    assert gpu_use.obstacles(loaded(10), [], [DAEMON]) == [], "persistence mode ends with its daemon"
 
 
-@pytest.mark.parametrize("text", ["", "nvidia", "nvidia x y\n", "nvidia 1 many nvidia_uvm, Live 0x0\n", "\0\0\0\n"])
+@pytest.mark.parametrize(
+    "text", ["", "nvidia", "nvidia x y\n", "nvidia 1 many nvidia_uvm\n", "Module Size Used by\n", "\0\0\0\n"]
+)
 def test_what_is_no_list_of_modules_names_none(text: str) -> None:
     assert gpu_use.modules(text) == {}
 

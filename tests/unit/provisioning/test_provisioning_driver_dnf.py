@@ -76,12 +76,6 @@ def offer(state: dict[str, Any] | None = None, source: str = "nvidia", **setting
 # --- which systems
 
 
-def test_the_catalog_says_which_program_manages_packages() -> None:
-    assert dnf.package_manager(rocky()) == "dnf"
-    assert dnf.package_manager(rocky("10.1")) == "dnf"
-    assert dnf.package_manager(facts_of(BUNDLE)) == "apt"
-
-
 def test_what_keeps_dnf_from_working_is_named() -> None:
     assert dnf.dnf_problems(None) == []
     assert dnf.dnf_problems(DNF) == []

@@ -9,6 +9,7 @@ from plan_samples import planned, state_of
 
 from gpunode.provisioning import driver_files as files
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
+from gpunode.provisioning.roles import LOOKS
 from gpunode.provisioning.state import NodeState
 
 KERNEL = "6.1.0-56-cloud-amd64"
@@ -224,6 +225,11 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare:
     assert found.reboot_reasons == ("module 580.95.05 is loaded, none is installed",)
     clean = {path: {"kind": "absent"} for path in (*files.ALL, *(folder.path for folder in found.folders))}
     assert planned("nvidia_driver", state_of(bare, files=clean), gone).due_reasons == ()
+    looked_at = {path for look in LOOKS.values() for path in look.paths}
+    for role in ("nvidia_driver", "nvidia_fabric"):
+        manifest = planned(role, state_of(bare), gone)
+        own = {file.path for file in manifest.files} | {folder.path for folder in manifest.folders}
+        assert own <= looked_at, "else they are never settled"
 
 
 def test_neither_apt_nor_dnf_is_refused(bare: dict[str, Any]) -> None:

@@ -143,3 +143,9 @@ def test_through_dnf_it_comes_at_the_drivers_release(board: dict[str, Any]) -> N
     assert isinstance(found.packages, DnfChange)
     assert set(found.packages.bound) == set(FABRIC)
     assert found.packages.constraint == "580.95.05"
+
+    rows += [{**package(name, "3:580.95.05-1.el9"), "maintainer": "NVIDIA CORPORATION"} for name in FABRIC]
+    dnf = {"error": None, "installed": {row["name"]: row["version"] for row in rows}}
+    there = planned("nvidia_fabric", state_of({**facts, "packages": rows, "units": [unit(MANAGER)]}, dnf=dnf))
+    assert there.packages is None
+    assert [(one.name, one.enabled, one.state) for one in there.units] == [(MANAGER, True, "started")]

@@ -275,7 +275,7 @@ def recorded(records: list[Record]) -> str:
     words.append(cuda_words or f"cuInit {cuda.values.get('result')}")
     words.append(f"PyTorch {torch.values.get('count')}" if torch.values.get("available") else "PyTorch: none")
     kernels = [record for record in records if record.record == "gpus.kernel"]
-    ends = Counter(end_of(record) for record in kernels)
+    ends = Counter(end_of(record) for record in kernels if record.skipped is None)
     words.append("kernels: " + (", ".join(f"{number} {end}" for end, number in sorted(ends.items())) or "none"))
     if cuda.values.get("forward_compat"):
         words.append(f"forward compatibility by libcuda {cuda.values.get('version')}")

@@ -178,6 +178,14 @@ def test_without_a_framework_its_parts_are_left_out_and_say_so(archive: Path) ->
     assert found["frameworks.tensorflow"]["skipped"] == "TensorFlow is not in the image"
 
 
+def test_without_a_gpu_the_devices_are_one_record_that_says_so(archive: Path) -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has a GPU")
+    (kernel,) = lines(run(str(archive), "--tests", "gpus"))[:-1]
+    assert (kernel["record"], kernel["device"], kernel["error"]) == ("gpus.kernel", "cpu", None)
+    assert kernel["skipped"].startswith("no GPU that was handed in is there")
+
+
 def test_the_same_from_stdin() -> None:
     answer = run("-", "--tests", "versions", program=payload_script().encode())
     *found, end = lines(answer)

@@ -118,6 +118,12 @@ def test_gpus_that_are_not_open_to_all_need_the_images_user() -> None:
     assert not open_to_all(facts(("/dev/nvidia1", "0660")))
 
 
+def test_a_plain_container_is_given_the_engines_own_limits_and_is_confined_all_the_same() -> None:
+    plain, usual = (request(engine(), plain=plain)["host_config"] for plain in (True, False))
+    assert (plain.get("ShmSize"), plain["Ulimits"]) == (None, [])
+    assert {key for key in usual if plain.get(key) != usual[key]} == {"ShmSize", "Ulimits"}
+
+
 def test_the_nvidia_runtime_is_told_its_gpus_by_its_own_variables() -> None:
     of = engine()
     _create(of, replace(job(), devices=Devices("nvidia", ("0", "2"))), Confinement())
@@ -157,4 +163,8 @@ def test_each_restriction_is_given_up_for_its_own_reason_alone() -> None:
     )
     assert unlimited == Confinement(user="65534:65534", memory=False)
     assert not request(engine(), unlimited)["host_config"].get("Memory")
+    # crun, as Podman has it, in a container of its own.
+    without_pids = whole.without("crun: the requested cgroup controller `pids` is not available: OCI runtime error")
+    assert without_pids == Confinement(user="65534:65534", pids=False)
+    assert request(engine(), without_pids)["host_config"]["PidsLimit"] == 0
     assert Confinement(limits=False, user=None, read_only=False).without("rlimit, read-only file system") is None

@@ -1,6 +1,7 @@
 """What a run that did not come to the payload leaves: always one record, that the facts can read."""
 
 import ast
+import importlib
 import json
 import time
 from collections.abc import Iterator
@@ -13,7 +14,10 @@ from test_workload_gpus import TRAINING, node
 
 from gpunode.facts.models.gpu import Smi
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
-from gpunode.workload import LaunchFailure, Wish, failed, launch
+from gpunode.workload import LaunchFailure, Wish, container, failed, launch
+from gpunode.workload.container import Confinement, Job
+from gpunode.workload.image import Image
+from gpunode.workload.output import Output
 
 
 @pytest.fixture
@@ -22,6 +26,9 @@ def way() -> Iterator[FakeWay]:
     yield FakeWay(server)
     server.shutdown()
     server.server_close()
+
+
+launching = importlib.import_module("gpunode.workload.launch")  # the package's own name for it is the function
 
 
 def only(records: list[dict[str, Any]]) -> tuple[Record, ContainerValues]:
@@ -117,6 +124,21 @@ def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, fo
     assert "gpus" in host.arguments[host.arguments.index("--tests") + 1].split(",")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "architecture", "used"),
+    [({}, "x86_64", 7), ({"addressing_mode": "ATS"}, "aarch64", None), ({"addressing_mode": "HMM"}, "aarch64", 7),
+     ({}, "aarch64", None)],
+)  # fmt: skip
+def test_memory_that_the_system_uses_too_is_no_sign_of_a_process(
+    way: FakeWay, gpu: dict[str, Any], architecture: str, used: int | None
+) -> None:
+    host = Host(way.server)
+    document = {"gpus": [{"index": 0, "uuid": "GPU-0", "memory_used_mib": 7, **gpu}]}
+    run(host, node(gpus=1, smi=Smi(document=document), architecture=architecture), in_container=False)
+    settings = json.loads(host.arguments[host.arguments.index("--settings") + 1])
+    assert settings["gpus"] == {"GPU-0": used}
+
+
 def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) -> None:
     def none(_: object) -> str:
         raise LaunchFailure("image", "no image is for it: --image IMAGE")
@@ -129,3 +151,70 @@ def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) ->
 def test_a_run_that_never_came_back_has_its_record_too() -> None:
     record, _ = only(failed(node(simulated=True), "it did not end within 900 s and was given up"))
     assert (record.error, record.simulated) == ("it did not end within 900 s and was given up", True)
+
+
+END = b'{"record": "end", "records": 1}\n{"record": "watchdog", "ended": "exit", "exit_code": 0}\n'
+SMALL = b'{"record": "versions.limits", "values": {"shm_bytes": 67108864, "memlock_bytes": 8388608}}\n' + END
+# A payload that writes the launcher's own records: they are not taken.
+FORGED = b'{"record": "defaults.limits", "values": {"shm_bytes": 8589934592}}\n{"record": "versions.system"}\n' + END
+
+
+@pytest.mark.parametrize(
+    ("said", "values", "undetermined"),
+    [
+        (SMALL, {"shm_bytes": 67108864, "memlock_bytes": 8388608}, False),
+        (END, {}, True),
+        (b"", {}, True),
+        (b'{"record": "versions.limits", "values": 7}\n' + END, {}, False),
+        (LaunchFailure("start", "the engine has enough"), {}, True),
+    ],
+)
+def test_the_engines_own_limits_are_read_in_a_second_container(
+    monkeypatch: pytest.MonkeyPatch, said: bytes | LaunchFailure, values: dict[str, int], undetermined: bool
+) -> None:
+    jobs: list[Job] = []
+
+    def run_one(_: object, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
+        jobs.append(job)
+        if not job.plain:
+            output.stdout(FORGED)
+            return Confinement(limits=False)
+        assert known == Confinement(limits=False)  # what the first run found out is not tried again
+        if isinstance(said, LaunchFailure):
+            raise said
+        output.stdout(said)
+        return known
+
+    monkeypatch.setattr(container, "run", run_one)
+    there = {"GET /images/site/image:1/json": (200, {"Id": "sha256:1"}), "GET /containers/json": (200, [])}
+    server = FakeEngine(answers=dict(there)).start()
+    try:
+        records = run(FakeWay(server), node(gpus=0), named=True)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [job.plain for job in jobs] == [False, True]
+    (own,) = [Record.model_validate(one) for one in records if one["record"] == "defaults.limits"]
+    assert (own.values, own.undetermined is not None) == (values, undetermined)
+    assert records[-1]["record"] == "container"
+    assert (records[-1]["error"], records[-1]["values"]["kind"]) == (None, "done")
+
+
+@pytest.mark.parametrize(
+    ("stop_s", "undetermined", "kind"), [(9999, "x", "time-limit"), (0, "x", "done"), (9999, None, "done")]
+)
+def test_a_payload_that_left_parts_out_for_lack_of_time_did_not_come_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, way: FakeWay, stop_s: float, undetermined: str | None, kind: str
+) -> None:
+    said = json.dumps({"record": "versions.torch", "undetermined": undetermined}).encode() + b"\n" + END
+
+    def run_one(_: object, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
+        output.stdout(SMALL if job.plain else said)
+        return Confinement()
+
+    monkeypatch.setattr(container, "run", run_one)
+    monkeypatch.setattr(launching, "provide", lambda *_: Image("site/image:1", "sha256:1", brought=False))
+    monkeypatch.setattr(launching, "_STOP_S", stop_s)
+    *_, own = run(way, node(gpus=0), named=True)
+    assert own["values"]["kind"] == kind
+    assert ("versions.torch the first" in str(own["error"])) is (kind == "time-limit")

@@ -15,4 +15,15 @@ version = SimpleNamespace(cuda=_CUDA)
 _C = SimpleNamespace(_cuda_getArchFlags=lambda: _FLAGS)
 backends = SimpleNamespace(cudnn=SimpleNamespace(is_available=lambda: True, version=lambda: 91900))
 
-__all__ = ["backends", "cuda", "version"]
+
+def device(name: str) -> SimpleNamespace:
+    """``cuda:0`` as an object with its type."""
+    return SimpleNamespace(type=name.partition(":")[0])
+
+
+def compile(function: object) -> object:  # noqa: A001 - the name that PyTorch has
+    """Compiles nothing."""
+    return function
+
+
+__all__ = ["backends", "compile", "cuda", "device", "version"]

@@ -53,3 +53,9 @@ def get_device_properties(index: int) -> SimpleNamespace:
     library.cuDeviceGetAttribute(ctypes.byref(major), 75, index)
     library.cuDeviceGetAttribute(ctypes.byref(minor), 76, index)
     return SimpleNamespace(name=name.value.decode(), total_memory=size.value, major=major.value, minor=minor.value)
+
+
+def get_device_capability(device: object) -> tuple[int, int]:
+    """Of the one device that this process has."""
+    seen = get_device_properties(0)
+    return seen.major, seen.minor
