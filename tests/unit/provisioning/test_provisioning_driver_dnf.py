@@ -286,3 +286,37 @@ def test_our_locks_are_told_from_those_of_others(tmp_path: Path, monkeypatch: py
     assert state.locks() == (["bash-5.*", "zsh-5.*"], ["nvidia-a-1.*"])
     assert transaction.foreign_locks(str(path), mark, ["zsh-5.*"]) == ["bash-5.*", ""]
     assert transaction.foreign_locks(str(tmp_path / "none"), mark, []) == []
+
+
+def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction = script("dnf_transaction.py", monkeypatch)
+    done: list[str] = []
+
+    class Base:
+        def __enter__(self) -> "Base":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def do_transaction(self) -> None:
+            done.append("changed")
+
+    found = {"install": [{"name": "nvidia-driver-cuda", "version": "1"}], "remove": [], "stream": None}
+    monkeypatch.setattr(transaction, "configured", lambda _question, _folder: Base())
+    monkeypatch.setattr(transaction, "resolved", lambda _base, _question: dict(found))
+    monkeypatch.setattr(transaction, "fetch", lambda _base: done.append("fetched"))
+    monkeypatch.setattr(transaction, "remember", lambda _path, _base: done.append("remembered"))
+    question = {
+        "simulate": False,
+        "lock_wait_s": 1,
+        "limit_s": 60,
+        "locklist": str(tmp_path / "list"),
+        "lock_mark": "x",
+    }
+    with pytest.raises(transaction.RefusedError, match=r"^busy: GPUs are in use by python3 \(pid 9\)"):
+        transaction.carried_out({**question, "gpu_users": lambda: ["python3 (pid 9)"]})
+    assert done == ["fetched"]
+    assert transaction.carried_out({**question, "gpu_users": list})["done"]
+    assert done == ["fetched", "fetched", "remembered", "changed"]
