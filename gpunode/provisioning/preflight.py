@@ -24,11 +24,8 @@ MANAGERS = ("apt", "dnf")
 ARCHITECTURES = ("x86_64", "aarch64")
 NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_free_mib", "gpu_processes")
 """Facts without which nothing can be decided."""
-FACTS = (
-    *("gpunode_node", "gpunode_apt", "gpunode_dnf", "gpunode_plan", "gpunode_apt_planned", "gpunode_reboot_required"),
-    "gpunode_restart_required",
-)
-"""Variables that the roles themselves set."""
+FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
+"""Variables that the roles themselves set, or that a playbook of the user does."""
 DNF_NOTE = (
     "through dnf the repository, the driver and its fabric are installed and locked, no more: cuda, dcgm, docker and "
     "nvidia_container_toolkit are for systems with apt and are not done on this node"
@@ -71,6 +68,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         notes=(*_notes(state.facts, stack), *((DNF_NOTE,) if state.dnf is not None else ()))
         if stack is not None
         else (),
+        values={"manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None},
     )
 
 

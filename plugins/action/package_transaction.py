@@ -26,12 +26,11 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if not self._task.check_mode:
             self.node.forget("state")
             return {**result, **self.call("package_transaction", arguments)}
-        before = planned_of(self.node.read("planned"), self.variable("gpunode_apt_planned"))
+        before = planned_of(self.node.read("planned"))
         mine = {"files": dict(arguments.get("files") or {})}
         arguments |= {"planned": before, "files": {**before["files"], **mine["files"]}}
         answer = self.call("package_transaction", arguments)
         done = {"packages": plain(answer["install"]), "purge": plain(answer["remove"])}
         whole = planned_of(before, mine, done)
         self.node.keep("planned", json.dumps(whole))
-        # Roles that have no plan yet read the fact.
-        return {**result, **answer, "ansible_facts": {"gpunode_apt_planned": whole}}
+        return {**result, **answer}

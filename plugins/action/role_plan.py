@@ -49,7 +49,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if role == GATE:
             self.node.keep("fit", "")
         self.remember_reboot(role, manifest)
-        due = manifest.due or self.context(role).force
+        # What is forced is the change of a role: a node is not rebooted for it.
+        due = manifest.due or (role in SPECIFICATIONS and self.context(role).force)
         if due and self._task.check_mode:
             # Previews of the roles to come count with these files.
             before = self.node.read("planned")

@@ -13,5 +13,5 @@ class FilterModule:
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Name to function."""
-        found: dict[str, Callable[..., Any]] = registered("fabric", "pci_ids", "imex_addresses")
+        found: dict[str, Callable[..., Any]] = registered("fabric", "imex_addresses")
         return found

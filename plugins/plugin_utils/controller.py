@@ -190,7 +190,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
                 known[other] = self.settings(other, extra if other == role else None)
             return known[other]
 
-        planned = planned_of(self.node.read("planned"), self.variable("gpunode_apt_planned"))
+        planned = planned_of(self.node.read("planned"))
         return Context(
             host=self.host,
             settings_of=settings_of,
