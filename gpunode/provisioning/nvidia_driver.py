@@ -34,7 +34,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     found = node_stack.of_context(state.facts, context)
     if found.stack is None or found.problems:
         return Manifest(role=ROLE, refusals=found.problems)
-    refusals = tuple(unserved_fabric(found.stack, context))
+    refusals = tuple(unserved_fabric(found.stack, state.facts, context))
     if refusals:
         return Manifest(role=ROLE, refusals=refusals)
     if state.apt is None:

@@ -211,6 +211,8 @@ def test_a_board_with_nvswitches_is_refused_without_its_fabric_manager(bare: dic
     settings = {"nvidia_driver": GOES, "nvidia_fabric": {"state": "absent"}}
     (line,) = planned("nvidia_driver", state_of(bare), settings).refusals
     assert line.startswith("fabric-manager:")
+    removed = planned("nvidia_driver", state(driven(bare)), {"nvidia_fabric": {"state": "absent"}})
+    assert removed.refusals == (), "beside a driver that is there its owner may remove it"
     one = {**bare, "pci": [row for row in HGX if row["slot"] == "0000:10:00.0"]}
     assert planned("nvidia_driver", state_of(one), settings).refusals == ()
 
