@@ -136,6 +136,8 @@ def xid_verdict(
         message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}{beside}"
         return replace(told, message=message, actions=("open_support_case",))
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
+    if known.cancelled_by and status is Status.PASS:
+        status = Status.WARN  # a state that holds until another Xid ends it
     meaning = known.meaning
     if not known.sure("severity"):
         status = Status.WARN

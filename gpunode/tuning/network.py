@@ -74,7 +74,8 @@ def _is_plain(device: IbDevice) -> bool:
 def _natural(name: str) -> tuple[str, int]:
     """``mlx5_2`` before ``mlx5_10``."""
     stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or 0)
+    # A node may send a name of any length; nine digits are more than it has devices.
+    return stem, int(name[len(stem) :][:9] or 0)
 
 
 def _hca(node: NodeFacts) -> Setting | LeftAlone:

@@ -161,7 +161,8 @@ def main() -> None:
         paths, diff = managed.brought_about(files, folders, pretend=module.check_mode)
     except (RefusedError, OSError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
-    module.exit_json(changed=bool(paths), changed_paths=paths, diff=diff)
+    # With `diff: false` on the task no diff is to be shown.
+    module.exit_json(changed=bool(paths), changed_paths=paths, diff=diff if module._diff else [])
 
 
 if __name__ == "__main__":
