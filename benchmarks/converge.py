@@ -41,7 +41,9 @@ def builtin_tasks() -> list[dict[str, Any]]:
     tasks: list[dict[str, Any]] = [{"file": {"path": FOLDER, "state": "directory", "mode": "0755"}}]
     names = [f"{FOLDER}/{number}.conf" for number in range(10)]
     tasks += [{"copy": {"content": f"setting = {name}\n", "dest": name, "mode": "0644"}} for name in names]
-    tasks += [{"lineinfile": {"path": name, "line": "other = yes"}} for name in names[5:9]]
+    tasks += [
+        {"lineinfile": {"path": f"{FOLDER}/lines{number}", "line": "a = b", "create": True}} for number in range(4)
+    ]
     tasks += [
         {"stat": {"path": path}} for path in ("/etc/passwd", "/etc/ssh/sshd_config", "/etc/fstab", "/boot", "/etc")
     ]
@@ -59,7 +61,7 @@ def builtin_tasks() -> list[dict[str, Any]]:
         {"user": {"name": "root"}},
     ]
     tasks += [{"find": {"paths": "/etc/sudoers.d"}}, {"wait_for": {"port": 22, "timeout": 5}}]
-    tasks += [{"blockinfile": {"path": names[0], "block": "a = 1\nb = 2"}}]
+    tasks += [{"blockinfile": {"path": f"{FOLDER}/block", "block": "a = 1\nb = 2", "create": True}}]
     tasks += [{"replace": {"path": names[1], "regexp": "nothing", "replace": "something"}}]
     return [
         {"name": f"{next(iter(task)).capitalize()} {number}", **{_full(key): value for key, value in task.items()}}
@@ -186,7 +188,7 @@ def table(found: dict[str, list[Cost]]) -> Iterator[str]:
             f"| {min(seconds):.1f} to {max(seconds):.1f} | {sum(cost.changed for cost in costs)} |"
         )
     ratio = statistics.median([site.seconds / own.seconds for site, own in zip(*found.values(), strict=True)])
-    yield f"\nRatio of the medians of the rounds: {ratio:.2f}.\n"
+    yield f"\nMedian of the ratios of the rounds: {ratio:.2f}.\n"
     yield "| role | tasks | module runs | s |"
     yield "|---|---:|---:|---:|"
     for role, (tasks, modules, took) in found["site.yml"][-1].by_role().items():

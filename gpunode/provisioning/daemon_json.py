@@ -132,7 +132,8 @@ def merge_daemon(
         ours[path] = entry
     for path in [path for path in ours if _get(after, path) != ours[path]["value"]]:
         del ours[path]
-    created = bool((memory or {}).get("created", text is None))
+    # The last owner that leaves removes a file that the first one made.
+    created = bool((memory or {}).get("created", text is None or (others or {}).get("created")))
     gone = not after and created
     keys = tuple(".".join(path) for path in _differing(before, after))
     return MergedDaemon(

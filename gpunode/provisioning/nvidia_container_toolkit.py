@@ -39,6 +39,7 @@ KEY = "/etc/apt/keyrings/gpunode-nvidia-container-toolkit.asc"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-container-toolkit.pref"
 YUM = "/etc/yum.repos.d/gpunode-nvidia-container-toolkit.repo"
 RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-container-toolkit"
+DOCKER_MEMORY = "/var/lib/gpunode/docker"
 BEFORE = f"{MEMORY}/packages-before"
 ENV = "/etc/gpunode/container.env"
 REFRESH_ENV = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
@@ -52,7 +53,7 @@ RELEASES = {
 }
 """Two repositories have the toolkit, in versions of their own: the one not chosen must not win by its priority."""
 LOOK = Look(
-    paths=(SOURCES, PREFERENCES, YUM, ENV, MEMORY, *DAEMON_LOOK.paths, *CONTAINERD_LOOK.paths),
+    paths=(SOURCES, PREFERENCES, YUM, ENV, MEMORY, DOCKER_MEMORY, *DAEMON_LOOK.paths, *CONTAINERD_LOOK.paths),
     contents=(KEY, RPM_KEY, BEFORE, REFRESH_ENV, *DAEMON_LOOK.contents, *CONTAINERD_LOOK.contents),
 )
 LATE = "--gpus, which Docker offers where it finds the toolkit at its start"
@@ -340,9 +341,12 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, req
         role=ROLE,
         files=(
             *(file.model_copy(update={"phase": "before"}) for file in (*change.files, *containerd.files)),
-            *(ManagedFile(path=path, content=None, phase="after") for path in gone),
+            *(ManagedFile(path=path, content=None, phase="after", private=path in {KEY, RPM_KEY}) for path in gone),
         ),
-        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        # The memory of daemon.json is beside the role docker's, whose folder may be the last to go.
+        folders=tuple(
+            ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, DOCKER_MEMORY)
+        ),
         packages=packages,
         refusals=change.refusals,
         notes=change.restart_notes if serves else (),

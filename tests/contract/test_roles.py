@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
+ROLES = sorted(path.parents[1] for path in (ROOT / "roles").glob("*/meta/main.yml"))
 OUR_MODULES = re.compile(r"ansible\.builtin\.\w+|gpunode\.node\.\w+")
 TASK_KEYWORDS = {
     "name",

@@ -28,7 +28,7 @@ TABLES = (mutants_driver, mutants_gpu, mutants_links, mutants_host, mutants_work
 FAILING = [mutant for table in TABLES for mutant in table.MUTANTS if mutant.becomes is Status.FAIL]
 SECTIONS = ("architectures", "gpus", "platforms", "xids", "cuda_majors", "forward_compat", "branches", "cudnn", "nccl")
 OBSERVED = {
-    "container.cuda: the image's is above the driver's": "nvidia-smi reports the driver's CUDA",
+    "container.cuda: the image's is above the driver's, and it has no PyTorch": "nvidia-smi reports the driver's CUDA",
     "container.cuda: PyTorch's is above the driver's, and so it finds no GPU": "nvidia-smi reports the driver's CUDA",
     "container.forward-compat: not with this GPU": "CUDA itself refuses",
     "container.toolkit: one of four packages of another version": "the packages differ from each other",

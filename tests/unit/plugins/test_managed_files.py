@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pwd
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,16 @@ def bring(*files: dict[str, Any], folders: tuple[dict[str, Any], ...] = (), pret
     return [str(path) for path in paths]
 
 
+@pytest.fixture
+def strict_umask() -> Iterator[None]:
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("strict_umask")
 def test_a_file_is_made_with_its_folders_and_left_alone_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "x.conf"
-    os.umask(0o077)
     assert bring(file(path, "text\n"), pretend=True) == [str(path)]
     assert not path.parent.exists()
     assert bring(file(path, "text\n")) == [str(path)]

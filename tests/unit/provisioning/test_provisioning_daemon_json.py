@@ -104,6 +104,18 @@ def test_two_roles_share_the_file_and_do_not_fight() -> None:
     assert gone.text == docker.text
 
 
+def test_the_last_of_two_owners_removes_the_file_that_the_first_one_made() -> None:
+    docker = merge_daemon(None, OURS)
+    toolkit = merge_daemon(docker.text, {"features": {"cdi": True}}, None, docker.memory)
+    left = merge_daemon(toolkit.text, {}, docker.memory, toolkit.memory)
+    assert document(left) == {"features": {"cdi": True}}
+    last = merge_daemon(left.text, {}, toolkit.memory)
+    assert (last.text, last.changed) == (None, True)
+    # A key that a user added meanwhile stays, and the file with it.
+    users = merge_daemon('{"dns": ["10.0.0.1"], "features": {"cdi": true}}', {}, toolkit.memory)
+    assert document(users) == {"dns": ["10.0.0.1"]}
+
+
 def test_execution_options_have_owners_of_their_own() -> None:
     text = '{"exec-opts": ["isolation=process"]}'
     answer = merge_daemon(text, {"exec-opts": ["native.cgroupdriver=cgroupfs"]})

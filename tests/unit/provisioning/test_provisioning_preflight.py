@@ -214,7 +214,7 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
 def test_a_typing_error_is_named_with_its_place(facts: dict[str, Any], driver: dict[str, Any], tmp_path: Path) -> None:
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("all:\n  vars:\n    nvidia_driver_flavor: open\n", encoding="utf-8")
-    known = ("nvidia_driver_flavor", "nvidia_driver_state", "gpunode_node", "ansible_user", "docker_users")
+    known = ("nvidia_driver_flavor", "nvidia_driver_state", "gpunode_reboot_required", "ansible_user", "docker_users")
     run = context(variables=known, inventories=(str(inventory),))
     assert planned("preflight", state_of(facts), run, **ROOM).refusals == (
         f"{inventory}:3: nvidia_driver_flavor is no variable of any role, did you mean nvidia_driver_flavour?",

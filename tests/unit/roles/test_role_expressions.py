@@ -74,7 +74,7 @@ def test_every_expression_is_rendered(role: str) -> None:
                     "__nvidia_container_toolkit_containerd": manifest.values.get("containerd"),
                     "__nvidia_container_toolkit_can_refresh": True,
                     "__nvidia_container_toolkit_sums": {"stdout": ""},
-                    f"__{role}_packages": {"changed": True},
+                    f"__{role}_packages": {"changed": True, "install": {"x": "1"}, "remove": []},
                     f"__{role}_files": {"changed": True},
                     "item": {"name": "x", "enabled": True, "state": None, "path": "/x"},
                     "omit": "",
