@@ -87,6 +87,17 @@ def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
     assert "cuda-toolkit-12-9" not in gone
 
 
+def test_absent_with_dnf_removes_what_is_locked_and_new() -> None:
+    texts = {cuda.BEFORE: "bash\ncuda-nvcc-12-9\n"}
+    there = node({"cuda-nvcc-12-9": "12.9.86-1", "cuda-crt-12-9": "12.9.86-1", "cuda-x-12-9": "1-1"}, texts, dnf=True)
+    assert there.dnf is not None
+    locks = ("cuda-nvcc-12-9-0:12.9.86-1.*", "cuda-crt-12-9-0:12.9.86-1.*", "cuda-x-12-9-0:2-1.*")
+    locked = there.model_copy(update={"dnf": there.dnf.model_copy(update={"locks": locks})})
+    manifest = planned("cuda", locked, state="absent")
+    assert isinstance(manifest.packages, DnfChange)
+    assert manifest.packages.remove == ("cuda-crt-12-9",)
+
+
 def dcgm_planned(state: NodeState, **settings: Any) -> Manifest:
     return planned("dcgm", state, NVIDIAS, **settings)
 
