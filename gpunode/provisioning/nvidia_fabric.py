@@ -24,6 +24,8 @@ MODULES = "/etc/modules-load.d/gpunode-nvidia-fabric.conf"
 MEMORY = "/var/lib/gpunode/nvidia_fabric/packages-before"
 CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
+MARKER = "/run/gpunode/fabric-restart"
+"""Names the services whose new settings wait for a restart. It is gone with the next boot, as is the need."""
 COMPONENTS = ("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex")
 _MARK = "# Managed by gpunode (role nvidia_fabric):"
 _OURS = re.compile(r"(nvidia-fabric-?manager|libnvidia-nscq|libnvsdm|nvidia-imex)(-[0-9]+)?|nvlsm")
@@ -36,7 +38,7 @@ def drop_in(unit: str) -> str:
 
 FILES = (MODULES, *map(drop_in, (FABRIC_MANAGER, NVLSM, IMEX)), MEMORY)
 FOLDERS = tuple(str(PurePosixPath(path).parent) for path in FILES if path != MODULES)
-LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG,))
+LOOK = Look(paths=(*FILES, *FOLDERS, IMEX_NODES), contents=(CONFIG, MARKER))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -61,10 +63,16 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         values={
             "absent": False,
             "modprobe": fabric.modprobe,
+            "marker": MARKER,
+            "waits": fabric.restarts,
             "restart": [] if fabric.busy else fabric.restarts,
             "problems": list(fabric.problems),
         },
-        due_reasons=tuple(f"module {name} is not loaded" for name in fabric.modprobe),
+        restarts=dict.fromkeys(fabric.restarts, "its settings changed") if fabric.busy else {},
+        due_reasons=(
+            *(f"module {name} is not loaded" for name in fabric.modprobe),
+            *(f"{name} has to be restarted" for name in fabric.restarts if not fabric.busy),
+        ),
     )
 
 
@@ -265,15 +273,16 @@ class Fabric:
 
     @property
     def restarts(self) -> list[str]:
-        """Running services whose settings change."""
+        """Running services whose settings change, or changed in a run that did not restart them."""
         changed = {CONFIG: FABRIC_MANAGER, IMEX_NODES: IMEX}
+        waiting = (self.state.contents.get(MARKER) or "").split()
         found = []
         for file in self.files:
             there = self.state.files.get(file.path)
             unit = self.state.unit(changed[file.path]) if file.path in changed else None
             text = (file.content or "").encode()
             differs = there is None or there.sha256 != hashlib.sha256(text).hexdigest()
-            if unit is not None and unit.active == "active" and differs and self.runnable:
+            if unit is not None and unit.active == "active" and (differs or unit.name in waiting) and self.runnable:
                 found.append(unit.name)
         return found
 
@@ -346,7 +355,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
         change = DnfChange(state="absent", remove=there, memory=MEMORY, lock_wait_s=settings["lock_wait_s"])
     return Manifest(
         role=ROLE,
-        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in FILES),
+        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in (*FILES, MARKER)),
         folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
         packages=change,
         units=tuple(

@@ -1,5 +1,6 @@
 """What the role nvidia_fabric changes: packages in the driver's version, drop-ins, settings, services."""
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from driver_samples import BUNDLE, HGX, facts_of
 from plan_samples import planned, state_of
 
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
-from gpunode.provisioning.nvidia_fabric import CONFIG, MODULES, drop_in, merged
+from gpunode.provisioning.nvidia_fabric import CONFIG, MARKER, MODULES, drop_in, merged
 from gpunode.provisioning.state import NodeState
 
 MANAGER = "nvidia-fabricmanager.service"
@@ -101,6 +102,24 @@ def test_settings_are_merged_and_restart_an_idle_node(board: dict[str, Any]) -> 
     assert "wait for a restart" in waits.notes[0]
     (line,) = fabric(board, {"manager_config": {"LOG_LEVL": 3}}, **there).refusals
     assert "LOG_LEVL is not in" in line
+
+
+def test_a_restart_that_waited_for_a_busy_node_is_made_by_the_next_run(board: dict[str, Any]) -> None:
+    digest = hashlib.sha256(SETTINGS.encode()).hexdigest()
+    there = {
+        "contents": {CONFIG: SETTINGS, MARKER: f"{MANAGER}\n"},
+        "files": {CONFIG: {"kind": "file", "sha256": digest, "mode": "0644"}},
+    }
+    found = fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **there)
+    assert found.values["restart"] == [MANAGER]
+    assert f"{MANAGER} has to be restarted" in found.due_reasons
+    busy = {**board, "gpu_processes": [{"pid": 1, "name": "python3", "type": "C"}]}
+    waits = fabric(busy, {"manager_config": {"LOG_LEVEL": 4}}, **there)
+    assert (waits.values["restart"], waits.values["waits"]) == ([], [MANAGER])
+    assert waits.restarts == {MANAGER: "its settings changed"}
+    assert f"{MANAGER} has to be restarted" not in waits.due_reasons
+    done = {**there, "contents": {CONFIG: SETTINGS}}
+    assert fabric(board, {"manager_config": {"LOG_LEVEL": 4}}, **done).values["waits"] == []
 
 
 def test_merging_what_is_set_changes_nothing() -> None:
