@@ -78,6 +78,15 @@ def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     assert "cuda-toolkit-12-9-0:12.9.1-1.*" in (getattr(toolkits(there).packages, "lock", None) or ())
 
 
+def test_with_dnf_a_default_is_chosen_only_where_the_packages_registered_one() -> None:
+    facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
+    without = toolkits(node(TOOLKIT, dnf=True, facts=facts))
+    assert (without.values["default"], [note for note in without.notes if cuda.ROOT in note] != []) == (None, True)
+    assert toolkits(node(dnf=True, facts=facts)).notes == ()
+    there = node(TOOLKIT, dnf=True, facts=facts, files=with_link("/usr/local/cuda-13.0"))
+    assert toolkits(there).values["default"] == "/usr/local/cuda-12.9"
+
+
 def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
     assert planned("cuda", node(), state="absent").due_reasons == ()
     texts = {cuda.BEFORE: "bash\ncuda-toolkit-12-9\n"}
