@@ -27,23 +27,58 @@ FOUNDATION = (
     "plugins/",
     "playbooks/",
     "roles/preflight/",
+    "gpunode/provisioning/preflight",
     "molecule/shared/",
     ".config/",
     "requirements.lock",
     "ansible.cfg",
 )
-# Lab tests that are for these folders alone. A file that is not named here runs always.
+# Lab tests that are for paths that begin so alone. A file that is not named here runs always.
 STANDS_ON = {
     "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
     "test_container_faults": ("gpunode/checks/", "gpunode/workload/", "gpunode/tuning/"),
-    "test_container_toolkit": ("roles/docker/", "roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
-    "test_cuda": ("roles/cuda/", "plugins/"),
-    "test_dcgm": ("roles/dcgm/", "plugins/"),
-    "test_docker": ("roles/docker/",),
-    "test_driver_dnf": ("roles/nvidia_driver/", "roles/nvidia_repository/"),
-    "test_driver_matrix": ("roles/nvidia_driver/", "roles/nvidia_repository/", "plugins/"),
-    "test_driver_ubuntu": ("roles/nvidia_driver/", "gpunode/stack/"),
-    "test_fabric": ("roles/nvidia_fabric/", "plugins/", "gpunode/lab/simulator/"),
+    "test_container_toolkit": (
+        "roles/docker/",
+        "roles/nvidia_container_toolkit/",
+        "gpunode/lab/simulator/",
+        "gpunode/provisioning/nvidia_container_toolkit",
+        "gpunode/provisioning/cdi",
+        "gpunode/provisioning/docker",
+    ),
+    "test_cuda": ("roles/cuda/", "plugins/", "gpunode/provisioning/cuda"),
+    "test_dcgm": ("roles/dcgm/", "plugins/", "gpunode/provisioning/dcgm"),
+    "test_docker": (
+        "roles/docker/",
+        "gpunode/provisioning/docker",
+        "gpunode/provisioning/daemon_json",
+        "gpunode/provisioning/engines",
+    ),
+    "test_driver_dnf": (
+        "roles/nvidia_driver/",
+        "roles/nvidia_repository/",
+        "gpunode/provisioning/driver_dnf",
+        "gpunode/provisioning/nvidia_driver_dnf",
+    ),
+    "test_driver_matrix": (
+        "roles/nvidia_driver/",
+        "roles/nvidia_repository/",
+        "plugins/",
+        "gpunode/provisioning/driver",
+        "gpunode/provisioning/nvidia_driver",
+    ),
+    "test_driver_ubuntu": (
+        "roles/nvidia_driver/",
+        "gpunode/stack/",
+        "gpunode/provisioning/driver",
+        "gpunode/provisioning/nvidia_driver",
+    ),
+    "test_fabric": (
+        "roles/nvidia_fabric/",
+        "plugins/",
+        "gpunode/lab/simulator/",
+        "gpunode/provisioning/fabric",
+        "gpunode/provisioning/nvidia_fabric",
+    ),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_matrix": (
@@ -51,12 +86,25 @@ STANDS_ON = {
         "roles/nvidia_repository/",
         "roles/nvidia_fabric/",
         "gpunode/lab/packages/",
+        "gpunode/provisioning/driver",
+        "gpunode/provisioning/nvidia_driver",
     ),
-    "test_podman_containerd": ("roles/nvidia_container_toolkit/", "gpunode/lab/simulator/"),
+    "test_podman_containerd": (
+        "roles/nvidia_container_toolkit/",
+        "gpunode/lab/simulator/",
+        "gpunode/provisioning/nvidia_container_toolkit",
+        "gpunode/provisioning/cdi",
+        "gpunode/provisioning/containerd",
+    ),
     "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
     "test_prolog": ("gpunode/checks/", "gpunode/probe/", "contrib/"),
-    "test_secure_boot": ("roles/nvidia_driver/", "roles/preflight/"),
-    "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/"),
+    "test_secure_boot": (
+        "roles/nvidia_driver/",
+        "roles/preflight/",
+        "gpunode/provisioning/nvidia_driver",
+        "gpunode/provisioning/preflight",
+    ),
+    "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
@@ -196,9 +244,9 @@ def changed() -> list[str] | None:
     return [*tracked.splitlines(), *new.splitlines()] or None
 
 
-def concerned(*folders: str) -> bool:
-    """Whether a change reaches these folders; False where nothing is known of changes."""
-    return any(path.startswith(folders) for path in changed() or ())
+def concerned(*beginnings: str) -> bool:
+    """Whether a path that begins so changed; False where nothing is known of changes."""
+    return any(path.startswith(beginnings) for path in changed() or ())
 
 
 def lab_files(*, everything: bool) -> list[str]:
@@ -217,7 +265,9 @@ def scenarios(*, everything: bool) -> list[str]:
     return [
         name
         for name in names
-        if everything or name == "default" or concerned(f"molecule/{name}/", f"roles/{name}/", *FOUNDATION)
+        if everything
+        or name == "default"
+        or concerned(f"molecule/{name}/", f"roles/{name}/", f"gpunode/provisioning/{name}", *FOUNDATION)
     ]
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
-from gpunode.catalog import load
+from gpunode.catalog import load, origins
 from gpunode.checks import Expectation, Finding, State, Status, identify, judge, registry
 from gpunode.checks.own import load_packages
 from gpunode.checks.policy import NO_POLICY
@@ -36,6 +36,7 @@ class Judging:
     ) -> None:
         self._started = datetime.now(UTC)
         load()
+        origins.table()
         load_packages(registry)
         self.expectation, self.policy = Expectation(), NO_POLICY
         if expect is not None:

@@ -160,8 +160,15 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         )
     link = state.files.get(ALTERNATIVE)
     chosen = default is None or (link is not None and link.target == default.path)
+    # Nobody recorded whether the rpm packages register an alternative: without one there is nothing to choose from.
+    alone = state.apt is None and (link is None or link.kind == "absent")
+    notes: tuple[str, ...] = ()
+    if alone and default is not None and f"cuda-toolkit-{default.series.replace('.', '-')}" in state.installed:
+        notes = (f"the packages registered no alternative for {ROOT}: it is left as it is",)
+    chosen = chosen or alone
     return Manifest(
         role=ROLE,
+        notes=notes,
         files=tuple(files),
         folders=(ManagedFolder(path=MEMORY),),
         packages=_packages(state, settings, stack, found),

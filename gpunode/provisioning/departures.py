@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange
 from gpunode.provisioning.state import NodeState
 
@@ -24,7 +25,7 @@ def departures(  # noqa: PLR0913
     """
     text = state.contents.get(memory)
     before = set((text or "").split())
-    locked = set(state.apt.held) if state.apt is not None else set()
+    locked = set(state.apt.held) if state.apt is not None else _locked(state)
     going = [name for name in state.installed if _fits(name, always)]
     if text is not None:
         going += [name for name in state.installed if name not in before and _fits(name, new)]
@@ -53,6 +54,12 @@ def departures(  # noqa: PLR0913
         ),
         reasons,
     )
+
+
+def _locked(state: NodeState) -> set[str]:
+    """Installed packages that dnf's versionlock keeps at their version."""
+    lines = set(state.dnf.locks) if state.dnf is not None else set()
+    return {name for name in state.installed if lines.intersection(lock_lines(state.installed, (name,)))}
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

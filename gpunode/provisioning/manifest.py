@@ -169,10 +169,14 @@ class Manifest(Part):
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
 
     @property
-    def apt_files(self) -> dict[str, str]:
-        """Files of apt's folders as they will be, and keys that these name; empty text: absent."""
-        known = (one for one in self.files if one.path.startswith("/etc/apt/") and one.encoding == "utf-8")
-        return {one.path: one.content or "" for one in known}
+    def source_files(self) -> dict[str, str]:
+        """Files of apt's folders as they will be, and keys that these name, empty text: absent; dnf's repositories."""
+        return {
+            one.path: one.content or ""
+            for one in self.files
+            if one.encoding == "utf-8"
+            and (one.path.startswith("/etc/apt/") or (one.path.startswith("/etc/yum.repos.d/") and one.content))
+        }
 
     @property
     def due(self) -> bool:

@@ -100,7 +100,7 @@ def _repository_files(state: NodeState, context: Context) -> dict[str, str]:
     """
     settings = context.settings_of(nvidia_repository.ROLE)
     there = judged(nvidia_repository.plan(state, settings, context), state)
-    return {} if there.due or there.questions or there.refusals else there.apt_files
+    return {} if there.due or there.questions or there.refusals else there.source_files
 
 
 def _packages(

@@ -84,7 +84,7 @@ def _asked(state: NodeState, context: Context, *, with_repository: bool) -> tupl
         open_ = {name: question for name, question in one.questions.items() if name not in context.answers}
         if open_ or one.refusals:
             return open_, list(one.refusals), False
-        context = replace(context, planned=context.planned.with_files(one.apt_files))
+        context = replace(context, planned=context.planned.with_files(one.source_files))
     two = nvidia_driver.plan(state, context.settings_of(nvidia_driver.ROLE), context)
     open_ = {name: question for name, question in two.questions.items() if name not in context.answers}
     changes = bool(two.questions) or bool(two.values.get("changes", True)) or bool(two.values.get("runfile"))

@@ -54,7 +54,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if due and self._task.check_mode:
             # Previews of the roles to come count with these files.
             before = self.node.read("planned")
-            self.node.keep("planned", json.dumps(planned_of(before, {"files": manifest.apt_files})))
+            self.node.keep("planned", json.dumps(planned_of(before, {"files": manifest.source_files})))
         elif due:
             # What follows changes the node: the next plan looks again.
             self.node.forget("state")

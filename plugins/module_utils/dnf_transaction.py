@@ -21,6 +21,7 @@ Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input
      "ignore_locks": [lines],             lines of it, of others, that do not count
      "lock": [lines] | null,              our part of it afterwards; empty: none (may be missing: it stays as it is)
      "drop_locks": [lines],               lines of others that go (may be missing)
+     "files": {path: text},               where it is simulated: files of repositories as they will be (may be missing)
      "memory": path | null,               list of the packages that were there before, written once (may be missing)
      "simulate": bool, "lock_wait_s": seconds, "limit_s": seconds}
 
@@ -29,6 +30,7 @@ is replaced), ``stream`` (null: enabled already). ``lacking`` ({name: releases})
 fits has all of bound. An ``error`` is one line that says why nothing was done; with ``"done": false``, what broke off.
 """
 
+import configparser
 import fnmatch
 import functools
 import json
@@ -72,6 +74,19 @@ def foreign_locks(path, mark, ignored):
     return kept
 
 
+def repositories_of(files):
+    """What files that are planned, path to text, say of dnf's repositories. Their keys may not be there yet."""
+    found = []
+    for path, text in sorted(files.items()):
+        if path.startswith("/etc/yum.repos.d/") and isinstance(text, str):
+            parser = configparser.ConfigParser(interpolation=None, strict=False)
+            parser.read_string(text)
+            for name in parser.sections():
+                known = {"url": parser[name].get("baseurl", ""), "proxy": parser[name].get("proxy")}
+                found.append({"id": name, **{key: value for key, value in known.items() if value is not None}})
+    return found
+
+
 def configured(question, folder):
     """A base with the node's own configuration, plugins and repositories, and without our own locks."""
     base = dnf.Base()
@@ -94,11 +109,16 @@ def configured(question, folder):
     for wanted in [
         *([question["repository"]] if question.get("repository") else []),
         *question.get("repositories", []),
+        *(repositories_of(question.get("files") or {}) if question["simulate"] else ()),
     ]:
+        # It replaces the variables in the address.
+        fresh = dnf.repodict.RepoDict().add_new_repo(wanted["id"], base.conf, baseurl=[wanted["url"]], gpgcheck=True)
         if wanted["id"] not in base.repos:
-            base.repos.add_new_repo(wanted["id"], base.conf, baseurl=[wanted["url"]], gpgcheck=True)
+            base.repos.add(fresh)
         ours = base.repos[wanted["id"]]
-        ours.baseurl, ours.proxy = [wanted["url"]], wanted.get("proxy", "")
+        ours.baseurl = fresh.baseurl
+        if "proxy" in wanted:
+            ours.proxy = wanted["proxy"]
         if wanted.get("key"):
             ours.gpgkey = [wanted["key"]]
         # It says what there is now, not what there was when it was last fetched.

@@ -32,6 +32,8 @@ TOOLS = {
 """Tool to the module of this package whose ``main(argv)`` it is, or to ``module:function``."""
 
 COMM_LENGTH = 15
+BYTECODE = "/run/gpunode-lab/bytecode"
+"""Where root's first call leaves what Python compiled, gone with a reboot; nothing is put beside the simulator."""
 
 
 def entry_points() -> dict[str, str]:
@@ -48,7 +50,7 @@ def script(tool: str) -> str:
     return (
         "#!/usr/bin/python3 -IS\n"
         "import sys\n"
-        "sys.dont_write_bytecode = True\n"
+        f'sys.pycache_prefix = "{BYTECODE}"\n'
         'sys.path.insert(0, "/usr/lib/gpunode-lab")\n'
         f'open("/proc/self/comm", "w").write("{tool[:COMM_LENGTH]}")\n'
         f"from simulator.{module} import {function or 'main'} as main\n"

@@ -201,6 +201,22 @@ def test_the_age_of_a_process_is_its_own() -> None:
     assert 0.5 <= float(done.stdout) <= time.monotonic() - started + 0.1
 
 
+def test_no_file_of_the_catalog_is_read_once_the_probe_has_ended() -> None:
+    """They are read while it looks: afterwards every moment is one that the job waits."""
+    code = (
+        "import gpunode.cli.on_node_verdict as verdict, sys, time\n"
+        "judging = verdict.Judging(None, None, (), ())\n"
+        "read = []\n"
+        "sys.addaudithook(lambda event, what: read.append(str(what[0])) if event == 'open' else None)\n"
+        "judging.report(sys.stdin.buffer.read(), until=time.monotonic() + 60, seconds=1.0)\n"
+        "print([path for path in read if 'gpunode' in path])\n"
+    )
+    bundle = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
+    argv = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(argv, check=True, timeout=60, capture_output=True, input=bundle.read_bytes())
+    assert done.stdout == b"[]\n"
+
+
 def test_nothing_that_a_prolog_does_not_need_is_loaded() -> None:
     """Before the probe starts nothing heavy; for the verdict no SSH, no Docker, no Ansible, no rich."""
     code = (

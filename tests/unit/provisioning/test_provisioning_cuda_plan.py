@@ -78,6 +78,15 @@ def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     assert "cuda-toolkit-12-9-0:12.9.1-1.*" in (getattr(toolkits(there).packages, "lock", None) or ())
 
 
+def test_with_dnf_a_default_is_chosen_only_where_the_packages_registered_one() -> None:
+    facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
+    without = toolkits(node(TOOLKIT, dnf=True, facts=facts))
+    assert (without.values["default"], [note for note in without.notes if cuda.ROOT in note] != []) == (None, True)
+    assert toolkits(node(dnf=True, facts=facts)).notes == ()
+    there = node(TOOLKIT, dnf=True, facts=facts, files=with_link("/usr/local/cuda-13.0"))
+    assert toolkits(there).values["default"] == "/usr/local/cuda-12.9"
+
+
 def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
     assert planned("cuda", node(), state="absent").due_reasons == ()
     texts = {cuda.BEFORE: "bash\ncuda-toolkit-12-9\n"}
@@ -85,6 +94,17 @@ def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
     gone = {reason.split()[0] for reason in manifest.due_reasons if reason.endswith("has to go")}
     assert gone >= TOOLKIT.keys() - {"cuda-toolkit-12-9"}
     assert "cuda-toolkit-12-9" not in gone
+
+
+def test_absent_with_dnf_removes_what_is_locked_and_new() -> None:
+    texts = {cuda.BEFORE: "bash\ncuda-nvcc-12-9\n"}
+    there = node({"cuda-nvcc-12-9": "12.9.86-1", "cuda-crt-12-9": "12.9.86-1", "cuda-x-12-9": "1-1"}, texts, dnf=True)
+    assert there.dnf is not None
+    locks = ("cuda-nvcc-12-9-0:12.9.86-1.*", "cuda-crt-12-9-0:12.9.86-1.*", "cuda-x-12-9-0:2-1.*")
+    locked = there.model_copy(update={"dnf": there.dnf.model_copy(update={"locks": locks})})
+    manifest = planned("cuda", locked, state="absent")
+    assert isinstance(manifest.packages, DnfChange)
+    assert manifest.packages.remove == ("cuda-crt-12-9",)
 
 
 def dcgm_planned(state: NodeState, **settings: Any) -> Manifest:

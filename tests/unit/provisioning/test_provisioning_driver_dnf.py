@@ -13,6 +13,7 @@ from driver_samples import BUNDLE, DAY, HGX, WISHES, facts_of
 from gpunode.provisioning import driver_dnf as dnf
 from gpunode.provisioning import node_stack as resolver
 from gpunode.provisioning import rpm_repository as repository
+from gpunode.provisioning.manifest import ManagedFile, Manifest
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
 PATHS = {"repository": "/etc/yum.repos.d/ours.repo", "key": "/etc/pki/ours"}
@@ -286,6 +287,20 @@ def test_our_locks_are_told_from_those_of_others(tmp_path: Path, monkeypatch: py
     assert state.locks() == (["bash-5.*", "zsh-5.*"], ["nvidia-a-1.*"])
     assert transaction.foreign_locks(str(path), mark, ["zsh-5.*"]) == ["bash-5.*", ""]
     assert transaction.foreign_locks(str(tmp_path / "none"), mark, []) == []
+
+
+def test_a_preview_counts_with_repositories_that_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a node without them the roles behind them could not be announced."""
+    text = "# Managed\n[ours]\nname=x\nbaseurl=https://mirror/stable/rpm/$basearch\nproxy=http://proxy:3128\n"
+    files = [
+        ManagedFile(path="/etc/yum.repos.d/ours.repo", content=text),
+        ManagedFile(path="/etc/yum.repos.d/gone.repo", content=None),
+        ManagedFile(path="/etc/profile.d/x.sh", content="[no]\n"),
+    ]
+    planned = Manifest(role="nvidia_repository", files=tuple(files)).source_files
+    assert script("dnf_transaction.py", monkeypatch).repositories_of(planned) == [
+        {"id": "ours", "url": "https://mirror/stable/rpm/$basearch", "proxy": "http://proxy:3128"}
+    ]
 
 
 def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_changes(
