@@ -211,7 +211,7 @@ def lint() -> Tally:
 
 
 def unit() -> Tally:
-    return pytest_tier("tests/unit", "tests/property", "tests/captures", "-q", limit_s=1800)
+    return pytest_tier("tests/unit", "tests/property", "tests/captures", "-q", limit_s=2700)
 
 
 def contract() -> Tally:

@@ -49,7 +49,7 @@ MOST_BYTES = 64 << 20
 @click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
 @click.option("--strict", is_flag=True, help="Exit 1 on a warning too.")
 @click.option("-v", "--verbose", is_flag=True, help="Show what passed, what was skipped, and the time that it took.")
-def command(  # noqa: PLR0913
+def validate_on_node(  # noqa: PLR0913
     *,
     on_node: bool,  # noqa: ARG001
     budget: float,

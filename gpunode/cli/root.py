@@ -38,9 +38,9 @@ class Verbs(click.Group):
             raise UsageError(unknown("verb", args[0], VERBS))
         if args[:1] == ["validate"] and ON_NODE in args:
             # A scheduler's prolog waits for it: nothing that it does not need is loaded.
-            from gpunode.cli.on_node import command  # noqa: PLC0415
+            from gpunode.cli.on_node import validate_on_node  # noqa: PLC0415
 
-            return "validate", command, args[1:]
+            return "validate", validate_on_node, args[1:]
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

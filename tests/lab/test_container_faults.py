@@ -21,7 +21,8 @@ from gpunode.lab.workload_image import REPOSITORY, write_workload_image
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(3000)]
 
 TOOLKIT = "deb [signed-by=/etc/apt/keyrings/toolkit.asc] http://vendor/libnvidia-container/stable/deb/amd64 /"
-PACKAGES = ("linux-headers-cloud-amd64", "nvidia-open-580", "docker.io", "nvidia-container-toolkit")
+PIN = "nvidia-driver-pinning-580"
+PACKAGES = ("linux-headers-cloud-amd64", "nvidia-open", "docker.io", "nvidia-container-toolkit")
 Verdicts = Mapping[str, str]
 BAD = ("warn", "fail", "error")
 
@@ -101,6 +102,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         shell.trust("debian12")
         shell.fetch("http://vendor/libnvidia-container/gpgkey", "/etc/apt/keyrings/toolkit.asc")
         shell.do(f"echo '{TOOLKIT}' > /etc/apt/sources.list.d/toolkit.list && apt-get --quiet update", 900)
+        shell.do(f"apt-get --yes install {PIN}")
         shell.do(f"apt-get --yes --no-install-recommends install {' '.join(PACKAGES)}", 1500)
         shell.do("modprobe nvidia && modprobe nvidia-uvm")
         shell.do("nvidia-ctk runtime configure --runtime=docker && systemctl restart docker")

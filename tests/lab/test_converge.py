@@ -29,7 +29,8 @@ GONE="docker.io containerd runc datacenter-gpu-manager* nvidia-container-toolkit
 set -f
 apt-get purge -y -q --allow-change-held-packages $GONE >/dev/null
 set +f
-rm -f /etc/apt/sources.list.d/gpunode-* /etc/apt/preferences.d/gpunode-* /etc/docker/daemon.json
+find /etc/apt/*.list.d /etc/apt/preferences.d -name 'gpunode-*' ! -name '*driver*' ! -name 'gpunode-cuda*' -delete
+rm -f /etc/docker/daemon.json
 """
 USABLE = """
 test ! -e /usr/sbin/policy-rc.d
@@ -39,7 +40,8 @@ apt-get check -qq
 systemctl is-active --quiet ssh
 test -z "$(find /etc /var/lib/gpunode -name '*.gpunode' -o -name '*.new')"
 """
-ON_NODE = "pkill -KILL -f AnsiballZ_; pkill -KILL -x apt-get; pkill -KILL -x dpkg; true"
+# With pipelining a module is a Python that reads its program; not this shell itself, whose words name it.
+ON_NODE = "pkill -KILL -f '^/usr/bin/python3 *$'; pkill -KILL -x apt-get; pkill -KILL -x dpkg; true"
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,11 @@ def test_the_inventory_checks_host_keys(state: State) -> None:
     state.prepare()
     state.write(NODES)
     group = yaml.safe_load(state.inventory.read_text())["gpu_nodes"]
-    own_archive = {"nvidia_driver_source": "debian", "nvidia_container_toolkit_version": "none"}
+    own_archive = {
+        "nvidia_driver_source": "debian",
+        "nvidia_container_toolkit_version": "none",
+        "preflight_require_gpu": False,
+    }
     assert group["hosts"] == {
         "deb12-1": {"ansible_host": "127.0.0.1", "ansible_port": 22000, **own_archive},
         "deb13-1": {"ansible_host": "127.0.0.1", "ansible_port": 22001, **own_archive},

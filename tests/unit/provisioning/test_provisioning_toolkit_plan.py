@@ -225,3 +225,12 @@ def test_absent_restores_the_engines(site_key: str) -> None:
     assert contents(manifest)[ENV] is None
     assert {f"{name} has to go" for name in FOUR} <= set(manifest.due_reasons)
     assert toolkit(node(facts=FACTS), site_key, state="absent").due_reasons == ()
+
+
+@needs_gpg
+def test_absent_removes_a_specification_that_the_probe_could_not_read(site_key: str) -> None:
+    state = node(
+        {**AT, **DOCKER}, {BEFORE: "bash\n"}, engine=RUNS, facts={**FACTS, **LOADED, "cdi_specs": []}, held=FOUR
+    )
+    manifest = toolkit(state, site_key, state="absent")
+    assert contents(manifest)[SPEC["path"]] is None  # type: ignore[index]
