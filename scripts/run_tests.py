@@ -204,7 +204,14 @@ def lint() -> Tally:
             "ruff format": [BIN / "ruff", "format", "--check", "."],
             "mypy": [BIN / "mypy"],
             "yamllint": [BIN / "yamllint", "--strict", "."],
-            "ansible-lint": [BIN / "ansible-lint", "--strict", "--offline"],
+            # Its syntax check knows no inventory, so that no group would match.
+            "ansible-lint": [
+                "env",
+                "ANSIBLE_HOST_PATTERN_MISMATCH=ignore",
+                BIN / "ansible-lint",
+                "--strict",
+                "--offline",
+            ],
         },
         limit_s=600,
     )

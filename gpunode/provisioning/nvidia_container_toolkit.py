@@ -330,7 +330,8 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, req
         packages, leaving = departures(
             state, request.packages, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
         )
-        # The unit that kept it goes: nothing would tell it of the next driver. A damaged one is not among the facts.
+        # The unit that kept it goes: nothing would tell it of the next driver. One in
+        # another folder, or that could not be read, is not among the facts.
         gone.append(refresh_environment(state.contents.get(REFRESH_ENV), False).output)
     return Manifest(
         role=ROLE,

@@ -12,7 +12,8 @@ from gpunode.lab import Lab
 ROOT = Path(__file__).resolve().parents[2]
 
 # Hash and target of everything in /etc, all packages with their selections, all units with their states. Left out is
-# what comes and goes by itself: units that live as long as a login, and services that D-Bus starts for one question.
+# what comes and goes by itself: units that live as long as a login, services that D-Bus starts for one question, and
+# what a timer starts.
 SNAPSHOT = r"""
 cd /
 find etc -xdev -type f -print0 | sort -z | xargs -0 sha256sum
@@ -24,7 +25,8 @@ echo ---
 { systemctl list-unit-files --no-legend --no-pager
   systemctl list-units --all --plain --no-legend --no-pager | awk '{print $1, $2, $3, $4}'
 } | grep -v -e ' not-found ' |
-  grep -v -E -e '^(session-|(run-)?user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' | sort
+  grep -v -E -e '^(session-|(run-)?user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' \
+    -e '^systemd-tmpfiles-clean' | sort
 """
 
 
