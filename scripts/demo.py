@@ -17,14 +17,17 @@ FAULT = (BROKEN, "gpu2", "pcie-narrow")
 FOUND_BY = "link.pcie-width"
 """The check that the fault turns, and no other."""
 WRONG = {"fail", "error"}
-# What may be skipped, for want of something to look at: containers have no sensors and no clock of their own …
+# What may be skipped, for want of something to look at: containers have no sensors, no BMC, no clock and no journal of
+# earlier boots of their own …
 OF_A_CONTAINER = {
     *("driver.signed", "host.acs", "host.cpu-governor", "host.iommu", "host.memory-errors", "host.nvme", "host.time"),
+    *("bmc.events", "bmc.fans", "bmc.power-supplies", "gpu.xid-earlier", "host.numa-nodes", "rdma.mtu"),
 }
-# … and cards without NVLink and NVSwitches have none to judge.
+# … and cards without NVLink, NVSwitches and RDMA have none to judge.
 OF_CARDS = {
     *("fabric.manager", "fabric.manager-version", "fabric.state", "gpu.mig", "nvswitch.sxid", "rdma.errors"),
     *("nvlink.count", "nvlink.errors", "nvlink.speed", "nvlink.state", "rdma.ports"),
+    *("rdma.adapters", "rdma.devices", "rdma.firmware", "rdma.flaps", "rdma.peers"),
 }
 MAY_BE_SKIPPED = {
     "hgx-h100-8-1": OF_A_CONTAINER | {"gpu.retired-pages"},

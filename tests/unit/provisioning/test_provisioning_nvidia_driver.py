@@ -227,7 +227,7 @@ def test_absent_removes_everything_and_a_removed_driver_leaves_nothing_due(bare:
     assert found.reboot_reasons == ("module 580.95.05 is loaded, none is installed",)
     clean = {path: {"kind": "absent"} for path in (*files.ALL, *(folder.path for folder in found.folders))}
     assert planned("nvidia_driver", state_of(bare, files=clean), gone).due_reasons == ()
-    looked_at = {path for look in LOOKS.values() for path in look.paths}
+    looked_at = {path for look in LOOKS.values() for path in (*look.paths, *look.contents)}
     for role in ("nvidia_driver", "nvidia_fabric"):
         manifest = planned(role, state_of(bare), gone)
         own = {file.path for file in manifest.files} | {folder.path for folder in manifest.folders}
