@@ -185,7 +185,12 @@ def _packages(
     install, wait = tuple(found.install), int(settings["lock_wait_s"])
     if state.apt is None:
         # The configuration of a major comes with its toolkits; what came is locked.
-        own = tuple(entry for entry in install if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None)
+        # A stack's version for rpm is without the release that dnf compares too.
+        own = tuple(
+            re.sub(r"(=[^-*]+)$", r"\1-*", entry)
+            for entry in install
+            if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None
+        )
         return DnfChange(
             install=own,
             never=never,

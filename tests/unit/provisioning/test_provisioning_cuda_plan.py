@@ -83,6 +83,14 @@ def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     assert "cuda-toolkit-12-9-0:12.9.1-1.*" in (getattr(toolkits(there).packages, "lock", None) or ())
 
 
+def test_with_dnf_an_exact_version_comes_in_any_release() -> None:
+    facts = {key: FACTS[key] for key in ("packages", "module_files", "dkms", "loaded_driver")}
+    pascal = bare("15f8").model_dump(mode="json")["pci"]
+    manifest = toolkits(node(dnf=True, facts={**facts, "pci": pascal}), cudnn=True)
+    assert isinstance(manifest.packages, DnfChange)
+    assert "cudnn9-cuda-12=9.10.2.21-*" in manifest.packages.install
+
+
 def test_with_dnf_a_default_is_chosen_only_where_the_packages_registered_one() -> None:
     facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
     without = toolkits(node(TOOLKIT, dnf=True, facts=facts))
