@@ -358,7 +358,8 @@ def _any_point(stack: Stack, pattern: str) -> str:
     row = next((each for each in load().cudnn.values() if each.latest == version), None)
     if version is None or row is None or row.until is not None:
         return pattern
-    return pattern.replace(version, f"{version.partition('.')[0]}.*", 1)
+    # apt takes a star at the end for any text, and another one before it for itself.
+    return f"{version.partition('.')[0]}.*"
 
 
 def _library(stack: Stack, component: str, installed: Mapping[str, str], found: ToolkitPackages) -> None:
