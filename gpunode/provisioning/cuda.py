@@ -139,7 +139,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         stack,
         versions,
         state.installed,
-        default=str(settings["default"] or ""),
+        # Of no toolkits none is the default one.
+        default=str(settings["default"] or "") if versions else "",
         cudnn=bool(settings["cudnn"]),
         nccl=bool(settings["nccl"]),
     )
@@ -184,7 +185,12 @@ def _packages(
     install, wait = tuple(found.install), int(settings["lock_wait_s"])
     if state.apt is None:
         # The configuration of a major comes with its toolkits; what came is locked.
-        own = tuple(entry for entry in install if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None)
+        # A stack's version for rpm is without the release that dnf compares too.
+        own = tuple(
+            re.sub(r"(=[^-*]+)$", r"\1-*", entry)
+            for entry in install
+            if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None
+        )
         return DnfChange(
             install=own,
             never=never,
@@ -343,6 +349,19 @@ def _toolkits(answers: Mapping[str, Stack], installed: Mapping[str, str], found:
         found.pins.append(VersionPin((name,), f"{series}.*"))
 
 
+def _any_point(stack: Stack, pattern: str) -> str:
+    """The pattern of cuDNN for every release of its major, where the catalog knows no last one that fits.
+
+    Which releases a repository has the catalog cannot know; the newest of them comes.
+    """
+    version = stack.cudnn.version if stack.cudnn is not None else None
+    row = next((each for each in load().cudnn.values() if each.latest == version), None)
+    if version is None or row is None or row.until is not None:
+        return pattern
+    # apt takes a star at the end for any text, and another one before it for itself.
+    return f"{version.partition('.')[0]}.*"
+
+
 def _library(stack: Stack, component: str, installed: Mapping[str, str], found: ToolkitPackages) -> None:
     """cuDNN or NCCL; one that is installed and of the same build keeps its version."""
     packages = [package for package in stack.packages if package.component == component]
@@ -351,6 +370,8 @@ def _library(stack: Stack, component: str, installed: Mapping[str, str], found: 
         return
     for package in packages:
         pattern = package.version or "*"
+        if component == "cudnn":
+            pattern = _any_point(stack, pattern)
         build = re.search(r"\+cuda[0-9.]+$", pattern)
         kept = installed.get(package.name)
         if kept is not None and (build is None or fnmatchcase(kept, f"*{build[0]}")):

@@ -129,7 +129,7 @@ def test_what_is_damaged_is_repaired_and_nothing_else(cuda: Cuda, installed: Run
         "apt-get install -y -q --allow-change-held-packages cuda-toolkit-config-common;"
         "update-alternatives --set cuda /usr/local/cuda-13.0"
     )
-    assert versions(cuda.site)["cuda-toolkit-config-common"].startswith("13.2.")
+    assert versions(cuda.site)["cuda-toolkit-config-common"].startswith("13.3.")
     for path in OWN_FILES:
         cuda.site.sh(f"echo '# damaged' > {path}")
     announced = cuda.done("--check")

@@ -24,7 +24,11 @@ FOUR = {
     "libnvidia-container1",
 }
 LOCKS = "/etc/dnf/plugins/versionlock.list"
-WISHES = ("-e", '{"cuda_toolkit": ["12.9"], "cuda_nccl": true, "cuda_cudnn": true}')
+# The container toolkit in the newest release that the lab's rpm repository has.
+WISHES = (
+    *("-e", '{"cuda_toolkit": ["12.9"], "cuda_nccl": true, "cuda_cudnn": true}'),
+    *("-e", "nvidia_container_toolkit_version=1.20.0"),
+)
 STATE = """
 rpm --query --all --queryformat '%{NAME} %{EVR}\\n' | sort
 grep -r . /etc/dnf/plugins/versionlock.list /etc/yum.repos.d /etc/pki/rpm-gpg /etc/profile.d 2>/dev/null || true

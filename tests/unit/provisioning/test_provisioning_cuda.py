@@ -68,7 +68,8 @@ def test_the_default_may_be_an_older_one_and_its_libraries_follow(h100: tuple[No
     assert found.default == DefaultToolkit("12.9", "/usr/local/cuda-12.9", newest=False)
     nccl = next(entry for entry in found.install if entry.startswith("libnccl2="))
     assert nccl.endswith("+cuda12.9")
-    assert any(entry.startswith("cudnn9-cuda-12=") for entry in found.install)
+    # Which releases of an open range the repository has the catalog cannot know.
+    assert "cudnn9-cuda-12=9.*" in found.install
     assert not any("cuda-13" in entry and entry.startswith("cudnn") for entry in found.install)
 
 

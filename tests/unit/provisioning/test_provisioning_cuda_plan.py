@@ -39,6 +39,11 @@ def test_nothing_is_requested_and_nothing_is_due(dnf: bool) -> None:
     assert (manifest.due_reasons, manifest.packages, manifest.files) == ((), None, ())
 
 
+def test_a_default_without_toolkits_is_no_mistake() -> None:
+    manifest = toolkits(node(facts=FACTS), toolkit=[], default="12.9")
+    assert (manifest.refusals, manifest.due_reasons) == ((), ())
+
+
 def test_a_bare_node_gets_toolkits_pins_and_a_default() -> None:
     manifest = toolkits(node(facts=FACTS), nccl=True)
     assert isinstance(manifest.packages, AptChange)
@@ -76,6 +81,14 @@ def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     assert (manifest.packages.lock, cuda.PREFERENCES in contents(manifest)) == ((), False)
     there = node({"cuda-toolkit-12-9": "12.9.1-1"}, dnf=True, facts=facts)
     assert "cuda-toolkit-12-9-0:12.9.1-1.*" in (getattr(toolkits(there).packages, "lock", None) or ())
+
+
+def test_with_dnf_an_exact_version_comes_in_any_release() -> None:
+    facts = {key: FACTS[key] for key in ("packages", "module_files", "dkms", "loaded_driver")}
+    pascal = bare("15f8").model_dump(mode="json")["pci"]
+    manifest = toolkits(node(dnf=True, facts={**facts, "pci": pascal}), cudnn=True)
+    assert isinstance(manifest.packages, DnfChange)
+    assert "cudnn9-cuda-12=9.10.2.21-*" in manifest.packages.install
 
 
 def test_with_dnf_a_default_is_chosen_only_where_the_packages_registered_one() -> None:
