@@ -12,8 +12,9 @@ from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.apt_sources import missing_components
 from gpunode.provisioning.documents import node_of, stack_of
+from gpunode.provisioning.driver_input import DriverInput
 from gpunode.provisioning.driver_sources import LIFTED, SOURCES, DriverSource
-from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, picture_from_facts, releases_from
+from gpunode.stack import TOGETHER, Stack, driver_names, picture_from_facts
 from gpunode.variables import plain
 
 # Stands for the release in texts that are made before it is settled on.
@@ -31,29 +32,10 @@ DRIVERS_OWN = re.compile(r"^(?!.*(?:container|docker|nsight)).*(?:nvidia|libcuda
 
 
 @dataclass(frozen=True)
-class AptDriverInput:
-    """A node, its stack and the role's settings; ``answer`` is apt's preview of the transaction, where it was asked."""
+class AptDriverInput(DriverInput):
+    """The input where apt manages the packages; ``apt`` is what is known of them."""
 
-    node: NodeFacts
     apt: Mapping[str, Any]
-    stack: Stack
-    settings: Mapping[str, Any]
-    answer: Mapping[str, Any]
-
-    @cached_property
-    def installed(self) -> dict[str, Any]:
-        """Every installed package of a driver closure, whoever published it, by name."""
-        return installed_closure(self.node, load())
-
-    @cached_property
-    def own(self) -> dict[str, str]:
-        """Installed packages of the closure from the stack's source: name to release."""
-        return releases_from(self.stack.source, self.installed)
-
-    @property
-    def strangers(self) -> list[str]:
-        """Installed packages of a closure from another source."""
-        return sorted(self.installed.keys() - self.own.keys())
 
     @property
     def source(self) -> DriverSource:
@@ -134,15 +116,6 @@ class AptDriverInput:
         return sorted({f"linux-headers-{kernel.release}" for kernel in self.kernels} | {*metas, *asked})
 
     @property
-    def target(self) -> str | None:
-        """The release; None where only the archive can say and was not asked yet."""
-        if self.answer.get("target"):
-            return str(self.answer["target"])
-        if self.stack.driver.decided_by != "repository":
-            return self.stack.driver.version
-        return None
-
-    @property
     def switches(self) -> bool:
         """Source, branch or flavour are to be others than what is there."""
         flavour = picture_flavour(self.node)
@@ -219,7 +192,7 @@ def driver_input(
 ) -> AptDriverInput:
     if not isinstance(settings["persistence"], bool):
         raise UsageError("persistence must be true or false, not text: use | bool")
-    return AptDriverInput(node_of(facts), plain(apt), stack_of(stack), plain(settings), plain(answer or {}))
+    return AptDriverInput(node_of(facts), stack_of(stack), plain(settings), plain(answer or {}), plain(apt))
 
 
 def driver_plan(

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cached_property
 from typing import Any
 
 from gpunode.catalog import load
@@ -13,7 +12,8 @@ from gpunode.checks.words import listed
 from gpunode.facts import NodeFacts
 from gpunode.printable import printable
 from gpunode.provisioning.documents import node_of, stack_of
-from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure, releases_from
+from gpunode.provisioning.driver_input import DriverInput
+from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure
 from gpunode.variables import plain
 
 MODULE = "nvidia-driver"
@@ -41,28 +41,10 @@ def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DnfDriverInput:
-    """A node, its stack and the role's settings; ``answer`` is what ``dnf_transaction.py`` said."""
+class DnfDriverInput(DriverInput):
+    """The input where dnf manages the packages; ``dnf`` is what is known of them."""
 
-    node: NodeFacts
     dnf: Mapping[str, Any]
-    stack: Stack
-    settings: Mapping[str, Any]
-    answer: Mapping[str, Any]
-
-    @cached_property
-    def installed(self) -> dict[str, Any]:
-        """Every installed package of a driver closure, whoever published it, by name."""
-        return installed_closure(self.node, load())
-
-    @cached_property
-    def own(self) -> dict[str, str]:
-        """Installed packages of the closure from the stack's source: name to release."""
-        return releases_from(self.stack.source, self.installed)
-
-    @property
-    def strangers(self) -> list[str]:
-        return sorted(self.installed.keys() - self.own.keys())
 
     @property
     def _full(self) -> tuple[tuple[str, ...], ...]:
@@ -87,12 +69,6 @@ class DnfDriverInput:
     def stream(self) -> str | None:
         pin = self.stack.pin
         return pin.pattern if pin and pin.mechanism == "module-stream" else None
-
-    @property
-    def target(self) -> str | None:
-        if self.answer.get("target"):
-            return str(self.answer["target"])
-        return self.stack.driver.version if self.stack.driver.decided_by != "repository" else None
 
     @property
     def coming(self) -> list[str]:
@@ -127,7 +103,7 @@ def _case(
     settings: Mapping[str, Any],
     answer: Mapping[str, Any] | None,
 ) -> DnfDriverInput:
-    return DnfDriverInput(node_of(facts), plain(dnf), stack_of(stack), plain(settings), plain(answer or {}))
+    return DnfDriverInput(node_of(facts), stack_of(stack), plain(settings), plain(answer or {}), plain(dnf))
 
 
 def dnf_plan(

@@ -9,14 +9,12 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import key_to_fetch
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.documents import node_of
+from gpunode.provisioning.repository import DOCA, FOLDERS, VENDOR
 from gpunode.stack import picture_from_facts
 from gpunode.variables import plain
 
-VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
-FOLDERS = {"x86_64": "x86_64", "aarch64": "sbsa"}
 HEAD = "# Managed by gpunode (role nvidia_repository): NVIDIA's CUDA repository.\n"
 NVIDIAS = re.compile(r"^https?://developer\.download\.nvidia\.(com|cn)/compute/cuda/repos/")
-DOCA = re.compile(r"linux\.mellanox\.com/public/repo/doca|/doca/")
 
 
 def dnf_repository(
