@@ -1,9 +1,9 @@
 """Runs the tiers of tests that this machine can run, and says which it could not, and why.
 
-On a branch, lab tests and molecule scenarios are chosen by what changed since it left origin/main (or since the commit
-that GPUNODE_TEST_SINCE names), the working tree included. On main itself, or where git cannot tell, their core runs:
-the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole of site.yml. `--all` runs
-everything.
+On a branch, tests in lab nodes and virtual machines, and molecule scenarios, are chosen by what changed since it left
+origin/main (or since the commit that GPUNODE_TEST_SINCE names), the working tree included. On main itself, or where git
+cannot tell, their core runs: the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole
+of site.yml. `--all` runs everything.
 """
 
 import argparse
@@ -110,6 +110,10 @@ STANDS_ON = {
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_engines": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_on_gpus": ("gpunode/workload/", "gpunode/fleet/"),
+}
+# Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
+VM_STANDS_ON = {
+    "test_vm_machine": ("tests/vm/",),
 }
 
 
@@ -326,8 +330,26 @@ def molecule(*, everything: bool = False) -> Tally:
     return tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in chosen}, limit_s=1800)
 
 
-def vm() -> Tally:
-    return Tally(not_run="no test needs a kernel of its own yet")
+def vm_files(*, everything: bool) -> list[str]:
+    """The tests in virtual machines to run, as paths."""
+    files = sorted((ROOT / "tests" / "vm").glob("test_*.py"))
+    return [
+        f"tests/vm/{file.name}"
+        for file in files
+        if everything or concerned(f"tests/vm/{file.name}", *VM_STANDS_ON.get(file.stem, ()))
+    ]
+
+
+def vm(*, everything: bool = False) -> Tally:
+    if os.geteuid() != 0:
+        return Tally(not_run="not root: the machines' image is built as root")
+    missing = [name for name in ("qemu-system-x86_64", "qemu-img", "mmdebstrap") if shutil.which(name) is None]
+    if missing:
+        return Tally(not_run=f"no {missing[0]}: apt-get install qemu-system-x86 qemu-utils mmdebstrap")
+    files = vm_files(everything=everything)
+    if not files:
+        return Tally(not_run="nothing changed that needs a kernel of its own (--all runs them)")
+    return pytest_tier(*files, "-v", limit_s=7200 if everything else 2700)
 
 
 def gpu() -> Tally:
@@ -349,6 +371,7 @@ TIERS: dict[str, Callable[[], Tally]] = {
 WHOLE: dict[str, Callable[[], Tally]] = {
     "lab": partial(lab, everything=True),
     "molecule": partial(molecule, everything=True),
+    "vm": partial(vm, everything=True),
     "lab-debian-13": lab_debian_13,
     "lab-matrix": lab_matrix,
 }
