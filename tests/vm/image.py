@@ -156,8 +156,8 @@ def _build(folder: Path, mirror: Mirror) -> None:
         ssh.mkdir(mode=0o700)
         shutil.copy(folder / "key.pub", ssh / "authorized_keys")
         owner = (tree / "home" / USER).stat()
-        for path in (ssh, ssh / "authorized_keys"):
-            os.chown(path, owner.st_uid, owner.st_gid)
+        for place in (ssh, ssh / "authorized_keys"):
+            os.chown(place, owner.st_uid, owner.st_gid)
         shutil.copy(folder / "host_key", tree / "etc/ssh/ssh_host_ed25519_key")
         shutil.copy(folder / "host_key.pub", tree / "etc/ssh/ssh_host_ed25519_key.pub")
         (tree / "etc/machine-id").write_text("", encoding="ascii")

@@ -3,6 +3,7 @@
 import pytest
 from machine import StartVm
 
+DROP_IN = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX gpunode.test=1"'
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(1800)]
 
 
@@ -11,10 +12,7 @@ def test_a_machine_boots_its_own_kernel_and_keeps_its_disk(start_vm: StartVm) ->
     assert "-cloud-amd64" in vm.sh("uname -r")
     assert vm.sh("systemd-detect-virt").strip() in ("qemu", "kvm")
     assert vm.sh("lsblk --bytes --noheadings --output SIZE /dev/vdc").strip() == str(64 << 20)
-    vm.sh(
-        "echo kept > /root/kept; mkdir -p /etc/default/grub.d; "
-        "echo 'GRUB_CMDLINE_LINUX=\"$GRUB_CMDLINE_LINUX gpunode.test=1\"' > /etc/default/grub.d/90-test.cfg; update-grub"
-    )
+    vm.sh(f"echo kept > /root/kept; echo '{DROP_IN}' > /etc/default/grub.d/90-test.cfg; update-grub")
     vm.reboot()
     assert "gpunode.test=1" in vm.sh("cat /proc/cmdline")
     vm.power_off()
