@@ -23,6 +23,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     """The action plugin of ``guarded_change``."""
 
     TRANSFERS_FILES = False
+    _connection: Any
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Run the action."""
@@ -102,7 +103,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     @contextmanager
     def new_connection(self) -> Iterator[None]:
         """Have tasks use a connection that was not open before, with the same settings."""
-        kept = self._connection
+        kept: Any = self._connection
         loader = self._shared_loader_obj.connection_loader
         fresh = loader.get(kept.ansible_name, kept._play_context, shell=kept._shell)
         fresh._options = dict(kept._options)
