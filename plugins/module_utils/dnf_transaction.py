@@ -15,7 +15,7 @@ Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input
      "closure": [names],                  installed ones that move to that release, or go where it has none of them
      "line": {"names": [patterns], "except": [patterns]},
                                           packages that come at that release or not at all, whoever requires them
-     "remove": [names],                   what goes
+     "remove": [names],                   what goes; with "state": "absent" and a memory also what came along with it
      "expendable": [patterns],            what may go besides, where something else needs that
      "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and what the lines around our part end in
      "ignore_locks": [lines],             lines of it, of others, that do not count
@@ -266,8 +266,24 @@ def streams(base, question):
     return None
 
 
+def orphans(base, question):
+    """Return packages that came along with those that go, and that nothing else needs; what was there before stays."""
+    memory = Path(question.get("memory") or "/nonexistent")
+    if question.get("state") != "absent" or not question["remove"] or not memory.exists():
+        return []
+    before = set(memory.read_text(encoding="utf-8").split())
+    base.conf.clean_requirements_on_remove = True
+    mark(base, {**question, "install": [], "bound": [], "free": [], "closure": []}, None)
+    base.resolve(allow_erasing=True)
+    going = {package.name for package in base.transaction.remove_set}
+    base.conf.clean_requirements_on_remove = False
+    base.reset(goal=True)
+    return sorted(going - before - set(question["remove"]))
+
+
 def resolved(base, question):
     """What the transaction is, as the answer tells it."""
+    question = {**question, "remove": [*question["remove"], *orphans(base, question)]}
     stream = streams(base, question)
     target, by_name, every = release_for(base, question)
     if question["bound"] and target is None:
@@ -391,7 +407,8 @@ def carried_out(question):
                 if users:
                     raise RefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
                 signal.alarm(0)
-                remember(question.get("memory"), base)
+                if question.get("state") != "absent":
+                    remember(question.get("memory"), base)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:
