@@ -208,7 +208,7 @@ class State:
         }
 
     def _docker(self, node: Reachable) -> dict[str, Any]:
-        """The distribution's engine; systems with dnf have none, and the lab's repository of Docker is for EL 9 alone."""
+        """Return where Docker comes from: systems with dnf have none, and the lab's repository is for EL 9 alone."""
         if not node.os.startswith("rocky-"):
             return {"docker_source": "distribution"}
         if node.os != "rocky-9":

@@ -70,7 +70,9 @@ def split_locks(path, mark):
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         return [], [], []
-    before, own, after = [], [], []
+    before: list[str] = []
+    own: list[str] = []
+    after: list[str] = []
     part = before
     for line in lines:
         if line == f"# BEGIN {mark}":

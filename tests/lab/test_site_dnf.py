@@ -1,7 +1,7 @@
 """The whole of site.yml through a real dnf, on a look-alike of Rocky with an HGX board: installed, settled, removed.
 
-rpm logic alone: no module is built there, so that nothing of the driver runs. Docker is Debian's engine in packages that
-have the names, requirements and scriptlets of Docker's own. The tests share a node and run in their order.
+rpm logic alone: no module is built there, so that nothing of the driver runs. Docker is Debian's engine in packages
+that have the names, requirements and scriptlets of Docker's own. The tests share a node and run in their order.
 """
 
 import os
