@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.provisioning import kernel_files
+from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.manifest import ManagedFile
 from gpunode.provisioning.reboot import BOOT_ID
 from gpunode.provisioning.state import Look, NodeState
@@ -63,7 +64,9 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
         files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=text, phase="before"))
         argv = [KERNEL_INSTALL, "add-all"]
     now = (state.contents.get(BOOT_ID) or "").strip()
-    changed = set(wanted) != set(recorded) or (loader == UPDATE_GRUB and _differs(state, wanted))
+    # A drop-in that was damaged may have been taken up by an upgrade of the kernel meanwhile.
+    damaged = loader == UPDATE_GRUB and any(True for _ in file_reasons(files[0], state))
+    changed = set(wanted) != set(recorded) or damaged
     record = f"{now}\n{' '.join(wanted)}\n" if wanted else ""
     due = (f"the boot loader has {' '.join(recorded) or 'none'} of the role's words, not {' '.join(wanted) or 'none'}",)
     booted = (state.facts.command_line or "").split()
@@ -75,9 +78,7 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
         reasons += [f"the kernel's command line loses {' '.join(left)}"] if left else []
     elif missing:
         # A reboot for it would come to the same: nobody is sent round in circles.
-        notes.append(
-            f"{' '.join(missing)} was set and the kernel booted without: another boot loader than that of {loader} is used"
-        )
+        notes.append(f"{' '.join(missing)} was set and the kernel booted without: not {loader}'s boot loader is in use")
     return BootPlan(
         files=tuple(files),
         command={"argv": argv, "record": record, "path": RECORD} if changed else None,
@@ -90,11 +91,6 @@ def _record(state: NodeState) -> tuple[str, tuple[str, ...]]:
     """Return (boot in which words were set, the words)."""
     lines = (state.contents.get(RECORD) or "").splitlines()
     return (lines[0].strip(), tuple(lines[1].split())) if len(lines) > 1 else ("", ())
-
-
-def _differs(state: NodeState, wanted: tuple[str, ...]) -> bool:
-    """Return whether the drop-in is not there, or there without need."""
-    return (state.files[kernel_files.GRUB].kind == "file") is not bool(wanted)
 
 
 def _loader(state: NodeState) -> str | None:
