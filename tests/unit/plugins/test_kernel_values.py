@@ -73,7 +73,7 @@ def test_an_unknown_setting_is_named_and_the_others_are_set(root: str) -> None:
 
 
 def test_a_value_that_the_kernel_changes_is_reported(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_state, "put", lambda path, value, root: f"{path}: the kernel refuses {value}")
+    monkeypatch.setattr(kernel_state, "put", lambda path, value, _root: f"{path}: the kernel refuses {value}")
     changed, problems = bring(root, swap="999")
     assert changed == []
     assert problems == [f"{SWAP}: the kernel refuses 999"]
