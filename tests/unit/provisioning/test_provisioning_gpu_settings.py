@@ -13,15 +13,13 @@ from gpunode.provisioning.gpu_settings import (
     DAEMON,
     DAEMON_FILES,
     DROP_IN,
-    MEMORY,
     PROGRAM,
-    REPORT,
-    SETTINGS,
     UNIT,
     UNIT_FILE,
     parsed_rules,
 )
 from gpunode.provisioning.manifest import Manifest
+from gpunode.tuning.gpu_settings_program import MEMORY, REPORT, SETTINGS
 
 H100: dict[str, Any] = {
     "index": 0,
@@ -123,7 +121,10 @@ def test_what_the_card_does_not_support_is_refused_with_its_range(rule: dict[str
 
 
 def test_the_last_rule_for_a_gpu_wins_setting_by_setting() -> None:
-    rules = [{"gpus": "all", "power_limit": 600, "accounting": True}, {"gpus": [1], "power_limit": "default"}]
+    rules: list[dict[str, Any]] = [
+        {"gpus": "all", "power_limit": 600, "accounting": True},
+        {"gpus": [1], "power_limit": "default"},
+    ]
     found = manifest(rules, {}, {})
     assert set(about_gpus(found)) == {
         "gpu0: power limit is 700 W, not 600 W",
