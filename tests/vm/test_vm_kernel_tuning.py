@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 from machine import Machine
@@ -57,7 +56,7 @@ class Node(Site):
 
 
 @pytest.fixture(scope="module")
-def node(vm: Machine) -> Iterator[Node]:
+def node(vm: Machine) -> Node:
     return Node(vm)  # type: ignore[arg-type]
 
 

@@ -25,7 +25,8 @@ def root(tmp_path: Path) -> str:
 
 
 def value(root: str, path: str) -> str | None:
-    return kernel_state.value_of(path, root)
+    found: str | None = kernel_state.value_of(path, root)
+    return found
 
 
 def bring(root: str, pretend: bool = False, **wanted: str) -> tuple[list[str], list[str]]:

@@ -195,7 +195,7 @@ def test_a_container_gets_files_and_its_kernel_is_left_alone() -> None:
 
 
 def test_services_get_the_limit_and_wait_on_a_busy_node() -> None:
-    low = {"limits": {**LIMITS, "defaults": {"memlock": "8388608"}}}
+    low: dict[str, Any] = {"limits": {**LIMITS, "defaults": {"memlock": "8388608"}}}
     running = [{**UNIT, "name": "slurmd.service"}]
     idle = planned(ROLE, metal(units=running, **low))
     assert "systemd's DefaultLimitMEMLOCK is 8388608" in idle.due_reasons
