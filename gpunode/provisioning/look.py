@@ -38,6 +38,7 @@ def parsed(text: str, where: str) -> bytes:
         "apt": known,
         "dnf": _valid(DnfState, document.get("dnf"), "dnf.", where),
         **{name: document.get(name) or {} for name in ("files", "contents", "engine")},
+        "connection": document.get("connection"),
     }
     state = _valid(NodeState, parts, "", where)
     return state.model_dump_json().encode() if state is not None else b""

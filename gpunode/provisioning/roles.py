@@ -7,6 +7,7 @@ from gpunode.provisioning import (
     cuda,
     dcgm,
     docker,
+    firewall,
     gpu_settings,
     kernel_tuning,
     ml_environment,
@@ -16,6 +17,7 @@ from gpunode.provisioning import (
     nvidia_repository,
     preflight,
     reboot,
+    updates,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -35,6 +37,8 @@ PLANS: dict[str, Plan] = {
     "cuda": cuda.plan,
     "dcgm": dcgm.plan,
     "docker": docker.plan,
+    "firewall": firewall.plan,
+    "updates": updates.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "ml_environment": ml_environment.plan,
 }
@@ -48,6 +52,8 @@ LOOKS: dict[str, Look] = {
     "cuda": cuda.LOOK,
     "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
+    "firewall": firewall.LOOK,
+    "updates": updates.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "ml_environment": ml_environment.LOOK,
 }

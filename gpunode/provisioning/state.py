@@ -110,6 +110,15 @@ class DnfState(Known):
     runfile: bool = False
 
 
+class Connection(Known):
+    """The SSH connection over which the node was looked at, as the node sees it."""
+
+    client: Text
+    """Address that it comes from."""
+    port: int
+    """Port of the node that it leads to."""
+
+
 class NodeState(Known):
     """Everything that the plans read."""
 
@@ -122,6 +131,8 @@ class NodeState(Known):
     """Documents of at most 1 MiB; None: absent, or not text."""
     engine: dict[str, Any] = {}
     """What the container engine answers: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
+    connection: Connection | None = None
+    """None where the node was not reached over SSH, or that is unknown."""
 
     def unit(self, name: str) -> Unit | None:
         """Return a unit that the probe looks at; None where it is not installed or not known."""
