@@ -13,6 +13,7 @@ from gpunode.provisioning import (
     nvidia_repository,
     preflight,
     reboot,
+    ssh_hardening,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -31,6 +32,7 @@ PLANS: dict[str, Plan] = {
     "dcgm": dcgm.plan,
     "docker": docker.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
+    "ssh_hardening": ssh_hardening.plan,
 }
 LOOKS: dict[str, Look] = {
     "reboot": reboot.LOOK,
@@ -41,4 +43,5 @@ LOOKS: dict[str, Look] = {
     "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
+    "ssh_hardening": ssh_hardening.LOOK,
 }

@@ -8,13 +8,14 @@ DOCUMENTATION = r"""
 module: node_question
 short_description: Answer one question of a plan
 description:
-  - Asks apt or dnf in a private folder what it would do, or fetches and verifies a key, for a plan that cannot be
-    completed without the answer (M(gpunode.node.role_plan)). Changes nothing on the node.
+  - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, asks sshd what it would run with,
+    or reads a document, for a plan that cannot be completed
+    without the answer (M(gpunode.node.role_plan)). Changes nothing on the node.
 options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, repository_key, signing_key]
+    choices: [apt_preview, dnf_preview, repository_key, signing_key, ssh_login, document]
     required: true
   question:
     description: The question.
@@ -57,6 +58,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     dnf_transaction,
     repository_key,
     signing_key,
+    ssh_state,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
@@ -69,7 +71,7 @@ def main() -> None:
         argument_spec={
             "kind": {
                 "type": "str",
-                "choices": ["apt_preview", "dnf_preview", "repository_key", "signing_key"],
+                "choices": ["apt_preview", "dnf_preview", "repository_key", "signing_key", "ssh_login", "document"],
                 "required": True,
             },
             "question": {"type": "dict", "default": {}},
@@ -91,6 +93,8 @@ def main() -> None:
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
         "repository_key": repository_key.answered,
         "signing_key": signing_key.answered,
+        "ssh_login": ssh_state.answered,
+        "document": ssh_state.text_of,
     }
     module.exit_json(changed=False, answer=json.dumps(answers[kind](question)))
 
