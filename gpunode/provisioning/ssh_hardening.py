@@ -14,6 +14,7 @@ from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, 
 from gpunode.provisioning.ssh_login import contradictions, forced_command, has_include, obstacles, overridden
 from gpunode.provisioning.ssh_settings import (
     BANNER,
+    DROP_IN,
     OVERRIDES,
     RSA_BITS,
     HostKeys,
@@ -28,7 +29,6 @@ from gpunode.provisioning.state import Look, NodeState
 
 ROLE = "ssh_hardening"
 MAIN = "/etc/ssh/sshd_config"
-DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
 CLIENT = "/etc/ssh/ssh_config.d/00-gpunode.conf"
 SOCKET_DROP_INS = {name: f"/etc/systemd/system/{name}.d/gpunode.conf" for name in ("ssh.socket", "sshd.socket")}
 MEMORY = "/var/lib/gpunode/ssh_hardening"

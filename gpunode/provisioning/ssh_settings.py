@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.provisioning.ssh_login import setting_lines
 from gpunode.provisioning.ssh_state import HostKey, SshState
 
 # The lists of ssh-audit's guides for Debian 12 and 13, in their order. Which one counts is decided by what the daemon
@@ -50,6 +51,7 @@ USER_SIGNATURES = (
 LEAST_RSA_BITS = 3072
 RSA_BITS = 4096
 ED25519_PATH, RSA_PATH, NEW_RSA_PATH = (f"/etc/ssh/ssh_host_{name}_key" for name in ("ed25519", "rsa", "rsa4096"))
+DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
 HEAD = "# Managed by gpunode (role ssh_hardening): the first value that sshd reads counts.\n"
 OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
 """Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to know each of its words."""
@@ -122,7 +124,13 @@ def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) 
     signatures = chosen(USER_SIGNATURES, ssh.offered.get("key-sig", ()))
     jump = bool(settings["jump_host"])
     rows: list[tuple[str, str]] = [("Port", str(port)) for port in settings["ports"]]
-    rows += [("HostKey", path) for path in keys.served]
+    # A key that is named twice is offered twice.
+    elsewhere = {
+        value
+        for path, _, name, value, matching in setting_lines(ssh.documents)
+        if name == "hostkey" and not matching and path != DROP_IN
+    }
+    rows += [("HostKey", path) for path in keys.served if path not in elsewhere]
     rows += [
         ("KexAlgorithms", ",".join(lists["kex"])),
         ("Ciphers", ",".join(lists["ciphers"])),
