@@ -67,8 +67,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     files = _files(ssh, settings, rows, dates)
     questions: dict[str, Question] = {}
     if _has_group_exchange(ssh, settings) and ssh.weak_moduli:
-        questions["moduli"] = Question(kind="document", body={"path": MODULI})
-        files += _moduli(state, context.answers.get("moduli", {}).get("text"))
+        questions["moduli"] = Question(kind="documents", body={"paths": [MODULI]})
+        files += _moduli(state, context.answers.get("moduli", {}).get(MODULI))
     reasons = [*_reasons(state, ssh, settings, keys)]
     shown = [file for file in files if file.path != PUBLISHED]
     if reasons or any(True for file in shown for _ in file_reasons(file, state)):
@@ -275,8 +275,8 @@ def _absent(state: NodeState, ssh: SshState, context: Context) -> Manifest:
     questions = {}
     there = state.files.get(MODULI_BEFORE)
     if there is not None and there.kind == "file":
-        questions["moduli"] = Question(kind="document", body={"path": MODULI_BEFORE})
-        text = context.answers.get("moduli", {}).get("text")
+        questions["moduli"] = Question(kind="documents", body={"paths": [MODULI_BEFORE]})
+        text = context.answers.get("moduli", {}).get(MODULI_BEFORE)
         if isinstance(text, str):
             files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]
     waits = state.files.get(WAITING)

@@ -255,8 +255,3 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
         return {"error": last_line(judged[2] or whole[2]) or f"sshd -t: exit status {judged[0]}"}
     texts = {one["user"]: text for one, (_, text, _) in zip(question["logins"], each)}  # noqa: B905
     return {"effective": whole[1], "logins": texts}
-
-
-def text_of(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the text of a document."""
-    return {"text": document(question["path"])}

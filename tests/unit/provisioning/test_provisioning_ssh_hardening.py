@@ -223,7 +223,7 @@ def test_a_main_file_without_include_is_refused_or_gets_it() -> None:
 def test_small_groups_go_and_what_was_there_is_kept() -> None:
     line = "2026 2 6 100 {} 2 ABC\n"
     text = "# Time Type\n" + line.format(2047) + line.format(4095)
-    manifest = plan(recorded(), answers={"moduli": {"text": text}})
+    manifest = plan(recorded(), answers={"moduli": {MODULI: text}})
     files = {one.path: one.content for one in manifest.files}
     assert files[MODULI] == "# Time Type\n" + line.format(4095)
     assert files[ssh_hardening.MODULI_BEFORE] == text
@@ -274,7 +274,7 @@ def test_a_host_key_that_another_file_names_is_not_named_twice() -> None:
 
 def test_absent_removes_the_settings_and_restores_the_groups() -> None:
     before = {ssh_hardening.MODULI_BEFORE: file("old")}
-    manifest = plan(recorded(), state="absent", files=before, answers={"moduli": {"text": "old"}})
+    manifest = plan(recorded(), state="absent", files=before, answers={"moduli": {ssh_hardening.MODULI_BEFORE: "old"}})
     files = {one.path: one.content for one in manifest.files}
     assert files[DROP_IN] is None
     assert files[MODULI] == "old"
