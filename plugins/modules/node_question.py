@@ -9,7 +9,8 @@ module: node_question
 short_description: Answer one question of a plan
 description:
   - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, or asks sshd what it would run
-    with, for a plan that cannot be completed without the answer (M(gpunode.node.role_plan)), or reads what is known to be needed only now.
+    with, for a plan that cannot be completed without the answer (M(gpunode.node.role_plan)), or reads what is known to
+    be needed only now.
     Changes nothing on the node.
 options:
   kind:
