@@ -82,6 +82,12 @@ STANDS_ON = {
         "gpunode/provisioning/fabric",
         "gpunode/provisioning/nvidia_fabric",
     ),
+    "test_gpu_settings": (
+        "roles/gpu_settings/",
+        "gpunode/lab/simulator/",
+        "gpunode/provisioning/gpu_settings",
+        "gpunode/tuning/gpu_settings",
+    ),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
