@@ -82,6 +82,12 @@ STANDS_ON = {
         "gpunode/provisioning/fabric",
         "gpunode/provisioning/nvidia_fabric",
     ),
+    "test_gpu_settings": (
+        "roles/gpu_settings/",
+        "gpunode/lab/simulator/",
+        "gpunode/provisioning/gpu_settings",
+        "gpunode/tuning/gpu_settings",
+    ),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_matrix": (
@@ -117,6 +123,7 @@ STANDS_ON = {
 }
 # Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
 VM_STANDS_ON = {
+    "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
     "test_vm_machine": ("tests/vm/",),
 }
 

@@ -100,6 +100,8 @@ FILES = (
     "/etc/nvidia-container-runtime/config.toml",
     "/run/reboot-required.pkgs",
     "/etc/gpunode/lab-node",
+    "/etc/gpunode/gpu-settings.json",
+    "/run/gpunode/gpu-settings.json",
 )
 # Files of which only the lines that matter are kept: the others are nobody's business, or speak of passwords.
 CONTAINERD = re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")
@@ -139,6 +141,9 @@ SYSCTLS = (
     "net.core.rmem_max",
     "net.core.somaxconn",
     "net.core.wmem_max",
+    "net.ipv4.neigh.default.gc_thresh1",
+    "net.ipv4.neigh.default.gc_thresh2",
+    "net.ipv4.neigh.default.gc_thresh3",
     "net.ipv4.tcp_congestion_control",
     "net.ipv4.tcp_mtu_probing",
     "net.ipv4.tcp_rmem",
@@ -259,6 +264,9 @@ UNITS = (
     "nvidia-suspend.service",
     "nvlsm.service",
     "gpunode-exporter.service",
+    "gpunode-gpu-settings.service",
+    "gpunode-cpu.service",
+    "gpunode-acs.service",
     "docker.service",
     "docker.socket",
     "containerd.service",
