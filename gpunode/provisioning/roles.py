@@ -17,6 +17,7 @@ from gpunode.provisioning import (
     nvidia_repository,
     preflight,
     reboot,
+    ssh_hardening,
     updates,
 )
 from gpunode.provisioning.context import Context
@@ -41,6 +42,7 @@ PLANS: dict[str, Plan] = {
     "updates": updates.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "ml_environment": ml_environment.plan,
+    "ssh_hardening": ssh_hardening.plan,
 }
 LOOKS: dict[str, Look] = {
     "reboot": reboot.LOOK,
@@ -56,4 +58,5 @@ LOOKS: dict[str, Look] = {
     "updates": updates.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "ml_environment": ml_environment.LOOK,
+    "ssh_hardening": ssh_hardening.LOOK,
 }

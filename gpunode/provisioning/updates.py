@@ -72,6 +72,8 @@ KEPT_RUNNING = (
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node."""
+    if settings["state"] == "keep":
+        return Manifest(role=ROLE)
     if state.apt is None and state.dnf is None:
         return Manifest(role=ROLE, refusals=("no-package-manager: the role updates needs apt or dnf",))
     if settings["state"] == "absent":

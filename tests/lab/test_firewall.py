@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 RULES, UNIT = "/etc/gpunode/firewall.nft", "/etc/systemd/system/gpunode-firewall.service"
 CLUSTER, MONITOR, STRANGER = 1, 2, 3
 POLICY: dict[str, Any] = {
+    "firewall_state": "present",
     "firewall_cluster_networks": ["10.99.1.0/24", "fd99:1::/64"],
     "firewall_services": [
         {"name": "node-exporter", "ports": ["9100"], "networks": ["10.99.2.0/24", "fd99:2::/64"]},

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 
 POLICY, PROGRAM = "/etc/apt/apt.conf.d/53gpunode-updates", "/usr/local/lib/gpunode/pending_updates.py"
 RECORD = "/var/lib/gpunode/updates/pending.json"
+POLICY_ON = ["-e", "updates_state=present", "-e", "updates_exclude_kernel=true"]
 KEPT = re.compile(r"nvidia|cuda|datacenter-gpu|docker|containerd|runc|linux-(image|headers)")
 # Security updates are in a suite of their own, which Debian's point releases follow later. The test makes one: an
 # archive with packages of a higher version, whose Release file says what Debian's says of its security suite.
@@ -87,9 +88,9 @@ def test_an_automatic_upgrade_moves_security_updates_and_nothing_of_the_gpu_stac
     before = would_move(site)
     # Without the policy all of it would move: otherwise what follows would prove nothing.
     assert {"hostname", "docker.io", "linux-image-cloud-amd64", "datacenter-gpu-manager-4-core"} <= before
-    announced = updates.done("--check", "-e", "updates_exclude_kernel=true")
+    announced = updates.done("--check", *POLICY_ON)
     assert would_move(site) == before
-    run = updates.done("-e", "updates_exclude_kernel=true")
+    run = updates.done(*POLICY_ON)
     assert run.paths == announced.paths >= {POLICY, PROGRAM}
     after = would_move(site)
     assert "hostname" in after
@@ -100,24 +101,24 @@ def test_an_automatic_upgrade_moves_security_updates_and_nothing_of_the_gpu_stac
 def test_a_second_run_changes_nothing_and_damage_is_repaired(updates: Roles) -> None:
     site = updates.site
     before = site.snapshot()
-    assert updates.done("-e", "updates_exclude_kernel=true").recap["changed"] == 0
+    assert updates.done(*POLICY_ON).recap["changed"] == 0
     assert site.snapshot() == before
     site.sh(f"echo '// damaged' >> {POLICY}; chmod 600 {PROGRAM}")
-    run = updates.done("-e", "updates_exclude_kernel=true")
+    run = updates.done(*POLICY_ON)
     assert {POLICY, PROGRAM} <= run.paths
     assert site.snapshot() == before
 
 
 def test_the_kernel_moves_where_its_modules_are_built_by_dkms(updates: Roles) -> None:
-    updates.done()
+    updates.done("-e", "updates_state=present")
     assert "linux-image-cloud-amd64" in would_move(updates.site)
-    updates.done("-e", "updates_exclude_kernel=true")
+    updates.done(*POLICY_ON)
     assert "linux-image-cloud-amd64" not in would_move(updates.site)
 
 
 def test_since_when_security_updates_wait_is_recorded(updates: Roles) -> None:
     site = updates.site
-    updates.done("-e", "updates_exclude_kernel=true")
+    updates.done(*POLICY_ON)
     site.sh("apt-get update -q")
     rows = {row["package"]: row for row in record(site)["pending"]}
     assert {"docker.io", "linux-image-cloud-amd64"} <= rows.keys()
@@ -141,7 +142,7 @@ def test_needrestart_reads_the_list(updates: Roles) -> None:
 
 def test_bad_settings_are_refused(updates: Roles) -> None:
     before = updates.site.snapshot()
-    run = updates.play("-e", '{"updates_exclude": ["slurm-("]}')
+    run = updates.play(*POLICY_ON, "-e", '{"updates_exclude": ["slurm-("]}')
     assert run.rc != 0
     assert "is not a regular expression" in run.output
     assert updates.site.snapshot() == before

@@ -14,7 +14,7 @@ from gpunode.provisioning.state import NodeState
 
 INSTALLED = {"nftables": "1.0.6-2"}
 HERE = {"client": "10.1.2.3", "port": 22}
-SETTINGS = {"ssh_networks": ["10.0.0.0/8"]}
+SETTINGS: dict[str, Any] = {"state": "present", "ssh_networks": ["10.0.0.0/8"]}
 ANSWER = {"rules": {"error": None}}
 OWN = "a" * 64
 
@@ -219,3 +219,7 @@ def test_absent_removes_all_of_it() -> None:
     assert {file.path for file in gone.files if file.content is None} >= {RULES}
     assert "the table gpunode is loaded" in gone.due_reasons
     assert planned("firewall", bare(), context(), state="absent").due_reasons == ()
+
+
+def test_a_node_is_left_as_it_is_unless_a_state_is_set() -> None:
+    assert planned("firewall", bare(), context()) == Manifest(role="firewall")

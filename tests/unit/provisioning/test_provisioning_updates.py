@@ -57,7 +57,9 @@ KERNELS = ("linux-image-amd64", "linux-image-6.1.0-42-cloud-amd64", "linux-heade
 
 
 def wanted(installed: dict[str, str] | None = None, *, others: Any = None, **settings: Any) -> Manifest:
-    return planned("updates", node({**TOOL, **(installed or {})}), context(others=others or {}), **settings)
+    return planned(
+        "updates", node({**TOOL, **(installed or {})}), context(others=others or {}), **{"state": "present", **settings}
+    )
 
 
 def kept_back(manifest: Manifest, name: str) -> bool:
@@ -117,22 +119,24 @@ def test_needrestart_keeps_what_jobs_run_on() -> None:
 
 def test_masked_timers_stay_and_are_reported() -> None:
     unit = {"name": "apt-daily-upgrade.timer", "load": "masked", "active": "inactive", "sub": "dead"}
-    manifest = planned("updates", node(TOOL, facts={"units": [unit]}), context())
+    manifest = planned("updates", node(TOOL, facts={"units": [unit]}), context(), state="present")
     assert manifest.units == ()
     assert "systemctl unmask apt-daily-upgrade.timer" in manifest.notes[0]
-    loaded = planned("updates", node(TOOL, facts={"units": [{**unit, "load": "loaded"}]}), context())
+    loaded = planned("updates", node(TOOL, facts={"units": [{**unit, "load": "loaded"}]}), context(), state="present")
     assert [unit.name for unit in loaded.units] == ["apt-daily-upgrade.timer"]
 
 
 def test_a_pending_reboot_is_reported() -> None:
-    manifest = planned("updates", node(TOOL, facts={"reboot_required": ["linux-image-amd64"]}), context())
+    manifest = planned(
+        "updates", node(TOOL, facts={"reboot_required": ["linux-image-amd64"]}), context(), state="present"
+    )
     assert any("a reboot is pending: linux-image-amd64" in note for note in manifest.notes)
 
 
 def test_a_settled_node_has_nothing_due_and_absent_removes_all() -> None:
     state = node(TOOL)
-    done = after(planned("updates", state, context()), state)
-    assert planned("updates", done, context()).due_reasons == ()
+    done = after(planned("updates", state, context(), state="present"), state)
+    assert planned("updates", done, context(), state="present").due_reasons == ()
     gone = planned("updates", done, context(), state="absent")
     assert {file.path for file in gone.files if file.content is None} >= {POLICY, PROGRAM, SETTINGS, NEEDRESTART}
 
@@ -169,9 +173,9 @@ def test_dnfs_file_changes_in_single_settings_and_is_given_back() -> None:
 
 
 def test_with_dnf_the_file_follows_the_package() -> None:
-    first = planned("updates", node({}, dnf=True), context())
+    first = planned("updates", node({}, dnf=True), context(), state="present")
     assert AUTOMATIC not in {file.path for file in first.files}
-    there = planned("updates", node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True), context())
+    there = planned("updates", node({"dnf-automatic": "4"}, {AUTOMATIC: CONF}, dnf=True), context(), state="present")
     assert "upgrade_type = security" in (by_path(there, AUTOMATIC).content or "")
 
 
@@ -212,3 +216,7 @@ def test_the_record_is_written_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert again["pending"] == first["pending"]
     assert list(record.parent.iterdir()) == [record]
     assert sys.version_info >= (3, 9)
+
+
+def test_a_node_is_left_as_it_is_unless_a_state_is_set() -> None:
+    assert planned("updates", node(TOOL), context()) == Manifest(role="updates")
