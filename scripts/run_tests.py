@@ -90,6 +90,7 @@ STANDS_ON = {
     ),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
+    "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
     "test_matrix": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
@@ -115,6 +116,7 @@ STANDS_ON = {
     ),
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
+    "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),

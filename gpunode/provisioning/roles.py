@@ -16,6 +16,7 @@ from gpunode.provisioning import (
     nvidia_repository,
     preflight,
     reboot,
+    ssh_hardening,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -37,6 +38,7 @@ PLANS: dict[str, Plan] = {
     "docker": docker.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "ml_environment": ml_environment.plan,
+    "ssh_hardening": ssh_hardening.plan,
 }
 LOOKS: dict[str, Look] = {
     "reboot": reboot.LOOK,
@@ -50,4 +52,5 @@ LOOKS: dict[str, Look] = {
     "docker": docker.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "ml_environment": ml_environment.LOOK,
+    "ssh_hardening": ssh_hardening.LOOK,
 }

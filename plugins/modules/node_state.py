@@ -42,6 +42,12 @@ options:
     type: list
     elements: str
     default: []
+  parts:
+    description: Parts that only some roles read. V(ssh) is the SSH daemon, its keys and the accounts.
+    type: list
+    elements: str
+    choices: [ssh]
+    default: []
 attributes:
   check_mode:
     support: full
@@ -84,6 +90,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     engine_state,
     files_state,
     old_keys,
+    ssh_state,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
@@ -125,6 +132,7 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
         packages = package_state.taken(holder)
         found: dict[str, Any] = files_state.taken(parameters["paths"], parameters["globs"], parameters["contents"])
         found["engine"] = engine_state.taken()
+        found["ssh"] = ssh_state.taken() if "ssh" in parameters["parts"] else None
         output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
     finally:
         if probe.poll() is None:
@@ -150,6 +158,7 @@ def main() -> None:
             "paths": {"type": "list", "elements": "str", "default": []},
             "globs": {"type": "list", "elements": "str", "default": []},
             "contents": {"type": "list", "elements": "str", "default": []},
+            "parts": {"type": "list", "elements": "str", "choices": ["ssh"], "default": []},
         },
         supports_check_mode=True,
     )
