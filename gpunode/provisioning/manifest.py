@@ -32,7 +32,7 @@ class ManagedFile(Part):
     expect_sha256: str | None = None
     """Digest of the file that the content was computed from: another one means that somebody else wrote meanwhile."""
     private: bool = False
-    """Holds a secret: its content is in no diff and in no log."""
+    """Holds a secret, or a key that no person reads: its content is in no diff and in no log."""
 
     @property
     def data(self) -> bytes | None:
