@@ -59,8 +59,8 @@ class MergedDaemon:
 def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = False) -> DaemonRequest:
     """Return what daemon.json is to hold.
 
-    ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``storage_driver``, ``daemon`` (further keys,
-    which win). ``text`` is the file as it is.
+    ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``storage_driver``, ``no_new_privileges``,
+    ``userns_remap``, ``daemon`` (further keys, which win). ``text`` is the file as it is.
     """
     daemon: dict[str, Any] = dict(settings.get("daemon") or {})
     if "hosts" in daemon:
@@ -88,6 +88,10 @@ def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = 
         notes.append(f"log limits are left out: the log driver {driver} has limits of its own")
     if settings.get("storage_driver"):
         values["storage-driver"] = settings["storage_driver"]
+    if settings.get("no_new_privileges"):
+        values["no-new-privileges"] = True
+    if settings.get("userns_remap"):
+        values["userns-remap"] = settings["userns_remap"]
     return DaemonRequest(_merged(values, daemon), tuple(notes))
 
 
