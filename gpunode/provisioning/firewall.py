@@ -40,6 +40,10 @@ REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
 WATCH = f"{TABLE}_watch"
 """A table that only looks. Connections that were open before anything tracked them are known by what both ends send:
 without it, the answers of a server that this node is a client of would count as new, and be dropped."""
+WATCHING = (
+    f"add table inet {WATCH}; add chain inet {WATCH} input {{ type filter hook input priority 0; policy accept; }}; "
+    f"add rule inet {WATCH} input ct state established counter"
+)
 WATCHED_S = 3
 UNIT_TEXT = f"""\
 # Managed by gpunode (role firewall): a table of its own, which the rules of container engines and others stand beside.
@@ -171,9 +175,6 @@ def _guarded(
     """Return the arguments of ``guarded_change``."""
     unit = state.unit(UNIT)
     runs = unit is not None and unit.active == "active"
-    hook = "{ type filter hook input priority 0; policy accept; }"
-    look = f"add table inet {WATCH}; add chain inet {WATCH} input {hook}"
-    look += f"; add rule inet {WATCH} input ct state established counter"
     gone = [NFT, f"add table inet {WATCH}; delete table inet {WATCH}"]
     load = [["systemctl", "daemon-reload"], ["systemctl", "enable", UNIT], ["systemctl", "reload-or-restart", UNIT]]
     unable = context.check and "nftables" not in state.installed
@@ -182,7 +183,7 @@ def _guarded(
         "keep": [ENABLED],
         "units": [UNIT],
         "validate": [] if unable else [[NFT, "-c", "-f", RULES]],
-        "activate": load if runs else [[NFT, look], ["sleep", str(WATCHED_S)], *load, gone],
+        "activate": load if runs else [[NFT, WATCHING], ["sleep", str(WATCHED_S)], *load, gone],
         "restore": [["systemctl", "reload-or-restart", UNIT]] if runs else [gone, [NFT, REMOVE]],
         "limit_s": int(settings["revert_s"]),
     }

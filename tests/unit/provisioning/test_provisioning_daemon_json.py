@@ -186,3 +186,4 @@ def test_containers_without_privileges_are_options() -> None:
     merged = merge_daemon('{"userns-remap": "ada"}', request.values)
     assert set(merged.restart) == {"no-new-privileges", "userns-remap"}
     assert merge_daemon(merged.text, {}, merged.memory).text == '{\n    "userns-remap": "ada"\n}\n'
+    assert "neither default nor" in (daemon_request({"userns_remap": "a b"}, None).problem or "")
