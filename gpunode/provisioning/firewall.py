@@ -98,9 +98,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
             return Manifest(role=ROLE, questions={"rules": question})
         if answer.get("error"):
             refusals.append(f"nft rejects the rules: {answer['error']} (settings of firewall_extra_rules end up there)")
-    files = (rules, ManagedFile(path=UNIT_FILE, content=UNIT_TEXT))
-    if zoned and not refusals:
-        files = (*files, *_zone_files(state, policy))
+    zone = _zone_files(state, policy) if zoned and not refusals else ()
+    files = (rules, ManagedFile(path=UNIT_FILE, content=UNIT_TEXT), *zone)
     fresh = _not_loaded(state, text)
     wait = int(settings["lock_wait_s"])
     wanted = ("nftables",)
