@@ -42,11 +42,11 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 TORCHRUN = f"""\
 #!/bin/sh
 # {MARK}: an example. One rank a GPU, each bound to the cores near it, with its share of the threads.
-# Several nodes: the same command on each, with --nnodes and --rdzv-endpoint of the first one.
+# Several nodes: the same command on each, with NNODES and with HEAD, the address of the first one.
 set -eu
 exec torchrun --no-python --nproc-per-node "${{GPUS:-gpu}}" \\
     --nnodes "${{NNODES:-1}}" --rdzv-backend c10d --rdzv-endpoint "${{HEAD:-localhost}}:29500" \\
-    {LAUNCHER} python3 "$@"
+    {LAUNCHER} "$@"
 """
 
 

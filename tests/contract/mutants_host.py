@@ -54,14 +54,14 @@ MUTANTS = [
         "host.environment",
         "CUDA_LAUNCH_BLOCKING was left",
         t4,
-        [stdout("variables", None, "/etc/environment\tCUDA_LAUNCH_BLOCKING\t1\n")],
+        [stdout("variables", "NCCL_DEBUG\tWARN", "CUDA_LAUNCH_BLOCKING\t1")],
         becomes=WARN,
     ),
     Mutant(
         "host.environment",
         "GPUs hidden from everybody",
         t4,
-        [stdout("variables", None, "/etc/profile.d/gpu.sh\tCUDA_VISIBLE_DEVICES\t0,1\n")],
+        [stdout("variables", "NCCL_DEBUG\tWARN", "CUDA_VISIBLE_DEVICES\t0,1")],
         becomes=WARN,
     ),
     Mutant(

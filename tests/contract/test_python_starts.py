@@ -15,7 +15,7 @@ PYTHON = re.compile(r"(\S*/)?(platform-python|python3?(\.\d+)?)")
 ISOLATED = re.compile(r"-[A-Za-z]*I[A-Za-z]*")
 # "python3 -c …", "python3 - x" and "#!… python3 -S" within a text. What only asks for the version imports nothing.
 START = re.compile(
-    r"(?:\bpython3?(?:\.\d+)?|\{\{ *\w*python\w* *\}\}|\$python\"?)(?= +-)(?! +-[A-Za-z]*I)(?! +(?:--version|-V)\b)"
+    r"(?:(?<!-)\bpython3?(?:\.\d+)?|\{\{ *\w*python\w* *\}\}|\$python\"?)(?= +-)(?! +-[A-Za-z]*I)(?! +(?:--version|-V)\b)"
 )
 SHEBANG = re.compile(r"^#!.*\bpython(?!.* -[A-Za-z]*I)", re.MULTILINE)
 
@@ -157,6 +157,7 @@ def test_a_start_without_it_is_found(tmp_path: Path, name: str, text: str) -> No
         ("a.yml", "argv: [python3, -I, -c, x]"),
         ("a.yml", "- python3\n- rpm\n"),
         ("a", "python3 --version\n"),
+        ("a", "torchrun --no-python --nproc-per-node 8 gpunode-run ./train.py\n"),
     ],
 )
 def test_others_are_left_alone(tmp_path: Path, name: str, text: str) -> None:
