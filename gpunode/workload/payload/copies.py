@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from pathlib import Path
@@ -44,7 +45,7 @@ def size_for(torch: Any, device: Any, wanted: int, on_processor: int) -> int:
     if device.type != "cuda":
         return on_processor
     free, _ = torch.cuda.mem_get_info(device)
-    return max(4, min(wanted, free // SHARE_OF_FREE) // 4 * 4)
+    return max(4, min(wanted, int(free) // SHARE_OF_FREE) // 4 * 4)
 
 
 def numa_nodes(folder: Path = NODES) -> dict[int, set[int]]:
@@ -112,13 +113,8 @@ def _both_ways(torch: Any, device: Any, *, pinned: bool, repetitions: int, kept:
     kept += [source, back]
     found = []
     for direction, target, origin in (("host_to_device", there, source), ("device_to_host", back, there)):
-        seconds = repeated(
-            torch,
-            device,
-            lambda target=target, origin=origin: target.copy_(origin, non_blocking=pinned),
-            warmups=2,
-            repetitions=repetitions,
-        )
+        work = functools.partial(target.copy_, origin, non_blocking=pinned)
+        seconds = repeated(torch, device, work, warmups=2, repetitions=repetitions)
         arrived = target.cpu() if direction == "host_to_device" else target
         figures = {"direction": direction, "size_bytes": size, **bandwidth(size, seconds)}
         found.append({**figures, "wrong": wrong_elements(arrived, given)})
