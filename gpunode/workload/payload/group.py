@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble, one_line
+from gpunode.workload.payload.isolate import Skip, Trouble, Undetermined, one_line
 from gpunode.workload.payload.pytorch import torch_module, why_no_gpu
 
 LOOK_S = 0.01
@@ -66,17 +66,23 @@ class Group:
         if not present or not getattr(self.distributed, f"is_{seat.backend}_available")():
             raise Skip(f"PyTorch {self.torch.__version__} has no {seat.backend.upper()}")
         self.device = self.torch.device("cpu")
+        self._store: Any = None
+        self._started = False
+        self._steps = 0
         if seat.backend == "nccl":
             reason = why_no_gpu(self.torch)
             if reason is not None:
                 raise Trouble(f"PyTorch {self.torch.__version__} finds no GPU: {reason}")
+            number = int(self.torch.cuda.device_count())
+            if seat.device >= number:
+                raise Trouble(f"there is no GPU for rank {seat.rank}: PyTorch counts {number} of {seat.size}")
             self.device = self.torch.device(f"cuda:{seat.device}")
             self.torch.cuda.set_device(self.device)
-        elif not seat.meet.startswith("tcp:"):
+            return
+        # Ranks of one machine share its processors.
+        self.torch.set_num_threads(1)
+        if not seat.meet.startswith("tcp:"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        self._store: Any = None
-        self._started = False
-        self._steps = 0
 
     @property
     def values(self) -> dict[str, Any]:
@@ -96,12 +102,17 @@ class Group:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        if error is not None and not isinstance(error, (Trouble, Skip)) and isinstance(error, Exception):
+        if error is None:
+            self.stop()
+            self._take_leave()
+        elif isinstance(error, (Trouble, Skip, Undetermined)):
+            # A reason of this rank's own: the others need not wait for it.
+            with contextlib.suppress(Exception):
+                self._store.set(f"lost/{self.seat.rank}", "1")
+            self.stop()
+        elif isinstance(error, Exception):
             with self._naming():
                 raise error
-        self.stop()
-        if error is None:
-            self._take_leave()
 
     def _opened(self) -> Any:
         distributed, seat = self.distributed, self.seat
@@ -143,7 +154,7 @@ class Group:
         """Have an error of the group name the ranks that are missing."""
         try:
             yield
-        except (Trouble, Skip):
+        except (Trouble, Skip, Undetermined):
             raise
         except Exception as err:
             self.stop()

@@ -22,7 +22,7 @@ REPETITIONS = {"standard": 10, "deep": 30}
 GEMM_S = {"standard": 1.5, "deep": 6.0}
 GEMM_ON_PROCESSOR_S = 0.3
 BURN_S, BURN_ON_PROCESSOR_S = 120.0, 2.0
-FIO_S = {"standard": 5.0, "deep": 15.0}
+FIO_S = {"standard": 3.0, "deep": 8.0}
 TOOL_LIMIT_S = {"nvbandwidth": 300.0, "dcgm-diag": 420.0, "nccl-tests": 240.0}
 DCGM_LEVEL = {"standard": 1, "deep": 2}
 """Level 2 takes about two minutes; 3 is a quarter of an hour by itself, and gpunode's own loads stand for it."""
@@ -37,8 +37,6 @@ SECONDS = {
     "burn": {"standard": 160, "deep": 160},
 }
 """About how long each takes, to tell how much is left: derived from the times above, not measured on a GPU."""
-Tasks = Callable[["str | None", "str | None"], "tuple[Task, ...]"]
-"""The tasks for one device: its UUID, and that of the GPU that it is a part of; None for the processor."""
 NO_PAIR = "there is one rank alone: it has no link to another"
 
 
@@ -92,7 +90,7 @@ class Measurements:
     def _each(
         self, tasks: Callable[[str | None, str | None], tuple[Task, ...]], at_once: int
     ) -> Iterator[dict[str, Any]]:
-        """The tasks on every device, or once on the processor."""
+        """The tasks on every device, by its UUID and that of its GPU, or once on the processor (None)."""
         jobs = [
             Job(
                 tasks(device.uuid or device.component, device.gpu_uuid),

@@ -33,7 +33,7 @@ PATTERNS = (("write", MIB, 4, 16), ("read", MIB, 4, 16), ("randwrite", 4096, 4, 
 FIO_LIMIT_S = 120
 SAMPLE_BYTES = 3 * 448 * 448
 """An image of 448 x 448."""
-SAMPLES, BATCH, ROUNDS = 256, 32, 3
+SAMPLES, BATCH, ROUNDS = 128, 16, 3
 MAX_WORKERS = 32
 ENOUGH = 0.95
 """Of the best throughput: more workers than this needs bring nothing."""
