@@ -99,7 +99,10 @@ FILES = (
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
     "/run/reboot-required.pkgs",
+    "/var/lib/gpunode/updates/pending.json",
     "/etc/gpunode/lab-node",
+    "/etc/gpunode/gpu-settings.json",
+    "/run/gpunode/gpu-settings.json",
 )
 # Files of which only the lines that matter are kept: the others are nobody's business, or speak of passwords.
 CONTAINERD = re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")
@@ -108,6 +111,7 @@ FILTERED_FILES = (
     ("/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
+    ("/etc/group", re.compile(r"^(docker|sudo|wheel|admin):")),
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
 # Commands of which only the lines that matter are kept.
@@ -139,6 +143,9 @@ SYSCTLS = (
     "net.core.rmem_max",
     "net.core.somaxconn",
     "net.core.wmem_max",
+    "net.ipv4.neigh.default.gc_thresh1",
+    "net.ipv4.neigh.default.gc_thresh2",
+    "net.ipv4.neigh.default.gc_thresh3",
     "net.ipv4.tcp_congestion_control",
     "net.ipv4.tcp_mtu_probing",
     "net.ipv4.tcp_rmem",
@@ -259,6 +266,9 @@ UNITS = (
     "nvidia-suspend.service",
     "nvlsm.service",
     "gpunode-exporter.service",
+    "gpunode-gpu-settings.service",
+    "gpunode-cpu.service",
+    "gpunode-acs.service",
     "docker.service",
     "docker.socket",
     "containerd.service",
@@ -284,6 +294,11 @@ UNITS = (
     "multipathd.service",
     "kdump.service",
     "kdump-tools.service",
+    "gpunode-firewall.service",
+    "nftables.service",
+    "firewalld.service",
+    "ufw.service",
+    "apt-daily.timer",
     "apt-daily-upgrade.timer",
     "unattended-upgrades.service",
     "dnf-automatic.timer",
@@ -1258,6 +1273,14 @@ def docker_daemon(probe: Probe) -> None:
         probe.run("docker-info", ["docker", "info", "--format", DOCKER_INFO])
 
 
+def packet_filter(probe: Probe) -> None:
+    """Rules of nftables without the contents of sets, and the sockets that wait for connections."""
+    probe.run("nft-ruleset", ["nft", "-j", "-t", "list", "ruleset"])
+    probe.run("nft-own", ["nft", "-s", "-t", "list", "table", "inet", "gpunode"])
+    probe.run("sockets", ["ss", "-H", "-l", "-n", "-t", "-u", "-p"])
+    probe.run("addresses", ["ip", "-o", "address", "show"])
+
+
 def cdi_specs(probe: Probe) -> None:
     """CDI specifications: ``file PATH SIZE``, its versions, kinds, names and host paths, and those that are missing."""
     lines, problems = [], []
@@ -1473,6 +1496,7 @@ PASSIVE = (
     device_nodes,
     device_holders,
     docker_daemon,
+    packet_filter,
     cdi_specs,
     kernel_log,
     earlier_xids,

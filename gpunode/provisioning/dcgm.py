@@ -14,7 +14,7 @@ from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
 from gpunode.provisioning.engines import gpu_users
-from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
@@ -94,7 +94,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
     waits = state.contents.get(MARKER) is not None and unit is not None and (runnable or unit.active == "active")
     units = []
-    if unit is not None:
+    # In check mode the transaction would have brought it by now.
+    if unit is not None or CORE in installed:
         wanted = "restarted" if waits and not busy else "started" if runnable else None
         units = [*([UnitState(name=OLD_UNIT, enabled=False, state="stopped")] if old else [])]
         units.append(UnitState(name=UNIT, enabled=True, state=wanted))
@@ -126,10 +127,10 @@ def _packages(
     wait = int(settings["lock_wait_s"])
     if state.apt is None:
         return DnfChange(
-            install=found.install,
+            install=(*found.install, *plugin(state.dnf)),
             remove=found.purge,
             never=never,
-            lock=lock_lines(state.installed, (f"{STEM}-*",)),
+            hold=(f"{STEM}-*",),
             lock_mark=LOCK_MARK,
             memory=BEFORE,
             lock_wait_s=wait,

@@ -32,7 +32,7 @@ class ManagedFile(Part):
     expect_sha256: str | None = None
     """Digest of the file that the content was computed from: another one means that somebody else wrote meanwhile."""
     private: bool = False
-    """Holds a secret: its content is in no diff and in no log."""
+    """Holds a secret, or a key that no person reads: its content is in no diff and in no log."""
 
     @property
     def data(self) -> bytes | None:
@@ -113,8 +113,10 @@ class DnfChange(Part):
     """Module whose stream is reset."""
     repositories: tuple[dict[str, str], ...] = ()
     """``id``, ``url``, ``proxy`` and ``key`` of repositories as they will be."""
+    hold: tuple[str, ...] = ()
+    """Shell patterns of packages that the role's part of the versionlock list keeps at their versions afterwards."""
     lock: tuple[str, ...] | None = None
-    """Lines of the role's own part of the versionlock list; None: the list is left alone, (): the part goes."""
+    """Without ``hold``: the lines of that part; None: the list is left alone, (): the part goes."""
     drop_locks: tuple[str, ...] = ()
     """Lines of others in that list that go."""
     lock_mark: str = "gpunode"
@@ -140,7 +142,7 @@ class UnitState(Part):
 class Question(Part):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
-    kind: Literal["apt_preview", "dnf_preview", "repository_key", "signing_key"]
+    kind: Literal["apt_preview", "dnf_preview", "nft_check", "repository_key", "signing_key", "documents", "ssh_login"]
     body: dict[str, Any] = {}
     private: bool = False
     """The body holds a secret."""
