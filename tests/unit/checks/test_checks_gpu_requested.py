@@ -31,8 +31,7 @@ UNITS = tuple(
 def asked(*rules: dict[str, Any], **entries: tuple[Any, str]) -> GpuSettings:
     """Rules, and the report of this boot about the one GPU: setting to (value, result)."""
     settings = {
-        name: GpuSetting(value=value, result=result, message="why")  # type: ignore[arg-type]
-        for name, (value, result) in entries.items()
+        name: GpuSetting(value=value, result=result, message="why") for name, (value, result) in entries.items()
     }
     return GpuSettings(
         rules=tuple(GpuRule.model_validate({"gpus": "all", **rule}) for rule in rules),
