@@ -171,7 +171,8 @@ def test_a_restart_of_the_daemon_sets_it_again(h100: Board) -> None:
     assert h100.cells("power.limit", 0) == ["700.00"]
     # systemctl waits for the daemon alone, not for what is wanted by it.
     h100.site.sh(
-        f"systemctl start nvidia-persistenced; for second in $(seq 60); do systemctl is-active {UNIT} && break; sleep 1; done"
+        "systemctl start nvidia-persistenced;"
+        f"for second in $(seq 60); do systemctl is-active {UNIT} && break; sleep 1; done"
     )
     assert h100.at(UNIT, "ActiveEnterTimestampMonotonic") > started
     is_set(h100)
