@@ -108,6 +108,7 @@ class DnfState(Known):
     version: Text | None = None
     versionlock: bool = False
     runfile: bool = False
+    key: ModuleKey | None = None
 
 
 class NodeState(Known):

@@ -52,9 +52,10 @@ def build(tools: Tools, package: dict[str, Any], to: Path) -> None:
             package["description"],
             "%install",
             f"cp -a {tree}/. %{{buildroot}}",
-            "%files",
-            *listed,
         ]
+        for script, text in package["scripts"].items():
+            spec += [f"%{script}", text.replace("%", "%%")]
+        spec += ["%files", *listed]
         Path(folder, "spec").write_text("\n".join(spec) + "\n", encoding="utf-8")
         defined = {
             "_topdir": folder,
