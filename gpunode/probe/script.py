@@ -100,6 +100,8 @@ FILES = (
     "/etc/nvidia-container-runtime/config.toml",
     "/run/reboot-required.pkgs",
     "/etc/gpunode/lab-node",
+    "/etc/gpunode/gpu-settings.json",
+    "/run/gpunode/gpu-settings.json",
 )
 # Files of which only the lines that matter are kept: the others are nobody's business, or speak of passwords.
 CONTAINERD = re.compile(r"nvidia|^\s*(version|imports|default_runtime_name|enable_cdi)\s*=")
@@ -259,6 +261,7 @@ UNITS = (
     "nvidia-suspend.service",
     "nvlsm.service",
     "gpunode-exporter.service",
+    "gpunode-gpu-settings.service",
     "docker.service",
     "docker.socket",
     "containerd.service",

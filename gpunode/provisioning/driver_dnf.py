@@ -185,7 +185,7 @@ def dnf_refusals(
     switch, lines = bool(case.settings["switch"]), []
     if case.strangers and not switch:
         lines.append(
-            f"other-source: {listed(case.strangers, 5)} came from elsewhere and {case.stack.source} is wished: set "
+            f"other-source: {listed(case.strangers, 5)} came from elsewhere and {case.stack.source} is requested: set "
             "nvidia_driver_switch: true to have it replaced in one transaction"
         )
     if case.foreign_locks and not case.settled and not switch:

@@ -50,7 +50,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.node.keep("fit", "")
         self.remember_reboot(role, manifest)
         # What is forced is the change of a role: a node is not rebooted for it.
-        due = manifest.due or (role in SPECIFICATIONS and self.context(role).force)
+        due = manifest.due or (role in SPECIFICATIONS and self.forced())
         if due and self._task.check_mode:
             # Previews of the roles to come count with these files.
             before = self.node.read("planned")
@@ -58,6 +58,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         elif due:
             # What follows changes the node: the next plan looks again.
             self.node.forget("state")
+            self.node.keep("begun", "")
         result["ansible_facts"] = {"gpunode_restart_required": self.restarts(role, manifest)}
         result["warnings"] = [printable(note) for note in manifest.notes]
         return {
@@ -73,9 +74,9 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
     def refuse(self, manifest: Manifest) -> None:
         """Fail with all reasons why the node must not be changed."""
         if manifest.refusals:
-            raise AnsibleActionFail(
-                "\n  - ".join(["refused, nothing was changed:", *map(printable, manifest.refusals)])
-            )
+            begun = self.node.text("begun", math.inf) is not None
+            head = "refused, what this run changed before stays:" if begun else "refused, nothing was changed:"
+            raise AnsibleActionFail("\n  - ".join([head, *map(printable, manifest.refusals)]))
 
     def refuse_unfit(self) -> None:
         """Fail where preflight refuses the node; a role that is used alone has nobody else who asks."""

@@ -20,6 +20,7 @@ from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
 
 try:
     from gpunode.catalog import load
@@ -35,7 +36,7 @@ try:
 
     load()
 except ImportError as err:
-    MISSING: str | None = str(err)
+    MISSING: str | None = missing(err)
 else:
     MISSING = None
 
@@ -48,10 +49,7 @@ READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def need_gpunode() -> None:
     """Raise AnsibleActionFail where the package is missing."""
     if MISSING is not None:
-        raise AnsibleActionFail(
-            f"the Python package gpunode is needed beside Ansible on the controller ({MISSING}): "
-            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
-        )
+        raise AnsibleActionFail(MISSING)
 
 
 def specifications() -> dict[str, dict[str, Any]]:
@@ -175,6 +173,10 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         """Return a variable of the host, templated."""
         return plain(self._templar.template(self.task_vars[name])) if name in self.task_vars else default
 
+    def forced(self) -> bool:
+        """Return whether changes are made although nothing is due."""
+        return str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1")
+
     def reboot_reasons(self) -> tuple[str, ...]:
         """Return why the node has to be rebooted, of all roles that were planned, and what a variable says."""
         by_role: dict[str, list[str]] = self.node.read("reboot") or {}
@@ -195,7 +197,6 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             host=self.host,
             settings_of=settings_of,
             check=bool(self._task.check_mode),
-            force=str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1"),
             lock=self.variable("gpunode_stack") or None,
             planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"])),
             variables=tuple(str(name) for name in self.task_vars),

@@ -145,6 +145,7 @@ def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Bu
         fields={key: value for key, value in fields.items() if value},
         description=f"{filled(row.description, values)} (simulated by gpunode lab, drives nothing)",
         streams=list(row.streams),
+        scripts={str(name): text for name, text in row.scriptlets.items()},
         component=row.component,
         suite=values.get("suite", ""),
         repack=row.repack,
@@ -240,7 +241,7 @@ def _rpm_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
         steps["preun"].append(filled(_HEADERS_REMOVE, tree))
     if kernel := filled(row.depmod, values):
         steps["post"].append(filled(_DEPMOD, {"kernel": kernel}))
-    built.scripts = {name: "".join(parts) for name, parts in steps.items() if parts}
+    built.scripts |= {name: "".join(parts) for name, parts in steps.items() if parts}
 
 
 def names(repository: Repository) -> Iterator[tuple[str, str]]:
