@@ -73,6 +73,12 @@ done
 dpkg --install /{_KERNEL}/*.deb
 rm -rf /{_KERNEL}
 """
+# Debian's rpm keeps the database in the user's home. Its newer releases run scriptlets in name spaces of their own, which
+# not every container may have.
+_MACROS = """\
+%_dbpath /var/lib/rpm
+%__transaction_unshare %{nil}
+"""
 # Rocky's kernel is a package of the rpm database, made by the program that makes the vendors'; bash is one, because
 # scriptlets require a shell. Debian's headers are there for that kernel; a kernel of their own they are not.
 _BUILD_RPMS = """\
@@ -118,7 +124,7 @@ def files_of(system: str) -> dict[str, str]:
                 f"{_KERNEL}/packages.json": json.dumps(rpms),
                 "etc/redhat-release": f"Rocky Linux release {like.version} ({like.name})\n",
                 "etc/rocky-release": f"Rocky Linux release {like.version} ({like.name})\n",
-                "etc/rpm/macros": "%_dbpath /var/lib/rpm\n",  # Debian's rpm keeps it in the user's home
+                "etc/rpm/macros": _MACROS,
                 "etc/dnf/dnf.conf": text_of("files/dnf.conf"),
                 "etc/dnf/plugins/local.conf": "[main]\nenabled = false\n",
                 "etc/dnf/vars/releasever": f"{values['major']}\n",
