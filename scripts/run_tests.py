@@ -82,8 +82,15 @@ STANDS_ON = {
         "gpunode/provisioning/fabric",
         "gpunode/provisioning/nvidia_fabric",
     ),
+    "test_gpu_settings": (
+        "roles/gpu_settings/",
+        "gpunode/lab/simulator/",
+        "gpunode/provisioning/gpu_settings",
+        "gpunode/tuning/gpu_settings",
+    ),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
+    "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
     "test_matrix": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
@@ -109,6 +116,7 @@ STANDS_ON = {
     ),
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
+    "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
@@ -117,6 +125,7 @@ STANDS_ON = {
 }
 # Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
 VM_STANDS_ON = {
+    "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
     "test_vm_machine": ("tests/vm/",),
 }
 

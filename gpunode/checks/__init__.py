@@ -7,6 +7,7 @@ from gpunode.checks import (  # noqa: F401
     fabric,
     frameworks,
     gpu,
+    gpu_requested,
     gpu_settings,
     host,
     host_health,

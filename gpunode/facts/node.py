@@ -8,7 +8,17 @@ from pydantic import Field
 
 from gpunode.facts.models.base import Fact
 from gpunode.facts.models.bmc import BmcAccess, BmcEvent, BmcSensor
-from gpunode.facts.models.gpu import DeviceNode, DriverGpu, GpuProcess, LoadedDriver, Smi, ToolRun
+from gpunode.facts.models.gpu import (
+    DeviceNode,
+    DriverGpu,
+    GpuProcess,
+    GpuRule,
+    GpuSetting,
+    GpuSettings,
+    LoadedDriver,
+    Smi,
+    ToolRun,
+)
 from gpunode.facts.models.host import (
     Cpu,
     CpuFrequency,
@@ -74,6 +84,9 @@ __all__ = [
     "FileSystem",
     "ForeignInstall",
     "GpuProcess",
+    "GpuRule",
+    "GpuSetting",
+    "GpuSettings",
     "IbDevice",
     "IbPort",
     "Iommu",
@@ -124,6 +137,7 @@ MAY_BE_NONE = frozenset(
         "gpu_virtualization",
         "docker",
         "automatic_updates",
+        "gpu_settings",
     }
 )
 """Facts whose None says something as long as they have no gap; any other None was not seen."""
@@ -167,6 +181,8 @@ class NodeFacts(Fact):
     """Failed units, and those that the node has of the GPU stack, containers, time, RDMA and schedulers. A gap where it
     was not booted with systemd."""
     gpu_processes: tuple[GpuProcess, ...] | None = None
+    gpu_settings: GpuSettings | None = None
+    """None without a gap: the role gpu_settings sets nothing here."""
     secure_boot: bool | None = None
     """None with a gap where it could not be seen; False where the firmware has none."""
     disk_free_mib: dict[str, int] | None = None

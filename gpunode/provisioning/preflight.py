@@ -26,10 +26,6 @@ NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_f
 """Facts without which nothing can be decided."""
 FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
 """Variables that the roles themselves set, or that a playbook of the user does."""
-DNF_NOTE = (
-    "through dnf the repository, the driver and its fabric are installed and locked, no more: cuda, dcgm, docker and "
-    "nvidia_container_toolkit are for systems with apt and are not done on this node"
-)
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -65,9 +61,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     return Manifest(
         role=ROLE,
         refusals=tuple(dict.fromkeys(refusals)),
-        notes=(*_notes(state.facts, stack), *((DNF_NOTE,) if state.dnf is not None else ()))
-        if stack is not None
-        else (),
+        notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
         values={"manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None},
     )
 

@@ -8,12 +8,15 @@ from gpunode.provisioning import (
     dcgm,
     docker,
     gpu_settings,
+    kernel_tuning,
+    ml_environment,
     nvidia_container_toolkit,
     nvidia_driver,
     nvidia_fabric,
     nvidia_repository,
     preflight,
     reboot,
+    ssh_hardening,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -29,10 +32,13 @@ PLANS: dict[str, Plan] = {
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
     "gpu_settings": gpu_settings.plan,
+    "kernel_tuning": kernel_tuning.plan,
     "cuda": cuda.plan,
     "dcgm": dcgm.plan,
     "docker": docker.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
+    "ml_environment": ml_environment.plan,
+    "ssh_hardening": ssh_hardening.plan,
 }
 LOOKS: dict[str, Look] = {
     "reboot": reboot.LOOK,
@@ -40,8 +46,11 @@ LOOKS: dict[str, Look] = {
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,
     "gpu_settings": gpu_settings.LOOK,
+    "kernel_tuning": kernel_tuning.LOOK,
     "cuda": cuda.LOOK,
     "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
+    "ml_environment": ml_environment.LOOK,
+    "ssh_hardening": ssh_hardening.LOOK,
 }

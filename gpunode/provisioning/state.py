@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.system import Unit
+from gpunode.provisioning.ssh_state import SshState
 
 Text = Annotated[str, Field(max_length=4096)]
 Names = Annotated[tuple[Text, ...], Field(max_length=50_000)]
@@ -121,6 +122,8 @@ class NodeState(Known):
     """By path; a path that was not asked for is no key."""
     contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = {}
     """Documents of at most 1 MiB; None: absent, or not text."""
+    ssh: SshState | None = None
+    """Only where a role asked for it (``parts``)."""
     engine: dict[str, Any] = {}
     """What the container engine answers: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
 

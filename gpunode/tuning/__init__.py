@@ -4,7 +4,7 @@ from gpunode.tuning.containers import GPU_ARGUMENTS
 from gpunode.tuning.model import LeftAlone, NodeTuning, Setting, Tuning, Tunings
 from gpunode.tuning.payload import payload_settings
 from gpunode.tuning.profiles import PROFILES, Profile
-from gpunode.tuning.render import docker_args, env_file, nccl_conf, node_shell, shell, systemd
+from gpunode.tuning.render import docker_args, env_file, launcher_text, nccl_conf, node_shell, shell, systemd
 from gpunode.tuning.tune import WORKLOADS, Workload, tune, tune_node
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Workload",
     "docker_args",
     "env_file",
+    "launcher_text",
     "nccl_conf",
     "node_shell",
     "payload_settings",

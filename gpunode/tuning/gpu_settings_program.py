@@ -242,7 +242,7 @@ def call(*arguments: str, limit_s: float = CALL_LIMIT_S) -> str:
 
 
 def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Successfully")]
     return lines[0][:300] if lines else ""
 
 
@@ -391,15 +391,16 @@ def _apply_mode(gpu: Gpu, setting: str, value: bool) -> str:
             change(gpu, r"abled mig mode|pending (en|dis)able", "-mig", "1" if value else "0")
     elif in_force(setting, gpu) == value:
         return "kept"
-    return "applied" if in_force(setting, seen(gpu["uuid"])) == value else "pending"
+    return "applied" if in_force(setting, seen(gpu)) == value else "pending"
 
 
-def seen(uuid: str) -> dict[str, Any]:
+def seen(gpu: Gpu) -> dict[str, Any]:
     """Return a GPU as it is now."""
-    found = [gpu for gpu in parsed(call("-q", "-x", "-i", uuid)) if gpu["uuid"] == uuid]
+    found = [one for one in parsed(call("-q", "-x", "-i", gpu["uuid"])) if one["uuid"] == gpu["uuid"]]
     if not found:
         raise RefusedError("the GPU does not answer any more")
-    return found[0]
+    # Asked for alone it is the first.
+    return {**found[0], "index": gpu["index"]}
 
 
 def place(path: str) -> Path:
@@ -477,7 +478,7 @@ class Card:
         was = f"was {shown(setting, old)}" if result == "applied" and old not in (None, value) else ""
         self.note(setting, value, result, LATER if result == "pending" else was)
         if setting == "mig" and result == "applied":
-            self.gpu = seen(self.gpu["uuid"])
+            self.gpu = seen(self.gpu)
 
     def restore(self, setting: str, value: Any) -> None:
         """Return to the value before the first change, and forget it."""
@@ -492,7 +493,7 @@ class Card:
         del self.before[setting]
         write(MEMORY, {uuid: values for uuid, values in self.memory.items() if values})
         if setting == "mig":
-            self.gpu = seen(self.gpu["uuid"])
+            self.gpu = seen(self.gpu)
 
     def note(self, setting: str, value: Any, result: str, message: str) -> None:
         """Add a line to the report and to the journal."""

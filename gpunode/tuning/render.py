@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from importlib.resources import files
 
 from gpunode.tuning.model import Setting, Tuning
 
@@ -70,3 +71,8 @@ def _head(tuning: Tuning) -> str:
     # A bundle says what its host is called: in a file that a shell reads that must not become a line of its own.
     host = "".join(character for character in tuning.host if character.isprintable())
     return f"# gpunode env: {tuning.workload} ({tuning.profile}){over}, {host}{simulated}\n"
+
+
+def launcher_text() -> str:
+    """Return the program gpunode-run, which runs on nodes by itself."""
+    return (files("gpunode.tuning") / "launcher.py").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
+    PARTS,
     PLANS,
     SPECIFICATIONS,
     GpunodeAction,
@@ -90,6 +91,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         # A plan of a playbook has the settings of preflight.
         settings = context.settings_of(role if role in SPECIFICATIONS else GATE)
         state = self.state()
+        if self.manages(role) and any(role in roles and getattr(state, part) is None for part, roles in PARTS.items()):
+            state = self.state(fresh=True)
         answers: dict[str, Any] = {}
         for _ in range(ROUNDS):
             try:

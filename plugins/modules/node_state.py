@@ -42,6 +42,12 @@ options:
     type: list
     elements: str
     default: []
+  parts:
+    description: Parts that only some roles read. V(ssh) is the SSH daemon, its keys and the accounts.
+    type: list
+    elements: str
+    choices: [ssh]
+    default: []
 attributes:
   check_mode:
     support: full
@@ -85,6 +91,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     files_state,
     module_key,
     old_keys,
+    ssh_state,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
@@ -128,6 +135,7 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
             packages["key"] = module_key.key()
         found: dict[str, Any] = files_state.taken(parameters["paths"], parameters["globs"], parameters["contents"])
         found["engine"] = engine_state.taken()
+        found["ssh"] = ssh_state.taken() if "ssh" in parameters["parts"] else None
         output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
     finally:
         if probe.poll() is None:
@@ -153,6 +161,7 @@ def main() -> None:
             "paths": {"type": "list", "elements": "str", "default": []},
             "globs": {"type": "list", "elements": "str", "default": []},
             "contents": {"type": "list", "elements": "str", "default": []},
+            "parts": {"type": "list", "elements": "str", "choices": ["ssh"], "default": []},
         },
         supports_check_mode=True,
     )

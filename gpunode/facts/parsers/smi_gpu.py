@@ -102,6 +102,7 @@ def gpu(node: Node, index: int, printed_bus_id: str | None) -> dict[str, Any]:
         "clocks_mhz": _clocks(node.child("clocks")),
         "max_clocks_mhz": _clocks(node.child("max_clocks")),
         "application_clocks_mhz": _clocks(node.child("applications_clocks"), "graphics", "memory"),
+        "default_application_clocks_mhz": _clocks(node.child("default_applications_clocks"), "graphics", "memory"),
         "supported_clocks_mhz": _supported_clocks(node.child("supported_clocks")),
         "throttle_reasons": _throttle_reasons(node.child("clocks_event_reasons", "clocks_throttle_reasons")),
         "memory_total_mib": mebibytes(node.get("fb_memory_usage/total", "memory_usage/total")),
