@@ -73,8 +73,8 @@ done
 dpkg --install /{_KERNEL}/*.deb
 rm -rf /{_KERNEL}
 """
-# Debian's rpm keeps the database in the user's home. Its newer releases run scriptlets in name spaces of their own, which
-# not every container may have.
+# Debian's rpm keeps the database in the user's home. Its newer releases run scriptlets in name spaces of their own,
+# which not every container may have.
 _MACROS = """\
 %_dbpath /var/lib/rpm
 %__transaction_unshare %{nil}
