@@ -82,6 +82,12 @@ STANDS_ON = {
         "gpunode/provisioning/fabric",
         "gpunode/provisioning/nvidia_fabric",
     ),
+    "test_firewall": (
+        "roles/firewall/",
+        "plugins/action/guarded_change",
+        "plugins/module_utils/guard",
+        "gpunode/provisioning/firewall",
+    ),
     "test_gpu_settings": (
         "roles/gpu_settings/",
         "gpunode/lab/simulator/",
@@ -117,6 +123,7 @@ STANDS_ON = {
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
     "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
+    "test_updates": ("roles/updates/", "gpunode/provisioning/updates", "gpunode/provisioning/pending_updates"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),

@@ -4,6 +4,7 @@ from gpunode.checks import (  # noqa: F401
     bmc,
     containers,
     driver,
+    exposure,
     fabric,
     frameworks,
     gpu,

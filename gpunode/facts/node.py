@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gpunode.facts.models.base import Fact
 from gpunode.facts.models.bmc import BmcAccess, BmcEvent, BmcSensor
+from gpunode.facts.models.exposure import Address, Listener, PacketFilter
 from gpunode.facts.models.gpu import (
     DeviceNode,
     DriverGpu,
@@ -54,6 +55,7 @@ from gpunode.facts.models.system import (
     Limit,
     Limits,
     OperatingSystem,
+    PendingUpdate,
     Process,
     Repository,
     TimeSync,
@@ -63,6 +65,7 @@ from gpunode.facts.models.workload import MalformedRecord, Record
 
 __all__ = [
     "MAY_BE_NONE",
+    "Address",
     "AutomaticUpdates",
     "BmcAccess",
     "BmcEvent",
@@ -98,6 +101,7 @@ __all__ = [
     "Limits",
     "LinkEvent",
     "LinkLog",
+    "Listener",
     "LoadedDriver",
     "Machine",
     "MalformedRecord",
@@ -110,10 +114,12 @@ __all__ = [
     "Nvme",
     "OperatingSystem",
     "Package",
+    "PacketFilter",
     "PciAcs",
     "PciDevice",
     "PciLink",
     "PciPort",
+    "PendingUpdate",
     "Process",
     "RdmaNode",
     "Record",
@@ -138,6 +144,8 @@ MAY_BE_NONE = frozenset(
         "docker",
         "automatic_updates",
         "gpu_settings",
+        "packet_filter",
+        "pending_updates",
     }
 )
 """Facts whose None says something as long as they have no gap; any other None was not seen."""
@@ -225,6 +233,8 @@ class NodeFacts(Fact):
     foreign_installs: tuple[ForeignInstall, ...] | None = None
     automatic_updates: AutomaticUpdates | None = None
     """None without a gap: no tool for it is installed."""
+    pending_updates: tuple[PendingUpdate, ...] | None = None
+    """As the role updates has the node record them; None without a gap: it is not in use."""
     reboot_required: tuple[str, ...] | None = None
     """Packages that wait for a reboot (Debian, Ubuntu); empty: none, or the distribution does not say."""
 
@@ -268,6 +278,14 @@ class NodeFacts(Fact):
     rdma_nodes: tuple[RdmaNode, ...] | None = None
     link_log: LinkLog | None = None
     """By the drivers and daemons that report links (mlx5_core, systemd-networkd)."""
+
+    # What can be reached
+    packet_filter: PacketFilter | None = None
+    """None without a gap: nft is not installed. A gap without root."""
+    listeners: tuple[Listener, ...] | None = None
+    addresses: tuple[Address, ...] | None = None
+    root_groups: dict[str, tuple[str, ...]] | None = None
+    """Members of ``docker``, ``sudo``, ``wheel`` and ``admin``, as far as the node has these groups."""
 
     # The management controller
     bmc_access: BmcAccess | None = None

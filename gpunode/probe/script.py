@@ -99,6 +99,7 @@ FILES = (
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
     "/run/reboot-required.pkgs",
+    "/var/lib/gpunode/updates/pending.json",
     "/etc/gpunode/lab-node",
     "/etc/gpunode/gpu-settings.json",
     "/run/gpunode/gpu-settings.json",
@@ -110,6 +111,7 @@ FILTERED_FILES = (
     ("/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
+    ("/etc/group", re.compile(r"^(docker|sudo|wheel|admin):")),
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
 # Commands of which only the lines that matter are kept.
@@ -292,6 +294,11 @@ UNITS = (
     "multipathd.service",
     "kdump.service",
     "kdump-tools.service",
+    "gpunode-firewall.service",
+    "nftables.service",
+    "firewalld.service",
+    "ufw.service",
+    "apt-daily.timer",
     "apt-daily-upgrade.timer",
     "unattended-upgrades.service",
     "dnf-automatic.timer",
@@ -1266,6 +1273,14 @@ def docker_daemon(probe: Probe) -> None:
         probe.run("docker-info", ["docker", "info", "--format", DOCKER_INFO])
 
 
+def packet_filter(probe: Probe) -> None:
+    """Rules of nftables without the contents of sets, and the sockets that wait for connections."""
+    probe.run("nft-ruleset", ["nft", "-j", "-t", "list", "ruleset"])
+    probe.run("nft-own", ["nft", "-s", "-t", "list", "table", "inet", "gpunode"])
+    probe.run("sockets", ["ss", "-H", "-l", "-n", "-t", "-u", "-p"])
+    probe.run("addresses", ["ip", "-o", "address", "show"])
+
+
 def cdi_specs(probe: Probe) -> None:
     """CDI specifications: ``file PATH SIZE``, its versions, kinds, names and host paths, and those that are missing."""
     lines, problems = [], []
@@ -1481,6 +1496,7 @@ PASSIVE = (
     device_nodes,
     device_holders,
     docker_daemon,
+    packet_filter,
     cdi_specs,
     kernel_log,
     earlier_xids,

@@ -7,6 +7,7 @@ from gpunode.provisioning import (
     cuda,
     dcgm,
     docker,
+    firewall,
     gpu_settings,
     kernel_tuning,
     ml_environment,
@@ -17,6 +18,7 @@ from gpunode.provisioning import (
     preflight,
     reboot,
     ssh_hardening,
+    updates,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -36,6 +38,8 @@ PLANS: dict[str, Plan] = {
     "cuda": cuda.plan,
     "dcgm": dcgm.plan,
     "docker": docker.plan,
+    "firewall": firewall.plan,
+    "updates": updates.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "ml_environment": ml_environment.plan,
     "ssh_hardening": ssh_hardening.plan,
@@ -50,6 +54,8 @@ LOOKS: dict[str, Look] = {
     "cuda": cuda.LOOK,
     "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
+    "firewall": firewall.LOOK,
+    "updates": updates.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "ml_environment": ml_environment.LOOK,
     "ssh_hardening": ssh_hardening.LOOK,

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from machine_exposure import has_no_policy
 from machine_packages import toolkit
 from machine_shapes import PCI, SECURE_BOOT, Document, Machine, answer, recorded
 
@@ -108,6 +109,7 @@ def logical_cpus(machine: Machine) -> int:
 def host_commands(machine: Machine) -> dict[str, Document]:
     running = ["nvidia-persistenced.service", "chrony.service", *machine.extra_units]
     running += ["docker.service"] if machine.docker else []
+    running += [] if has_no_policy(machine) else ["gpunode-firewall.service"]
     absent = [name for name in ("nvidia-fabricmanager.service", "nvidia-imex.service") if name not in running]
     units = [unit(name) for name in running] + [unit(name, "inactive", "dead", "not-found") for name in absent]
     guest = machine.virtualization != "none"

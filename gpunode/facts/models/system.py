@@ -92,6 +92,16 @@ class AutomaticUpdates(Fact):
     reboots: bool = False
 
 
+class PendingUpdate(Fact):
+    """A security update of a package that is kept from automatic upgrades."""
+
+    package: str
+    installed: str
+    version: str
+    since: str
+    """When the node first saw that one waits, with its time zone."""
+
+
 class Repository(Fact):
     """One source of packages that has to do with the GPU stack or with containers."""
 
