@@ -120,6 +120,13 @@ STANDS_ON = {
         "gpunode/provisioning/nvidia_driver",
         "gpunode/provisioning/preflight",
     ),
+    "test_settings": (
+        "roles/kernel_tuning/",
+        "roles/ml_environment/",
+        "gpunode/tuning/",
+        "gpunode/provisioning/kernel_",
+        "gpunode/provisioning/ml_environment",
+    ),
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
     "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
