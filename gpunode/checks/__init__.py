@@ -16,6 +16,7 @@ from gpunode.checks import (  # noqa: F401
     inside,
     inside_driver,
     inside_limits,
+    kernel,
     links,
     memory_errors,
     node,

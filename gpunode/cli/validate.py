@@ -1,5 +1,6 @@
 """``gpunode validate``: judge nodes."""
 
+import dataclasses
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +93,8 @@ def command(  # noqa: PLR0913
     """Judge nodes: HOSTs, those of an inventory (-i), saved bundles (--replay), or this machine.
 
     No setting of a node is changed. Level quick looks; level standard also runs a workload in a container, on GPUs
-    that nobody uses, and removes it again; the image that it needs stays there. Exit codes: 0 all good, 1 a check
+    that nobody uses, and removes it again; the image that it needs stays there. Level deep measures for up to half an
+    hour: every number format, all collectives, training, storage, a sustained load. Exit codes: 0 all good, 1 a check
     failed, 2 wrong usage, 3 could not be determined (unreachable, no GPU, missing data).
 
     \b
@@ -114,6 +116,10 @@ def command(  # noqa: PLR0913
         reason = "--level quick runs no workload" if level == "quick" else "no check that is selected reads a workload"
         reason = "--replay asks no node" if replay else reason
         raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
+    if level == "deep":
+        workload = dataclasses.replace(workload, level="deep")
+    elif any(name in workloads.DEEP_ONLY for name in workload.given):
+        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured at --level deep")
     if replay:
         refuse_asking("--replay asks no node")
         if save is not None:
@@ -236,11 +242,19 @@ class Judging:
         """
         bundle = Bundle.from_json(text, where)
         node = facts_from_bundle(bundle)
-        level = self.level or ("standard" if bundle.results else "quick")
+        level = self.level or level_of(bundle)
         policy = self.policies.of(name)
         findings = judge(node, self.expectation, level, self.wanted, policy=policy)
         report = judged(bundle.host, identify(node), findings, seconds, policy)
         return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
+
+
+def level_of(bundle: Bundle) -> Level:
+    """The level at which a bundle was collected: the launcher's record has it, from the release on that had two."""
+    if not bundle.results:
+        return "quick"
+    levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
+    return "deep" if "deep" in levels else "standard"
 
 
 class Judged(BaseModel):
