@@ -1,0 +1,23 @@
+"""What a machine should measure: physical limits, pass marks with their origin, and the verdict on a figure. Pure."""
+
+from gpunode.expectations.assess import Assessment, Figure, Mark, Rules, assess
+from gpunode.expectations.limits import Limit, limit_of
+from gpunode.expectations.metrics import METRICS, UNITS, Metric, is_metric, unit_of
+from gpunode.expectations.shape import Shape, of_platform
+
+__all__ = [
+    "METRICS",
+    "UNITS",
+    "Assessment",
+    "Figure",
+    "Limit",
+    "Mark",
+    "Metric",
+    "Rules",
+    "Shape",
+    "assess",
+    "is_metric",
+    "limit_of",
+    "of_platform",
+    "unit_of",
+]
