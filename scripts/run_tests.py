@@ -2,8 +2,9 @@
 
 On a branch, lab tests and molecule scenarios are chosen by what changed since it left origin/main (or since the commit
 that GPUNODE_TEST_SINCE names), the working tree included. On main itself, or where git cannot tell, their core runs:
-the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole of site.yml. `--all` runs
-everything.
+the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole of site.yml. The core alone
+runs too where a change concerns more than AT_MOST files or scenarios beyond it, so that a wide change fits CI's limit:
+the table then names what was left out. `--all` runs everything.
 """
 
 import argparse
@@ -33,6 +34,8 @@ FOUNDATION = (
     "requirements.lock",
     "ansible.cfg",
 )
+AT_MOST = {"lab": 3, "molecule": 1}
+"""How many lab files and scenarios a change may add to the core."""
 # Lab tests that are for paths that begin so alone. A file that is not named here runs always.
 STANDS_ON = {
     "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
@@ -105,6 +108,7 @@ STANDS_ON = {
         "gpunode/provisioning/preflight",
     ),
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
+    "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
@@ -123,6 +127,7 @@ class Tally:
     seconds: float = 0.0
     not_run: str | None = None
     broken: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
 
 def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
@@ -256,26 +261,47 @@ def concerned(*beginnings: str) -> bool:
     return any(path.startswith(beginnings) for path in changed() or ())
 
 
-def lab_files(*, everything: bool) -> list[str]:
-    """The lab tests to run, as paths."""
+@dataclass
+class Chosen:
+    """What a tier runs of its files or scenarios, and what it leaves to `--all`."""
+
+    run: list[str]
+    left_out: list[str] = field(default_factory=list)
+
+
+def bounded(core: list[str], concerned: list[str], at_most: int) -> Chosen:
+    """Return the core with what a change concerns, or the core alone where that is too much."""
+    if len(concerned) > at_most:
+        return Chosen(core, concerned)
+    return Chosen(sorted([*core, *concerned]))
+
+
+def lab_files(*, everything: bool) -> Chosen:
+    """Return the lab tests to run, as paths."""
     files = sorted((ROOT / "tests" / "lab").glob("test_*.py"))
-    return [
+    if everything:
+        return Chosen([f"tests/lab/{file.name}" for file in files])
+    core = [f"tests/lab/{file.name}" for file in files if file.stem not in STANDS_ON]
+    more = [
         f"tests/lab/{file.name}"
         for file in files
-        if everything or file.stem not in STANDS_ON or concerned(f"tests/lab/{file.name}", *STANDS_ON[file.stem])
+        if file.stem in STANDS_ON and concerned(f"tests/lab/{file.name}", *STANDS_ON[file.stem])
     ]
+    return bounded(core, more, AT_MOST["lab"])
 
 
-def scenarios(*, everything: bool) -> list[str]:
-    """The molecule scenarios to run. `default` runs all roles."""
+def scenarios(*, everything: bool) -> Chosen:
+    """Return the molecule scenarios to run. `default` runs all roles."""
     names = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
-    return [
+    if everything:
+        return Chosen(names)
+    more = [
         name
         for name in names
-        if everything
-        or name == "default"
-        or concerned(f"molecule/{name}/", f"roles/{name}/", f"gpunode/provisioning/{name}", *FOUNDATION)
+        if name != "default"
+        and concerned(f"molecule/{name}/", f"roles/{name}/", f"gpunode/provisioning/{name}", *FOUNDATION)
     ]
+    return bounded([name for name in names if name == "default"], more, AT_MOST["molecule"])
 
 
 def no_lab_here() -> str | None:
@@ -299,7 +325,10 @@ def lab(*, everything: bool = False) -> Tally:
     reason = no_lab_here()
     if reason:
         return Tally(not_run=reason)
-    return pytest_tier(*lab_files(everything=everything), "-v", limit_s=9000 if everything else 3600)
+    chosen = lab_files(everything=everything)
+    tally = pytest_tier(*chosen.run, "-v", limit_s=9000 if everything else 3600)
+    tally.left_out = chosen.left_out
+    return tally
 
 
 def lab_debian_13() -> Tally:
@@ -323,7 +352,9 @@ def molecule(*, everything: bool = False) -> Tally:
     if reason:
         return Tally(not_run=reason)
     chosen = scenarios(everything=everything)
-    return tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in chosen}, limit_s=1800)
+    tally = tool_tier({name: [BIN / "molecule", "test", "-s", name] for name in chosen.run}, limit_s=1800)
+    tally.left_out = chosen.left_out
+    return tally
 
 
 def vm() -> Tally:
@@ -361,7 +392,11 @@ def describe(name: str, tally: Tally) -> str:
         return f"  {name:<14} not run: {tally.not_run}"
     words = f"  {name:<14} {tally.passed:>5} passed {tally.failed:>4} failed {tally.skipped:>4} skipped"
     words += f" {tally.seconds:>7.0f} s"
-    return words + (f"  {', '.join(tally.broken)}" if tally.broken else "")
+    words += f"  {', '.join(tally.broken)}" if tally.broken else ""
+    if tally.left_out:
+        names = ", ".join(Path(one).stem for one in tally.left_out)
+        words += f"\n{'':<17}left to `make test-all`, the change concerns too many: {names}"
+    return words
 
 
 def main() -> int:

@@ -182,17 +182,16 @@ class State:
             "ansible_ssh_common_args": " ".join(f"-o {key}={value}" for key, value in options.items()),
             "ansible_python_interpreter": "/usr/bin/python3",
             "gpunode_lab": True,
-            # A lab has no look-alike of Docker's own repository.
-            "docker_source": "distribution",
         }
         tree = {GROUP: {"hosts": hosts, "vars": common}}
         return "# Written by gpunode lab up; changes are lost.\n" + yaml.safe_dump(tree, sort_keys=False, width=1000)
 
     def _variables(self, node: Reachable) -> dict[str, Any]:
-        """What the roles have to know of a node: where its driver comes from."""
+        """What the roles have to know of a node: where its driver and its container engine come from."""
+        docker = self._docker(node)
         if node.hardware is None:
             # Without a vendor's repository a node has its own archive alone.
-            return {
+            return docker | {
                 "nvidia_driver_source": "debian",
                 "nvidia_container_toolkit_version": "none",
                 "preflight_require_gpu": False,
@@ -201,11 +200,23 @@ class State:
         signs = known[repository_of(node.os)].key
         by_rpm = known[repository_of(node.os)].kind == "rpm"
         toolkit = known["container-toolkit-rpm" if by_rpm else "container-toolkit"].key
-        return {
+        return docker | {
             "nvidia_repository_url": f"{_VENDOR}/compute/cuda/repos",
             "nvidia_repository_key": str(self.vendor_key(signs)),
             "nvidia_container_toolkit_url": f"{_VENDOR}/libnvidia-container",
             "nvidia_container_toolkit_key": str(self.vendor_key(toolkit)),
+        }
+
+    def _docker(self, node: Reachable) -> dict[str, Any]:
+        """Return where Docker comes from: systems with dnf have none, and the lab's repository is for EL 9 alone."""
+        if not node.os.startswith("rocky-"):
+            return {"docker_source": "distribution"}
+        if node.os != "rocky-9":
+            return {"docker_state": "absent"}
+        return {
+            "docker_source": "docker",
+            "docker_repository_url": f"{_VENDOR}/linux",
+            "docker_repository_key": str(self.vendor_key(repositories()["docker-rpm"].key)),
         }
 
 

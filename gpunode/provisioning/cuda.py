@@ -16,7 +16,7 @@ from gpunode.errors import GpunodeError, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
-from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
@@ -192,9 +192,9 @@ def _packages(
             if re.match(r"cuda-toolkit-[0-9]+-config-common", entry) is None
         )
         return DnfChange(
-            install=own,
+            install=(*own, *plugin(state.dnf)),
             never=never,
-            lock=lock_lines(state.installed, found.hold),
+            hold=tuple(found.hold),
             lock_mark=LOCK_MARK,
             memory=BEFORE,
             lock_wait_s=wait,

@@ -14,7 +14,7 @@ from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
 from gpunode.provisioning.engines import gpu_users
-from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
@@ -126,10 +126,10 @@ def _packages(
     wait = int(settings["lock_wait_s"])
     if state.apt is None:
         return DnfChange(
-            install=found.install,
+            install=(*found.install, *plugin(state.dnf)),
             remove=found.purge,
             never=never,
-            lock=lock_lines(state.installed, (f"{STEM}-*",)),
+            hold=(f"{STEM}-*",),
             lock_mark=LOCK_MARK,
             memory=BEFORE,
             lock_wait_s=wait,

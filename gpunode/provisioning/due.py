@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 
@@ -105,7 +106,8 @@ def _dnf_reasons(change: DnfChange, dnf: DnfState) -> Iterator[str]:
     if change.reset is not None and change.reset in dnf.streams:
         yield f"the module {change.reset} has a stream enabled"
     # Each role has a part of its own in the list.
-    loose = sorted(set(change.lock or ()) - {*dnf.own_locks, *dnf.locks})
+    wanted = lock_lines(dnf.installed, change.hold) if change.hold else change.lock or ()
+    loose = sorted(set(wanted) - {*dnf.own_locks, *dnf.locks})
     if loose:
         yield f"not locked: {', '.join(loose[:5])}"
     yield from (f"the lock {line} is in the way" for line in change.drop_locks if line in dnf.locks)

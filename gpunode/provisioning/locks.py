@@ -3,6 +3,10 @@
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from gpunode.provisioning.state import DnfState
+
+PLUGIN = "python3-dnf-plugin-versionlock"
+
 
 def lock_lines(installed: Mapping[str, str], patterns: Iterable[str]) -> tuple[str, ...]:
     """Return a line for each installed package that fits one of the shell patterns, of any architecture."""
@@ -12,3 +16,8 @@ def lock_lines(installed: Mapping[str, str], patterns: Iterable[str]) -> tuple[s
         for name, version in sorted(installed.items())
         if any(fnmatchcase(name, pattern) for pattern in wanted)
     )
+
+
+def plugin(dnf: DnfState | None) -> tuple[str, ...]:
+    """Return the package of the plugin that obeys the lines, where the node lacks it."""
+    return (PLUGIN,) if dnf is not None and not dnf.versionlock else ()

@@ -113,8 +113,10 @@ class DnfChange(Part):
     """Module whose stream is reset."""
     repositories: tuple[dict[str, str], ...] = ()
     """``id``, ``url``, ``proxy`` and ``key`` of repositories as they will be."""
+    hold: tuple[str, ...] = ()
+    """Shell patterns of packages that the role's part of the versionlock list keeps at their versions afterwards."""
     lock: tuple[str, ...] | None = None
-    """Lines of the role's own part of the versionlock list; None: the list is left alone, (): the part goes."""
+    """Without ``hold``: the lines of that part; None: the list is left alone, (): the part goes."""
     drop_locks: tuple[str, ...] = ()
     """Lines of others in that list that go."""
     lock_mark: str = "gpunode"

@@ -25,7 +25,7 @@ from gpunode.provisioning.engines import (
     engines_before_cdi_07,
     installed_engine,
 )
-from gpunode.provisioning.locks import lock_lines
+from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
@@ -274,9 +274,9 @@ def _packages(
     wait = int(settings["lock_wait_s"])
     if state.apt is None:
         return DnfChange(
-            install=wanted,
+            install=(*wanted, *plugin(state.dnf)),
             remove=old,
-            lock=lock_lines(state.installed, request.packages),
+            hold=request.packages,
             lock_mark=LOCK_MARK,
             memory=BEFORE,
             lock_wait_s=wait,

@@ -15,11 +15,13 @@ Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input
      "closure": [names],                  installed ones that move to that release, or go where it has none of them
      "line": {"names": [patterns], "except": [patterns]},
                                           packages that come at that release or not at all, whoever requires them
-     "remove": [names],                   what goes
+     "remove": [names],                   what goes; with "state": "absent" and a memory also what came along with it
      "expendable": [patterns],            what may go besides, where something else needs that
      "locklist": path, "lock_mark": WORD, file of the plugin versionlock, and what the lines around our part end in
      "ignore_locks": [lines],             lines of it, of others, that do not count
      "lock": [lines] | null,              our part of it afterwards; empty: none (may be missing: it stays as it is)
+     "hold": [patterns],                  installed packages that our part names at their versions afterwards, in place
+                                          of "lock" (may be missing)
      "drop_locks": [lines],               lines of others that go (may be missing)
      "files": {path: text},               where it is simulated: files of repositories as they will be (may be missing)
      "memory": path | null,               list of the packages that were there before, written once (may be missing)
@@ -59,19 +61,36 @@ def out_of_time(*_):
     raise RefusedError("did not end within its time")
 
 
-def foreign_locks(path, mark, ignored):
-    """Lines of the plugin's list that are not ours; ours are between the two lines that end in ``mark``."""
+def split_locks(path, mark):
+    """Return the plugin's list in three: lines before our part, our part, lines behind it.
+
+    Ours are between ``# BEGIN MARK`` and ``# END MARK``. Without an end, the part ends where another role's begins.
+    """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    kept, ours = [], False
+    except FileNotFoundError:
+        return [], [], []
+    before: list[str] = []
+    own: list[str] = []
+    after: list[str] = []
+    part = before
     for line in lines:
-        if line.startswith("#") and line.endswith(mark):
-            ours = not ours
-        elif not ours and line.strip() not in ignored:
-            kept.append(line)
-    return kept
+        if line == f"# BEGIN {mark}":
+            part = own
+        elif line == f"# END {mark}":
+            part = after
+        elif part is own and line.startswith("# BEGIN "):
+            part = after
+            part.append(line)
+        else:
+            part.append(line)
+    return before, own, after
+
+
+def foreign_locks(path, mark, ignored):
+    """Return the lines of the plugin's list that are not ours."""
+    before, _, after = split_locks(path, mark)
+    return [line for line in (*before, *after) if line.strip() not in ignored]
 
 
 def repositories_of(files):
@@ -249,8 +268,24 @@ def streams(base, question):
     return None
 
 
+def orphans(base, question):
+    """Return packages that came along with those that go, and that nothing else needs; what was there before stays."""
+    memory = Path(question.get("memory") or "/nonexistent")
+    if question.get("state") != "absent" or not question["remove"] or not memory.exists():
+        return []
+    before = set(memory.read_text(encoding="utf-8").split())
+    base.conf.clean_requirements_on_remove = True
+    mark(base, {**question, "install": [], "bound": [], "free": [], "closure": []}, None)
+    base.resolve(allow_erasing=True)
+    going = {package.name for package in base.transaction.remove_set}
+    base.conf.clean_requirements_on_remove = False
+    base.reset(goal=True)
+    return sorted(going - before - set(question["remove"]))
+
+
 def resolved(base, question):
     """What the transaction is, as the answer tells it."""
+    question = {**question, "remove": [*question["remove"], *orphans(base, question)]}
     stream = streams(base, question)
     target, by_name, every = release_for(base, question)
     if question["bound"] and target is None:
@@ -299,27 +334,42 @@ def locks_that_change(question):
     """(lines that our part of the list lacks, lines that go)."""
     if question.get("lock") is None and not question.get("drop_locks"):
         return [], []
-    path, mark_of_ours = question["locklist"], question["lock_mark"]
-    others = foreign_locks(path, mark_of_ours, [])
-    there = Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
-    own = [line for line in there if line not in others and not line.startswith("#")]
+    before, own, after = split_locks(question["locklist"], question["lock_mark"])
     wanted = own if question.get("lock") is None else question["lock"]
-    dropped = [line for line in others if line.strip() in question.get("drop_locks", [])]
+    dropped = [line for line in (*before, *after) if line.strip() in question.get("drop_locks", [])]
     return [line for line in wanted if line not in own], [line for line in own if line not in wanted] + dropped
 
 
 def write_locks(question):
-    """Write our part of the list, without the lines of others that go."""
+    """Write our part of the list where it is, without the lines of others that go."""
     path, mark_of_ours = Path(question["locklist"]), question["lock_mark"]
-    others = [
-        line for line in foreign_locks(path, mark_of_ours, []) if line.strip() not in question.get("drop_locks", [])
+    before, own, after = split_locks(path, mark_of_ours)
+    wanted = own if question.get("lock") is None else question["lock"]
+    ours = [f"# BEGIN {mark_of_ours}", *wanted, f"# END {mark_of_ours}"] if wanted else []
+    dropped = question.get("drop_locks", [])
+    lines = [
+        *(line for line in before if line.strip() not in dropped),
+        *ours,
+        *(line for line in after if line.strip() not in dropped),
     ]
-    ours = [f"# BEGIN {mark_of_ours}", *question["lock"], f"# END {mark_of_ours}"] if question.get("lock") else []
     draft = path.with_name(path.name + ".new")
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft.write_text("".join(f"{line}\n" for line in [*others, *ours]), encoding="utf-8")
+    draft.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     draft.chmod(0o644)
     draft.replace(path)
+
+
+def lines_of_holds(base, question, answer):
+    """Return the lines for packages that fit a pattern of ``hold``, as they are when the transaction is done."""
+    versions = {package.name: package.evr for package in base.sack.query().installed()}
+    for name in answer.get("remove", ()):
+        versions.pop(name, None)
+    versions.update({row["name"]: row["version"] for row in answer.get("install", ())})
+    return [
+        f"{name}-{version if ':' in version else '0:' + version}.*"
+        for name, version in sorted(versions.items())
+        if any(fnmatch.fnmatchcase(name, one) for one in question["hold"])
+    ]
 
 
 def remember(path, base):
@@ -347,6 +397,8 @@ def carried_out(question):
                 time.sleep(2)
         with base:
             answer = resolved(base, question)
+            if question.get("hold"):
+                question = {**question, "lock": lines_of_holds(base, question, answer)}
             changes = "lacking" not in answer and (
                 answer["install"] or answer["remove"] or answer["stream"] is not None
             )
@@ -357,7 +409,8 @@ def carried_out(question):
                 if users:
                     raise RefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
                 signal.alarm(0)
-                remember(question.get("memory"), base)
+                if question.get("state") != "absent":
+                    remember(question.get("memory"), base)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:

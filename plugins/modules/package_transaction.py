@@ -56,7 +56,9 @@ options:
     elements: str
     default: []
   hold:
-    description: For apt, shell patterns of packages that are held afterwards.
+    description: >-
+      Shell patterns of packages that are held afterwards; for dnf, locked at their versions in the role's own part of
+      versionlock's list.
     type: list
     elements: str
     default: []

@@ -147,17 +147,28 @@ def test_a_toolkit_that_the_repository_has_not_is_refused_with_what_it_has(cuda:
     assert cuda.site.snapshot() == before
 
 
-@pytest.mark.parametrize("package", ["cuda-drivers", "nvidia-fabricmanager"])
-def test_a_transaction_that_would_bring_a_part_of_a_driver_is_refused(cuda: Cuda, installed: Run, package: str) -> None:
+@pytest.mark.parametrize(
+    ("package", "words"),
+    [
+        ("nvidia-persistenced", "would also touch"),
+        ("nvidia-fabricmanager", "would also touch"),
+        # The newest driver's modules want a dkms that this system does not have: apt itself refuses.
+        ("cuda-drivers", "dkms"),
+    ],
+)
+def test_a_transaction_that_would_bring_a_part_of_a_driver_is_refused(
+    cuda: Cuda, installed: Run, package: str, words: str
+) -> None:
+    before = cuda.site.packages()
     cuda.site.sh(f"package={package}\n{TREACHEROUS}")
     try:
         run = cuda.play("-e", '{"cuda_toolkit": ["12.8", "12.9"], "cuda_default": "12.9"}')
     finally:
         cuda.site.sh("rm -r /etc/apt/sources.list.d/made.list /srv/made")
     assert run.rc != 0
-    assert "would also touch" in run.output, run.output
+    assert words in run.output, run.output
     assert package in run.output
-    assert package not in versions(cuda.site)
+    assert cuda.site.packages() == before
 
 
 def test_absent_gives_the_node_back(cuda: Cuda, bare: tuple[set[str], list[str]], installed: Run) -> None:

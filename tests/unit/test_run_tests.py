@@ -67,13 +67,13 @@ def test_without_a_base_nothing_is_known(runner: ModuleType) -> None:
 
 
 def test_where_nothing_changed_the_core_runs(since_the_commit: ModuleType) -> None:
-    assert since_the_commit.lab_files(everything=False) == ["tests/lab/test_lab_nodes.py"]
-    assert since_the_commit.scenarios(everything=False) == ["default"]
+    assert since_the_commit.lab_files(everything=False).run == ["tests/lab/test_lab_nodes.py"]
+    assert since_the_commit.scenarios(everything=False).run == ["default"]
 
 
 def test_everything_is_everything(since_the_commit: ModuleType) -> None:
-    assert len(since_the_commit.lab_files(everything=True)) == 3
-    assert since_the_commit.scenarios(everything=True) == ["dcgm", "default", "docker"]
+    assert len(since_the_commit.lab_files(everything=True).run) == 3
+    assert since_the_commit.scenarios(everything=True).run == ["dcgm", "default", "docker"]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,24 @@ def test_a_change_runs_what_stands_on_it(
     touch(since_the_commit, path)
     (since_the_commit.ROOT / path).write_text("changed again\n", encoding="utf-8")
     assert since_the_commit.changed() == [path]
-    chosen = {Path(file).stem for file in since_the_commit.lab_files(everything=False)}
+    chosen = {Path(file).stem for file in since_the_commit.lab_files(everything=False).run}
     assert chosen == files | {"test_lab_nodes"}
-    assert set(since_the_commit.scenarios(everything=False)) == scenarios | {"default"}
+    chosen = since_the_commit.scenarios(everything=False)
+    assert {*chosen.run, *chosen.left_out} == scenarios | {"default"}
+
+
+def test_a_wide_change_runs_the_core_and_names_the_rest(
+    since_the_commit: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(since_the_commit, "AT_MOST", {"lab": 1, "molecule": 1})
+    for role in ("dcgm", "docker"):
+        touch(since_the_commit, f"roles/{role}/tasks/main.yml")
+    files, scenarios = since_the_commit.lab_files(everything=False), since_the_commit.scenarios(everything=False)
+    assert files.run == ["tests/lab/test_lab_nodes.py"]
+    assert files.left_out == ["tests/lab/test_dcgm.py", "tests/lab/test_docker.py"]
+    assert (scenarios.run, scenarios.left_out) == (["default"], ["dcgm", "docker"])
+    tally = since_the_commit.Tally(passed=1, left_out=files.left_out)
+    assert "test_dcgm, test_docker" in since_the_commit.describe("lab", tally)
 
 
 def test_what_tests_stand_on_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,7 @@ def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Bu
         fields={key: value for key, value in fields.items() if value},
         description=f"{filled(row.description, values)} (simulated by gpunode lab, drives nothing)",
         streams=list(row.streams),
+        scripts={str(name): text for name, text in row.scriptlets.items()},
         component=row.component,
         suite=values.get("suite", ""),
         repack=row.repack,

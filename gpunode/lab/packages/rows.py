@@ -104,7 +104,10 @@ class Package(_Strict):
     """rpm only: the kinds of module stream that the package belongs to (``open``, ``dkms``); empty: no module."""
     breaks: tuple[str, ...] = ()
     repack: str = ""
-    """The package of the tools' system whose files and scripts this package has, under its own name and version."""
+    """The package of the tools' system whose files and scripts this package has, under its own name and version; for
+    rpm several, without their scripts."""
+    scriptlets: dict[Literal["post", "preun", "postun"], str] = {}
+    """rpm only: what runs when the package is installed or removed."""
 
     def parts(self, release: str) -> list[Payload]:
         """What is in the package in that release."""

@@ -17,7 +17,8 @@ from gpunode.lab.engine import docker_errors
 from gpunode.lab.image import IMAGE_LABEL, REPOSITORY, Say, build_container, ensure_image, remove_images
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
-from gpunode.lab.packages.plan import plan
+from gpunode.lab.packages.plan import contents, plan
+from gpunode.lab.packages.rows import repositories
 from gpunode.lab.recipe import Recipe, System, architecture
 
 KIND = "vendor"
@@ -30,8 +31,6 @@ _TOOLS = (
     "python3",
     "rpm",
 )
-_REPACKED = ("dkms",)
-"""Packages of Debian's that some of the vendors' are made from."""
 _INSIDE = resource_files("gpunode.lab.vendor").joinpath("inside")
 _BUILDING = ("build.py", "pack.py", "rpms.py")
 _SERVING = ("publish.py", "runfile.py", "serve.py")
@@ -54,13 +53,18 @@ class ToolsRecipe(Recipe):
 
     @property
     def setup(self) -> str:
-        fetch = " ".join(_REPACKED)
+        fetch = " ".join(sorted(_repacked()))
         debs = f"/{_FOLDER}/debs"
         return f"set -eu; mkdir -p {debs}; cd {debs}; apt-get download {fetch}; rm -f /etc/apt/sources.list"
 
     @property
     def init(self) -> tuple[str, ...]:
         return ("/usr/bin/python3", f"/{_FOLDER}/serve.py")
+
+
+def _repacked() -> set[str]:
+    """Packages of Debian's that some of the vendors' are made from."""
+    return {name for row in repositories().values() for built in contents(row) for name in built.repack.split()}
 
 
 def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | None = None) -> str:

@@ -7,6 +7,7 @@ from node_samples import after, by_path, contents, context, node, planned
 from test_provisioning_cuda import bare
 
 from gpunode.provisioning import cuda, dcgm
+from gpunode.provisioning.locks import PLUGIN, lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
 
@@ -78,9 +79,22 @@ def test_with_dnf_the_toolkits_are_locked_at_what_came() -> None:
     facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
     manifest = toolkits(node(dnf=True, facts=facts))
     assert isinstance(manifest.packages, DnfChange)
-    assert (manifest.packages.lock, cuda.PREFERENCES in contents(manifest)) == ((), False)
+    assert ("cuda-toolkit-12-9" in manifest.packages.hold, cuda.PREFERENCES in contents(manifest)) == (True, False)
     there = node({"cuda-toolkit-12-9": "12.9.1-1"}, dnf=True, facts=facts)
-    assert "cuda-toolkit-12-9-0:12.9.1-1.*" in (getattr(toolkits(there).packages, "lock", None) or ())
+    loose = [reason for reason in toolkits(there).due_reasons if reason.startswith("not locked")]
+    assert loose == ["not locked: cuda-toolkit-12-9-0:12.9.1-1.*"]
+
+
+@pytest.mark.parametrize("role", ["cuda", "dcgm"])
+def test_with_dnf_the_plugin_that_obeys_locks_comes_where_it_is_missing(role: str) -> None:
+    facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
+    there = node(dnf=True, facts=facts)
+    assert there.dnf is not None
+    without = there.model_copy(update={"dnf": there.dnf.model_copy(update={"versionlock": False})})
+    for state, expected in ((there, False), (without, True)):
+        packages = (toolkits(state) if role == "cuda" else dcgm_planned(state)).packages
+        assert isinstance(packages, DnfChange)
+        assert (PLUGIN in packages.install) is expected
 
 
 def test_with_dnf_an_exact_version_comes_in_any_release() -> None:
@@ -185,9 +199,10 @@ def test_dcgm_of_dnf_comes_whatever_its_epoch_is_and_is_locked() -> None:
     state = node(there, dnf=True, facts={**facts, "units": [UNIT], **LOADED})
     packages = dcgm_planned(state).packages
     assert isinstance(packages, DnfChange)
-    assert f"{dcgm.CORE}-0:4.6.0-1.*" in (packages.lock or ())
+    lines = lock_lines(there, packages.hold)
+    assert f"{dcgm.CORE}-0:4.6.0-1.*" in lines
     assert any(reason.startswith("not locked: ") for reason in dcgm_planned(state).due_reasons)
     assert state.dnf is not None
-    locked = state.dnf.model_copy(update={"locks": packages.lock})
+    locked = state.dnf.model_copy(update={"locks": lines})
     settled = after(dcgm_planned(state), state, dnf=locked.model_dump())
     assert dcgm_planned(settled).due_reasons == ()

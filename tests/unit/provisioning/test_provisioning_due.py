@@ -103,6 +103,14 @@ def test_a_package_manager_that_is_unknown_is_due() -> None:
     assert why({"packages": AptChange()}, broken) == ("the state of apt is unknown",)
 
 
+@pytest.mark.parametrize(("locks", "due"), [(("a-0:1-1.*",), ()), ((), ("not locked: a-0:1-1.*",))])
+def test_a_package_that_dnf_should_hold_is_due_without_its_lock(locks: tuple[str, ...], due: tuple[str, ...]) -> None:
+    state = node({"a": "1-1", "b": "1-1"}, dnf=True)
+    assert state.dnf is not None
+    known = state.dnf.model_copy(update={"locks": locks})
+    assert why({"packages": DnfChange(hold=("a*",))}, state.model_copy(update={"dnf": known})) == due
+
+
 @pytest.mark.parametrize(
     ("dnf", "words"),
     [

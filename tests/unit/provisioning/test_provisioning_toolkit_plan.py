@@ -14,6 +14,7 @@ from gpunode.provisioning.cdi import NO_GIDS
 from gpunode.provisioning.containerd_change import BEFORE as CONTAINERD_BEFORE
 from gpunode.provisioning.containerd_change import CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
+from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.nvidia_container_toolkit import BEFORE, ENV, KEY, PREFERENCES, REFRESH_ENV, SOURCES, YUM
 from gpunode.provisioning.state import NodeState
@@ -90,11 +91,11 @@ def test_with_dnf_metadata_is_verified_and_packages_are_locked_at_what_came(site
     facts = {key: FACTS[key] for key in ("pci", "packages", "module_files", "dkms", "loaded_driver")}
     manifest = toolkit(node(dnf=True, facts=facts), site_key)
     assert isinstance(manifest.packages, DnfChange)
-    assert manifest.packages.lock == ()
+    assert manifest.packages.hold == FOUR
     assert {"gpgcheck=0", "repo_gpgcheck=1"} <= set((contents(manifest)[YUM] or "").splitlines())
     locked = toolkit(node(AT, dnf=True, facts=facts), site_key).packages
     assert isinstance(locked, DnfChange)
-    assert "libnvidia-container1-0:1.20.0-1.*" in (locked.lock or ())
+    assert "libnvidia-container1-0:1.20.0-1.*" in lock_lines(AT, locked.hold)
 
 
 def test_the_cuda_repository_can_be_the_one() -> None:

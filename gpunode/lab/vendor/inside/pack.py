@@ -68,12 +68,20 @@ class Tools:
         control |= kept | {key: control[key] for key in kept if key in package["fields"]}
 
     def repacked(self, package: dict[str, Any], tree: Path) -> None:
-        """Lay down the files and scripts of a package of Debian's, its program saying the version of ours."""
-        (source,) = DEBS.glob(f"{package['repack']}_*.deb")
-        run(["dpkg-deb", "--raw-extract", str(source), str(tree)])
+        """Lay down the files and scripts of a package of Debian's, its program saying the version of ours.
+
+        Where several are named, the scripts are those of the first.
+        """
+        first, *others = package["repack"].split()
+        for name in others:
+            (more,) = DEBS.glob(f"{name}_*.deb")
+            run(["dpkg-deb", "--extract", str(more), str(tree)])
+        (source,) = DEBS.glob(f"{first}_*.deb")
+        run(["dpkg-deb", "--extract", str(source), str(tree)])
+        run(["dpkg-deb", "--control", str(source), str(tree / "DEBIAN")])
         old = source.name.split("_")[1].partition("-")[0]
         new = package["version"].rpartition(":")[2].partition("-")[0]
-        for path in tree.rglob(package["repack"]):
+        for path in tree.rglob(first):
             if path.is_file() and not path.is_symlink():
                 text = path.read_text(encoding="utf-8", errors="surrogateescape")
                 path.write_text(text.replace(old, new), encoding="utf-8", errors="surrogateescape")

@@ -39,8 +39,7 @@ def build(tools: Tools, package: dict[str, Any], to: Path) -> None:
         if package["repack"]:
             tools.repacked(package, tree)
             shutil.rmtree(tree / "DEBIAN")
-        else:
-            tools.tree(package, tree)
+        tools.tree(package, tree)
         listed = []
         for path in sorted(tree.rglob("*")):
             relative = str(path.relative_to(tree))
@@ -52,6 +51,7 @@ def build(tools: Tools, package: dict[str, Any], to: Path) -> None:
             package["description"],
             "%install",
             f"cp -a {tree}/. %{{buildroot}}",
+            *(line for name, text in package["scripts"].items() for line in (f"%{name}", text)),
             "%files",
             *listed,
         ]

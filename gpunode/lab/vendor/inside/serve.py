@@ -54,7 +54,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         name = self.path.rpartition("/")[2]
         # What a fault changes is not newer than what it takes the place of, and the other way round.
         del self.headers["If-Modified-Since"]
-        if re.search("/(rhel[0-9]+|rpm|rocky|epel)/", self.path):
+        if re.search("/(rhel[0-9]+|rpm|rocky|epel|centos)/", self.path):
             publish_once(_RPM)
         if is_on("unreachable"):
             self.close_connection = True

@@ -1,0 +1,368 @@
+"""What a workload measured: the values of the records ``copy.*``, ``memory.*``, ``gemm.*``, ``nccl.*`` and the others.
+
+GB is 10^9 bytes, a TFLOP 10^12 operations. A figure is the median of its repetitions; ``spread`` is the difference of
+the largest and the smallest repetition, divided by the median. On ``device: cpu`` and ``backend: gloo`` a figure shows
+that the program works, never what a GPU or NCCL does. docs/measurements.md has an example of each record.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gpunode.facts.models.workload import DeviceIdentity, Text, Values
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[int, Field(ge=0)]
+Rank = Number
+Backend = Literal["nccl", "gloo"]
+GEMM_TYPES = ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
+
+
+class LoadState(Values):
+    """The state of a GPU while a load ran on it, sampled by NVML; nothing of it on a processor."""
+
+    samples: Number = 0
+    sm_clock_mhz: float | None = None
+    """Median."""
+    sm_clock_min_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    """Median."""
+    power_w: float | None = None
+    """Median."""
+    temperature_c: float | None = None
+    """Highest."""
+    throttle_reasons: dict[Text, Share] | None = None
+    """Share of the samples in which each reason was active, by the names that nvidia-smi's XML has, without
+    ``gpu_idle``. None: NVML gave none."""
+
+
+class Repeated(Values):
+    """A figure that was measured several times."""
+
+    repetitions: Annotated[int, Field(ge=1)]
+    """Without those of the warm-up."""
+    spread: Annotated[float, Field(ge=0)]
+
+
+class Corruption(Values):
+    """A block of a result in which elements differ from the reference."""
+
+    round: Number
+    row: Number
+    """Of the block's first element in the result."""
+    column: Number
+    rows: Annotated[int, Field(ge=1)]
+    columns: Annotated[int, Field(ge=1)]
+    wrong: Annotated[int, Field(ge=1)]
+    """Elements of the block."""
+    first_row: Number
+    """Of the first wrong element in the result."""
+    first_column: Number
+    found: float | None = None
+    """Of that element. None: not a finite number."""
+    expected: float | None = None
+
+
+class HostCopy(Repeated):
+    """Copies between host and device in one direction."""
+
+    direction: Literal["host_to_device", "device_to_host"]
+    pinned: bool
+    numa_node: int | None = None
+    """Of the host's memory. None: not bound."""
+    near: bool | None = None
+    """Whether that is the GPU's own NUMA node. None: not known."""
+    size_bytes: Positive
+    bandwidth_gb_per_s: Positive
+    wrong: Number
+    """Elements that arrived with another content."""
+
+
+class HostCopyValues(DeviceIdentity):
+    """``copy.host``, one a device."""
+
+    timer: Literal["events", "clock"]
+    """By device events, or by the processor's clock."""
+    copies: tuple[HostCopy, ...]
+
+
+class DeviceCopyValues(DeviceIdentity, Repeated):
+    """``copy.device``, one a device: copies within its memory."""
+
+    timer: Literal["events", "clock"]
+    size_bytes: Positive
+    bandwidth_gb_per_s: Positive
+    """Each byte counts twice: read and written."""
+    wrong: Number
+
+
+class PeerCopy(Repeated):
+    """Copies from one GPU to another."""
+
+    source: Number
+    """Index in ``uuids``."""
+    target: Number
+    direct: bool
+    """Without the host in between (peer access)."""
+    bandwidth_gb_per_s: Positive
+    both_gb_per_s: Positive | None = None
+    """Sum of both directions at the same time; in the row with ``source`` < ``target``."""
+    wrong: Number
+
+
+class PeerCopyValues(Values):
+    """``copy.peer``: between each two of the whole GPUs."""
+
+    uuids: tuple[Text, ...]
+    size_bytes: Positive
+    pairs: tuple[PeerCopy, ...]
+
+
+class StreamKernel(Repeated):
+    """One pattern of access to a device's memory."""
+
+    kernel: Literal["read", "write", "triad"]
+    bandwidth_gb_per_s: Positive
+    """Of all bytes read and written."""
+    wrong: Number
+
+
+class StreamValues(DeviceIdentity):
+    """``memory.stream``, one a device: bandwidth of its memory."""
+
+    timer: Literal["events", "clock"]
+    size_bytes: Positive
+    """Of one array."""
+    kernels: tuple[StreamKernel, ...]
+    load: LoadState = LoadState()
+
+
+class GemmValues(DeviceIdentity, Repeated):
+    """``gemm.TYPE``, one a device: a product of random square matrices, every result compared with the reference."""
+
+    timer: Literal["events", "clock"]
+    dtype: Text
+    """PyTorch's name of the inputs: ``bfloat16``, ``float8_e4m3fn``; ``tf32`` is ``float32``."""
+    size: Annotated[int, Field(ge=1)]
+    """Rows and columns of each matrix."""
+    tflops: Positive
+    compared: Annotated[int, Field(ge=1)]
+    """Results that were compared element by element."""
+    wrong: Number
+    """Elements of all compared results."""
+    corrupted: tuple[Corruption, ...] = ()
+    """The first blocks with wrong elements."""
+    load: LoadState = LoadState()
+
+
+class BurnPoint(Values):
+    """An interval of a sustained load: its end, and the medians within it."""
+
+    second: Annotated[float, Field(ge=0)]
+    tflops: Positive
+    sm_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+
+
+class BurnValues(DeviceIdentity):
+    """``burn.gemm``, one a device: products without a pause for a given time."""
+
+    dtype: Text
+    size: Annotated[int, Field(ge=1)]
+    requested_seconds: Positive
+    burn_seconds: Positive
+    points: tuple[BurnPoint, ...]
+    tflops: Positive
+    """Median of the second half."""
+    tflops_slope_percent_per_minute: float | None = None
+    """Of a straight line through the points; None: too few."""
+    sm_clock_slope_mhz_per_minute: float | None = None
+    compared: Annotated[int, Field(ge=1)]
+    wrong: Number
+    corrupted: tuple[Corruption, ...] = ()
+    load: LoadState = LoadState()
+
+
+class CollectiveRow(Repeated):
+    """One message size of a collective."""
+
+    size_bytes: Positive
+    """As nccl-tests counts it: of one rank's larger buffer."""
+    time_us: Positive
+    """Of the slowest rank."""
+    algbw_gb_per_s: Annotated[float, Field(ge=0)]
+    busbw_gb_per_s: Annotated[float, Field(ge=0)]
+    wrong: Number | None = None
+    """Elements of all ranks. None: not compared."""
+
+
+class NcclValues(Values):
+    """``nccl.COLLECTIVE``: one collective over all ranks, by torch.distributed or nccl-tests.
+
+    In a record with ``error`` only ``ranks``, ``backend`` and ``missing`` need be there.
+    """
+
+    backend: Backend
+    program: Literal["torch.distributed", "nccl-tests"] = "torch.distributed"
+    ranks: Annotated[int, Field(ge=1)]
+    nodes: Annotated[int, Field(ge=1)] = 1
+    missing: tuple[Rank, ...] = ()
+    """Ranks that ended or did not answer within the limit."""
+    dtype: Text | None = None
+    rows: tuple[CollectiveRow, ...] = ()
+    max_busbw_gb_per_s: Annotated[float, Field(ge=0)] | None = None
+    transports: dict[str, int] = Field(default_factory=dict)
+    """Connections by the transport in NCCL's log: ``{"P2P/CUMEM": 224, "NET/IB": 16}``."""
+    kinds: tuple[Literal["NVLS", "P2P", "SHM", "IB", "socket", "other"], ...] = ()
+    """Of these transports; ``IB`` is any RDMA network. Empty: its log names none."""
+    nccl_version: Text | None = None
+    warning: Text | None = None
+    """The first that NCCL wrote."""
+
+
+class BadLink(Values):
+    """A pair of ranks whose exchange was slow or failed, measured alone."""
+
+    ranks: tuple[Rank, Rank]
+    verdict: Literal["slow", "failed", "corrupt"]
+    bandwidth_gb_per_s: Positive | None = None
+    """None: it did not end."""
+
+
+class PairsValues(Values):
+    """``nccl.pairs``: exchanges between pairs of ranks in rounds, until each link is known as good or bad."""
+
+    backend: Backend
+    ranks: Annotated[int, Field(ge=2)]
+    nodes: Annotated[int, Field(ge=1)] = 1
+    uuids: tuple[Text, ...] = ()
+    """Of the ranks' GPUs."""
+    rounds: Annotated[int, Field(ge=1)]
+    size_bytes: Positive
+    """Of one exchange between two ranks, in each direction."""
+    links: Annotated[int, Field(ge=1)]
+    """Pairs of ranks."""
+    cleared: Number
+    """Links that were good in a round; ``links`` without them and without ``bad``: not known (no time was left)."""
+    median_gb_per_s: Positive | None = None
+    """One direction, of the pairs of the first round."""
+    slow_factor: Positive
+    """A link is slow when it takes this many times as long as the median."""
+    bad: tuple[BadLink, ...] = ()
+    bad_ranks: tuple[Rank, ...] = ()
+    """Ranks of which every measured link is bad: it is the rank, not its links."""
+
+
+class TrainingValues(Values):
+    """``ddp.replicated`` (DistributedDataParallel), ``ddp.sharded`` (fully sharded): training steps over all ranks."""
+
+    backend: Backend
+    ranks: Annotated[int, Field(ge=1)]
+    nodes: Annotated[int, Field(ge=1)] = 1
+    missing: tuple[Rank, ...] = ()
+    steps: Number | None = None
+    parameters: Number | None = None
+    gradient_bytes: Number | None = None
+    """Of one rank's whole gradients."""
+    wrong: Number | None = None
+    """Gradients of all ranks that differ from those of one process with all data."""
+    max_gradient_error: float | None = None
+    """Relative to the largest gradient."""
+    step_seconds: Positive | None = None
+    """Median, of the slowest rank."""
+    compute_seconds: Positive | None = None
+    """A step without communication."""
+    communication_seconds: Positive | None = None
+    """The same messages without computation: all-reduce (replicated), all-gather twice and reduce-scatter (sharded)."""
+    expected_seconds: Positive | None = None
+    """Of these messages at ``busbw_gb_per_s``: 2(n-1)/n x bytes (replicated), 3(n-1)/n x bytes (sharded)."""
+    busbw_gb_per_s: Positive | None = None
+    """What ``nccl.all-reduce`` measured in this run at the nearest size. None: it has no figure."""
+    ratio: Positive | None = None
+    """``expected_seconds`` / ``communication_seconds``."""
+    overlap: Share | None = None
+    """Share of the communication that computation hides."""
+    losses: tuple[float | None, ...] = ()
+
+
+class FioJob(Values):
+    """One pattern of access to a directory's storage."""
+
+    pattern: Literal["read", "write", "randread", "randwrite"]
+    block_bytes: Positive
+    jobs: Annotated[int, Field(ge=1)]
+    depth: Annotated[int, Field(ge=1)]
+    bandwidth_gb_per_s: Annotated[float, Field(ge=0)]
+    iops: Annotated[float, Field(ge=0)]
+    latency_us: Annotated[float, Field(ge=0)] | None = None
+    """Median."""
+    latency_p99_us: Annotated[float, Field(ge=0)] | None = None
+
+
+class FioValues(Values):
+    """``storage.fio``: direct I/O on a directory that was named."""
+
+    directory: Text
+    filesystem: Text | None = None
+    free_bytes: Number | None = None
+    fio_version: Text | None = None
+    direct: bool
+    """Past the page cache."""
+    size_bytes: Positive
+    """Of the file of one job."""
+    jobs: tuple[FioJob, ...]
+
+
+class LoaderRow(Repeated):
+    """A DataLoader with so many workers."""
+
+    workers: Number
+    samples_per_second: Positive
+    gb_per_s: Positive
+
+
+class LoaderValues(Values):
+    """``storage.dataloader``: samples read from files of the directory, or of the scratch folder, by workers."""
+
+    directory: Text | None = None
+    """None: the payload's own scratch folder, which may be memory."""
+    cpus: Annotated[int, Field(ge=1)]
+    sample_bytes: Positive
+    rows: tuple[LoaderRow, ...]
+    advised_workers: Number
+    """The fewest workers that reach 95 % of the best throughput."""
+
+
+class ToolValues(Values):
+    """``tools.NAME``: what an external program printed; its parser reads ``stdout``."""
+
+    program: Text
+    """Its path."""
+    arguments: tuple[Text, ...] = ()
+    exit_code: int
+    stdout: Annotated[str, Field(max_length=48 * 1024)]
+    stderr: Annotated[str, Field(max_length=4 * 1024)] = ""
+    cut: bool = False
+    """Of stdout only the beginning is there."""
+
+
+VALUES: Mapping[str, type[Values]] = {
+    "copy.host": HostCopyValues,
+    "copy.device": DeviceCopyValues,
+    "copy.peer": PeerCopyValues,
+    "memory.stream": StreamValues,
+    **{f"gemm.{name}": GemmValues for name in GEMM_TYPES},
+    "burn.gemm": BurnValues,
+    **{f"nccl.{name}": NcclValues for name in COLLECTIVES},
+    "nccl.pairs": PairsValues,
+    **{f"ddp.{name}": TrainingValues for name in ("replicated", "sharded")},
+    "storage.fio": FioValues,
+    "storage.dataloader": LoaderValues,
+    **{f"tools.{name}": ToolValues for name in ("nvbandwidth", "dcgm-diag", "nccl-tests")},
+}
+"""The records of measurements, and what their values are."""
+MEASURED = frozenset(VALUES)

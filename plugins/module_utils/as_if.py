@@ -1,0 +1,91 @@
+# Copyright: The gpunode maintainers
+# SPDX-License-Identifier: Apache-2.0
+"""Run a command as if files were in place already: in a mount namespace of its own, where nobody else sees them."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 60
+LARGEST_FOLDER = 16 << 20
+"""Of a folder that is copied to show a file in it that is not there yet, in bytes."""
+NEW_NAMESPACE, BIND, RECURSIVE, PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
+
+
+class UnavailableError(Exception):
+    """Why a node cannot show files before they are in place, in one line."""
+
+
+def answered(files: list[dict[str, Any]], commands: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Return (exit status, stdout, stderr) of each command, run as if the files were in place.
+
+    A file whose folder is not there yet is not shown. Raise UnavailableError where the node has no mount namespaces.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpunode-", dir="/run" if os.access("/run", os.W_OK) else None) as drafts:
+        binds = _drafted(files, Path(drafts))
+        return [_run(argv, binds) for argv in commands]
+
+
+def _drafted(files: list[dict[str, Any]], drafts: Path) -> list[tuple[bytes, bytes]]:
+    """Return (draft, place) of each file and folder that is mounted over another one."""
+    binds = []
+    by_folder: dict[Path, list[dict[str, Any]]] = {}
+    for file in files:
+        path = Path(file["path"])
+        if path.parent.is_dir():
+            by_folder.setdefault(path.parent, []).append(file)
+    for number, (folder, inside) in enumerate(sorted(by_folder.items())):
+        draft = drafts / str(number)
+        if all(file["content"] is not None and Path(file["path"]).is_file() for file in inside):
+            draft.mkdir()
+            places = [(draft / Path(file["path"]).name, Path(os.path.realpath(file["path"]))) for file in inside]
+        else:
+            if sum(one.lstat().st_size for one in folder.rglob("*")) > LARGEST_FOLDER:
+                raise UnavailableError(f"{folder} is too large to be copied")
+            shutil.copytree(folder, draft, symlinks=True)
+            places = [(draft, folder)]
+        for file in inside:
+            target = draft / Path(file["path"]).name
+            target.unlink(missing_ok=True)
+            if file["content"] is not None:
+                text = file["content"]
+                target.write_bytes(base64.b64decode(text) if file.get("encoding") == "base64" else text.encode())
+                target.chmod(int(file["mode"], 8))
+        binds += [(os.fsencode(source), os.fsencode(place)) for source, place in places]
+    return binds
+
+
+def _run(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tuple[int, str, str]:
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter() -> None:
+        done = libc.unshare(NEW_NAMESPACE) or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None)
+        for source, place in binds:
+            done = done or libc.mount(source, place, None, BIND, None)
+        if done:
+            raise OSError(ctypes.get_errno(), "mount namespace")
+
+    try:
+        child = subprocess.run(
+            argv,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT_S,
+            start_new_session=True,
+            preexec_fn=enter if binds else None,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, "", f"{argv[0]} ran past {LIMIT_S} s"
+    except FileNotFoundError as err:
+        return 127, "", str(err)
+    except (OSError, subprocess.SubprocessError):
+        raise UnavailableError("a mount namespace cannot be made") from None
+    return child.returncode, child.stdout.decode("utf-8", "replace"), child.stderr.decode("utf-8", "replace")

@@ -1,0 +1,91 @@
+"""The whole of site.yml through a real dnf, on a look-alike of Rocky with an HGX board: installed, settled, removed.
+
+rpm logic alone: no module is built there, so that nothing of the driver runs. Docker is Debian's engine in packages
+that have the names, requirements and scriptlets of Docker's own. The tests share a node and run in their order.
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from playbook_runs import Run, Site, yaml_list
+from test_roles_dnf import versions
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
+
+WISHES = (
+    *("-e", '{"cuda_toolkit": ["12.9"], "cuda_nccl": true, "nvidia_driver_version": "580.95.05"}'),
+    *("-e", "nvidia_container_toolkit_version=1.20.0"),
+)
+ROLES = ("nvidia_container_toolkit", "docker", "dcgm", "cuda", "nvidia_fabric", "nvidia_driver", "nvidia_repository")
+PACKAGES = {
+    *("nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-fabricmanager", "libnvidia-nscq"),
+    *("cuda-toolkit-12-9", "libnccl", "datacenter-gpu-manager-4-core", "nvidia-container-toolkit"),
+    *("docker-ce", "docker-ce-cli", "containerd.io", "docker-buildx-plugin", "docker-compose-plugin"),
+}
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    lab = Lab(f"site-dnf-{os.getpid()}")
+    try:
+        lab.up(1, "rocky-9", ["hgx-h100-8"])
+        site = Site(lab, *WISHES)
+        site.sh("dnf --quiet --assumeyes install epel-release")  # dkms is EPEL's
+        yield site
+    finally:
+        lab.down()
+
+
+@pytest.fixture(scope="module")
+def bare(site: Site) -> list[str]:
+    return site.snapshot()
+
+
+@pytest.fixture(scope="module")
+def announced(site: Site, bare: list[str]) -> Run:
+    run = site.play("--check")
+    assert run.rc == 0, run.output[-3000:]
+    assert site.snapshot() == bare
+    return run
+
+
+@pytest.fixture(scope="module")
+def installed(site: Site, announced: Run) -> Run:
+    run = site.play()
+    assert run.rc == 0, run.output[-3000:]
+    return run
+
+
+def test_the_real_run_brings_what_was_announced(site: Site, bare: list[str], announced: Run, installed: Run) -> None:
+    there = {f"{name}={version}" for name, version in versions(site).items()}
+    came = {line for line in there if line.replace("=", " ") not in bare}
+    assert came == yaml_list(announced.output, "install")
+    assert {line.partition("=")[0] for line in came} >= PACKAGES
+    locked = {line for line in site.sh("cat /etc/dnf/plugins/versionlock.list").splitlines() if line[:1] not in "# "}
+    assert locked == yaml_list(announced.output, "hold")
+
+
+def test_the_engine_runs_and_knows_the_runtime(site: Site, installed: Run) -> None:
+    assert "nvidia" in site.sh("docker info --format '{{ json .Runtimes }}'")
+    assert site.sh("systemctl is-enabled docker.service").strip() == "enabled"
+
+
+def test_a_second_run_changes_nothing_nor_does_a_forced_one(site: Site, installed: Run) -> None:
+    before = site.snapshot()
+    for more in ((), ("-e", "gpunode_force=true")):
+        run = site.play(*more)
+        assert (run.rc, run.recap["changed"]) == (0, 0), run.changed
+    assert site.snapshot() == before
+
+
+def test_absent_gives_the_node_back(site: Site, bare: list[str], installed: Run) -> None:
+    states = [f"-e{role}_state=absent" for role in ROLES]
+    run = site.play(*states)
+    assert run.rc == 0, run.output[-3000:]
+    # Keys that dnf imported stay, and the list of versionlock is empty where there was none.
+    left = [line for line in site.snapshot() if not line.startswith("gpg-pubkey ")]
+    assert left == [line for line in bare if not line.startswith("gpg-pubkey ")]
+    assert site.play(*states).recap["changed"] == 0

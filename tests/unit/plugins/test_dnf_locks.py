@@ -1,0 +1,83 @@
+"""The list of dnf's versionlock that several roles share: each writes its own part, where it is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import dnf_transaction
+
+CUDA, DCGM = "gpunode (role cuda)", "gpunode (role dcgm)"
+LIST = (
+    f"bash-5.*\n# BEGIN {CUDA}\na-0:1-1.*\nb-0:1-1.*\n# END {CUDA}\n# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\nzsh-5.*\n"
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "versionlock.list"
+    file.write_text(LIST, encoding="utf-8")
+    return file
+
+
+def written(path: Path, **question: Any) -> tuple[list[str], list[str]]:
+    """Write a role's part; the lines that came, and those that went."""
+    whole = {"locklist": str(path), "lock_mark": CUDA, **question}
+    answer: tuple[list[str], list[str]] = dnf_transaction.locks_that_change(whole)
+    if answer != ([], []):
+        dnf_transaction.write_locks(whole)
+    return answer
+
+
+def test_a_part_that_changes_stays_where_it_is(path: Path) -> None:
+    assert written(path, lock=["a-0:1-1.*"]) == ([], ["b-0:1-1.*"])
+    assert path.read_text(encoding="utf-8") == LIST.replace("b-0:1-1.*\n", "")
+    assert written(path, lock=["a-0:1-1.*", "b-0:1-1.*"]) == (["b-0:1-1.*"], [])
+    assert path.read_text(encoding="utf-8") == LIST
+
+
+def test_a_part_that_goes_leaves_those_of_others(path: Path) -> None:
+    assert written(path, lock=[]) == ([], ["a-0:1-1.*", "b-0:1-1.*"])
+    assert path.read_text(encoding="utf-8") == f"bash-5.*\n# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\nzsh-5.*\n"
+    assert written(path, lock=None) == ([], [])
+    assert written(path, lock=None, drop_locks=["zsh-5.*"]) == ([], ["zsh-5.*"])
+    assert path.read_text(encoding="utf-8") == f"bash-5.*\n# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\n"
+
+
+def test_lines_of_others_can_go_while_the_own_part_stays(path: Path) -> None:
+    assert written(path, lock=None, drop_locks=["bash-5.*"]) == ([], ["bash-5.*"])
+    assert path.read_text(encoding="utf-8") == LIST.replace("bash-5.*\n", "")
+
+
+def test_a_part_that_lost_its_end_takes_no_other_role_with_it(path: Path) -> None:
+    path.write_text(LIST.replace(f"# END {CUDA}\n", ""), encoding="utf-8")
+    assert written(path, lock=["a-0:2-1.*"]) == (["a-0:2-1.*"], ["a-0:1-1.*", "b-0:1-1.*"])
+    assert f"# BEGIN {DCGM}\nd-0:1-1.*\n# END {DCGM}\nzsh-5.*\n" in path.read_text(encoding="utf-8")
+    assert dnf_transaction.split_locks(path, CUDA)[1] == ["a-0:2-1.*"]
+
+
+def test_the_first_part_makes_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "plugins" / "versionlock.list"
+    assert written(path, lock=["a-0:1-1.*"]) == (["a-0:1-1.*"], [])
+    assert path.read_text(encoding="utf-8") == f"# BEGIN {CUDA}\na-0:1-1.*\n# END {CUDA}\n"
+
+
+class Sack:
+    """Installed packages, as dnf's sack answers for them."""
+
+    def __init__(self, installed: Mapping[str, str]) -> None:
+        self.rows = [SimpleNamespace(name=name, evr=evr) for name, evr in installed.items()]
+
+    def query(self) -> "Sack":
+        return self
+
+    def installed(self) -> list[SimpleNamespace]:
+        return self.rows
+
+
+def test_what_is_held_is_locked_as_it_is_when_the_transaction_is_done() -> None:
+    base = SimpleNamespace(sack=Sack({"nccl": "2.29-1", "nccl-devel": "2.29-1", "bash": "5-1", "nccl-old": "1-1"}))
+    answer = {"install": [{"name": "nccl", "version": "1:2.30-1"}], "remove": ["nccl-old"]}
+    lines = dnf_transaction.lines_of_holds(base, {"hold": ["nccl*"]}, answer)
+    assert lines == ["nccl-1:2.30-1.*", "nccl-devel-0:2.29-1.*"]
