@@ -48,6 +48,8 @@ def limit_of(metric: Metric, shape: Shape, where: Where) -> Limit | None:
             return _tensor(shape, metric.removeprefix("gemm_"), where.clock_mhz)
         case "busbw":
             return _collective(shape, where)
+        case "storage":
+            return None
 
 
 def _pcie(shape: Shape, gpu: int) -> Limit | None:
@@ -107,8 +109,10 @@ def _collective(shape: Shape, where: Where) -> Limit | None:
     if ranks < 2:
         return None
     if where.nodes > 1:
-        rate = shape.network_gb_per_s
-        return None if rate is None else Limit(rate, "network", "network adapters of a node, as a ring uses them")
+        if shape.network_gb_per_s is None:
+            return None
+        what = "network adapters of a node, as a ring uses them"
+        return Limit(shape.network_gb_per_s, "network", what, shape.network_sure)
     gpu = shape.gpu
     if shape.all_linked and gpu is not None and gpu.nvlink is not None:
         path: Path = "nvswitch" if shape.nvswitch else "nvlink"

@@ -6,7 +6,7 @@ from typing import Literal
 
 Metric = str
 """A key of ``METRICS``."""
-Group = Literal["copy", "peer", "on_device", "memory", "gemm", "busbw"]
+Group = Literal["copy", "peer", "on_device", "memory", "gemm", "busbw", "storage"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ METRICS: Mapping[Metric, Kind] = {
     "peer_to_peer": Kind("peer", "peer_to_peer"),
     **{f"memory_{kernel}": Kind("memory", "memory_bandwidth") for kernel in ("read", "write", "triad")},
     **{f"gemm_{dtype}": Kind("gemm", f"gemm_{dtype}") for dtype in GEMM_TYPES},
+    **{f"storage_{pattern}": Kind("storage", None) for pattern in ("read", "write", "randread", "randwrite")},
     **{f"{name}_busbw": Kind("busbw", f"{name}_busbw") for name in COLLECTIVES},
 }
 UNITS: Mapping[Group, str] = {"gemm": "TFLOPS"}

@@ -26,6 +26,7 @@ class Shape:
     """Ids of the catalog's platforms that it may be."""
     network_gb_per_s: float | None = None
     """Of all adapters for GPU traffic, in one direction; None: not known."""
+    network_sure: bool = True
 
     def links_between(self, first: int, second: int) -> int | None:
         """Return the NVLinks between two GPUs, behind NVSwitches those of one GPU; None where they are not known."""
@@ -58,6 +59,7 @@ def of_platform(catalog: Catalog, platform: Platform) -> Shape:
         links=_links(gpu, platform),
         platforms=frozenset({platform.id, *([platform.board] if platform.board else [])}),
         network_gb_per_s=rate * platform.nics / 8 if rate is not None and platform.nics is not None else None,
+        network_sure=platform.sure("nics") and platform.sure("nic_rate_gbit_per_s"),
     )
 
 

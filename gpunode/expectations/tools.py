@@ -1,7 +1,8 @@
 """Figures out of the answers of ``gpunode.facts.parsers``: nvbandwidth, nccl-tests, the bandwidth samples of CUDA."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from gpunode.expectations.assess import Figure
 from gpunode.expectations.limits import Where
@@ -17,12 +18,23 @@ COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 """Where nccl-tests calls a collective otherwise than we do."""
 
 
-def of_nvbandwidth(answer: Answer, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure]:
-    """Yield one figure for each GPU and direction, and for each ordered pair of GPUs."""
+@dataclass(frozen=True)
+class Trouble:
+    """A part of an output that has no figure to judge."""
+
+    grade: Literal["bad", "unknown"]
+    """``bad``: the program reports a fault. ``unknown``: nothing can be said."""
+    what: str
+
+
+def of_nvbandwidth(answer: Answer, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure | Trouble]:
+    """Yield one figure for each GPU and direction and for each ordered pair of GPUs, and the tests that failed."""
     for test in answer["tests"]:
-        if test["status"] != "passed" or test["unit"] != "GB/s" or not test["matrix"]:
+        if test["status"] in ("failed", "error"):
+            yield Trouble("bad", f"{test['name']} ended with {test['status']}")
+        elif test["status"] != "passed" or test["unit"] != "GB/s" or not test["matrix"]:
             continue
-        if test["name"] in HOST_TESTS and len(test["matrix"]) == 1:
+        elif test["name"] in HOST_TESTS and len(test["matrix"]) == 1:
             for gpu, cell in enumerate(test["matrix"][0]):
                 if cell is not None:
                     yield Figure(HOST_TESTS[test["name"]], cell, Where(gpu), message_bytes)
@@ -43,8 +55,10 @@ def of_p2p_bandwidth(answer: Answer) -> Iterator[Figure]:
     yield from _pairs(matrix or [], P2P_BYTES)
 
 
-def of_bandwidth_test(answer: Answer) -> Iterator[Figure]:
+def of_bandwidth_test(answer: Answer) -> Iterator[Figure | Trouble]:
     """Yield the figures of the largest size."""
+    if answer["pass"] is False:
+        yield Trouble("bad", "bandwidthTest reports FAIL")
     metrics = {
         "host_to_device": "host_to_device",
         "device_to_host": "device_to_host",
@@ -57,19 +71,34 @@ def of_bandwidth_test(answer: Answer) -> Iterator[Figure]:
             yield Figure(metric, largest["gb_per_s"], Where(), largest["size_bytes"])
 
 
-def of_nccl_run(run: Answer, collective: str | None = None, nodes: int | None = None) -> Figure | None:
-    """Return the bus bandwidth of the largest message of a run, the better of both placements.
+def of_nccl_tests(
+    answer: Answer, collective: str | None = None, nodes: int | None = None
+) -> Iterator[Figure | Trouble]:
+    """Yield the bus bandwidth of the largest message of each run, the better of both placements.
 
-    ``collective`` and ``nodes`` stand in for what the log does not say. None where the run has no rows, its collective
-    is unknown, or a single GPU took part.
+    ``collective`` and ``nodes`` stand in for what the log does not say.
     """
-    name = run["collective"] or collective
-    if name is None or not run["rows"] or run["ranks"] == 1:
-        return None
-    largest = max(run["rows"], key=lambda row: row["size_bytes"])
-    placements = [largest[key] for key in ("out_of_place", "in_place") if largest[key] is not None]
-    values = [place["busbw_gb_per_s"] for place in placements if place["busbw_gb_per_s"] is not None]
-    if not values:
-        return None
-    where = Where(ranks=run["ranks"], nodes=run["nodes"] or nodes or 1)
-    return Figure(f"{COLLECTIVES.get(name, name)}_busbw", max(values), where, largest["size_bytes"])
+    for run in answer["runs"]:
+        name = run["collective"] or collective
+        messages = f": {run['messages'][0]}" if run["messages"] else ""
+        largest = max(run["rows"], key=lambda row: row["size_bytes"], default=None)
+        if run["wrong_total"] or run["out_of_bounds"]:
+            yield Trouble("bad", f"{name or 'a collective'}: {run['wrong_total'] or run['out_of_bounds']} values wrong")
+        elif not run["complete"]:
+            yield Trouble("bad", f"{name or 'a collective'} did not come to its end{messages}")
+        elif not run["ok"]:
+            yield Trouble("bad", f"{name or 'a collective'} failed{messages}")
+        elif run["ranks"] == 1:
+            yield Trouble("unknown", "a single GPU took part: its bandwidth says nothing of a collective")
+        elif name is None:
+            yield Trouble("unknown", "the log does not name the collective")
+        elif largest is None or (best := _best(largest)) is None:
+            yield Trouble("unknown", f"{name}: the log has no rows that belong to one run")
+        else:
+            where = Where(ranks=run["ranks"], nodes=run["nodes"] or nodes or 1)
+            yield Figure(f"{COLLECTIVES.get(name, name)}_busbw", best, where, largest["size_bytes"])
+
+
+def _best(row: Answer) -> float | None:
+    placements = [row[key] for key in ("out_of_place", "in_place") if row[key] is not None]
+    return max((place["busbw_gb_per_s"] for place in placements if place["busbw_gb_per_s"] is not None), default=None)
