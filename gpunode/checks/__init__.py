@@ -38,6 +38,7 @@ from gpunode.checks.actions import Action, State
 from gpunode.checks.identity import Gpu, Identity, Stack, identify
 from gpunode.checks.registry import (
     LEVELS,
+    Baseline,
     Category,
     Check,
     Expectation,
@@ -54,6 +55,7 @@ from gpunode.checks.thresholds import Threshold
 __all__ = [
     "LEVELS",
     "Action",
+    "Baseline",
     "Category",
     "Check",
     "Expectation",

@@ -1,7 +1,7 @@
 """What a machine should measure: physical limits, pass marks with their origin, and the verdict on a figure. Pure."""
 
-from gpunode.expectations.assess import Assessment, Figure, Mark, Rules, assess
-from gpunode.expectations.limits import Limit, limit_of
+from gpunode.expectations.assess import Assessment, Figure, Mark, Rules, assess, marks_of
+from gpunode.expectations.limits import Limit, Where, limit_of
 from gpunode.expectations.metrics import METRICS, UNITS, Metric, is_metric, unit_of
 from gpunode.expectations.shape import Shape, of_platform
 
@@ -15,9 +15,11 @@ __all__ = [
     "Metric",
     "Rules",
     "Shape",
+    "Where",
     "assess",
     "is_metric",
     "limit_of",
+    "marks_of",
     "of_platform",
     "unit_of",
 ]

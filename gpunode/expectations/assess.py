@@ -100,7 +100,7 @@ def _number(value: float) -> str:
 def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules) -> Assessment:
     """Judge a figure by the marks of the site or else the catalog, and by the baseline."""
     limit = limit_of(figure.metric, shape, figure.where)
-    marks = [*_marks(figure, shape, catalog, rules, limit), *_earlier(rules)]
+    marks = marks_of(figure, shape, catalog, rules)
     missed = [mark for mark in marks if figure.value < mark.value]
     if not marks:
         return Assessment(figure, "unknown", limit, None)
@@ -108,6 +108,12 @@ def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules) -> Asse
         return Assessment(figure, "good", limit, max(marks, key=lambda mark: mark.value))
     worst = max(missed, key=lambda mark: (mark.fails, mark.value))
     return Assessment(figure, "bad" if worst.fails else "low", limit, worst)
+
+
+def marks_of(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules) -> list[Mark]:
+    """Return the lower bounds that hold for a figure, whatever its value."""
+    limit = limit_of(figure.metric, shape, figure.where)
+    return [*_marks(figure, shape, catalog, rules, limit), *_earlier(rules)]
 
 
 def _marks(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules, limit: Limit | None) -> Iterator[Mark]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from gpunode.expectations.assess import Figure
 from gpunode.expectations.limits import Where
+from gpunode.expectations.metrics import METRICS
 
 Answer = Mapping[str, Any]
 NVBANDWIDTH_BYTES = 512 * 2**20
@@ -94,9 +95,16 @@ def of_nccl_tests(
             yield Trouble("unknown", "the log does not name the collective")
         elif largest is None or (best := _best(largest)) is None:
             yield Trouble("unknown", f"{name}: the log has no rows that belong to one run")
+        elif (metric := metric_of(name)) not in METRICS:
+            yield Trouble("unknown", f"nothing is expected of the collective {name[:40]}")
         else:
             where = Where(ranks=run["ranks"], nodes=run["nodes"] or nodes or 1)
-            yield Figure(f"{COLLECTIVES.get(name, name)}_busbw", best, where, largest["size_bytes"])
+            yield Figure(metric, best, where, largest["size_bytes"])
+
+
+def metric_of(collective: str) -> str:
+    """Return the metric of a collective by nccl-tests' name for it; it may be none that can be expected."""
+    return f"{COLLECTIVES.get(collective, collective)}_busbw"
 
 
 def _best(row: Answer) -> float | None:
