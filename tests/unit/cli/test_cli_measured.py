@@ -152,5 +152,9 @@ def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, t
     log.write_text("x" * 60_000)
     assert "at most" in refused(capsys, *replay, f"nccl-tests={log}")
     log.write_text(nccl_tests(HGX, 471.0))
+    assert "does not name its collective" in refused(capsys, *replay, f"nccl-tests={log}")
+    log = log.rename(tmp_path / "all_reduce_perf.log")
     assert "--replay" in refused(capsys, "gpu-01", "--log", f"nccl-tests={log}")
-    assert "2 bundles" in refused(capsys, "--replay", bundle, bundle, "--log", f"nccl-tests={log}")
+    second = tmp_path / "second.json"
+    second.write_text(bundle.read_text())
+    assert "2 bundles" in refused(capsys, "--replay", bundle, second, "--log", f"nccl-tests={log}")
