@@ -7,7 +7,7 @@ from typing import Any
 from gpunode.catalog import load
 from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict
 from gpunode.checks.thresholds import Threshold
-from gpunode.expectations import Assessment, Figure, Rules, Shape, assess, unit_of
+from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, unit_of
 
 GROSS = Threshold(
     "performance.gross",
@@ -40,10 +40,10 @@ NO_MARK = "nothing to compare with: the catalog has no mark for it on this machi
 SITE = "site file (figures)"
 
 
-def rules_of(expect: Expectation, metric: str, component: str) -> Rules:
+def rules_of(expect: Expectation, metric: str, component: str) -> MarkRules:
     """Return what holds beside the catalog for a figure of a component."""
     baseline = expect.baseline
-    return Rules(
+    return MarkRules(
         site=expect.figures or {},
         site_origin=SITE,
         baseline=None if baseline is None else baseline.of(metric, component),

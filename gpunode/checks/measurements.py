@@ -24,7 +24,7 @@ DEEP: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredNode:
     """The node on which something was measured."""
 
     node: NodeFacts
@@ -60,7 +60,7 @@ def why_no_figures(node: NodeFacts, record: Record, *, on_gpu: bool) -> str | No
     return None
 
 
-JudgeMeasured = Callable[[AnyValues, Record, Run], Iterable[Verdict]]
+JudgeMeasured = Callable[[AnyValues, Record, MeasuredNode], Iterable[Verdict]]
 
 
 def measurement_check(
@@ -83,13 +83,13 @@ def measurement_check(
             if absent is not None:
                 yield absent
                 return
-            run = Run(node, expect, shape_of(node))
+            run = MeasuredNode(node, expect, shape_of(node))
             for record in (record for name in records for record in of(node, name)):
                 for verdict in _of_record(record, run):
                     own = verdict.component != "node" or record.component == "node"
                     yield verdict if own else replace(verdict, component=component(node, record))
 
-        def _of_record(record: Record, run: Run) -> Iterable[Verdict]:
+        def _of_record(record: Record, run: MeasuredNode) -> Iterable[Verdict]:
             reason = why_no_figures(run.node, record, on_gpu=on_gpu)
             if reason is not None:
                 return [Verdict(Status.SKIP, reason)]

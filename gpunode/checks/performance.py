@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
-from gpunode.checks.measurements import Run, measurement_check
+from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thermal import HARDWARE, SOFTWARE_HEAT, WORDS
 from gpunode.checks.thresholds import Threshold
@@ -86,7 +86,7 @@ def corrupted(number: int, what: str, component: str = "node") -> Verdict:
     category="pcie",
     scope="gpu",
 )
-def host_copy(values: HostCopyValues, record: Record, run: Run) -> Iterator[Verdict]:
+def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
     index = run.index_of(record)
     for direction in ("host_to_device", "device_to_host"):
         here = [copy for copy in values.copies if copy.direction == direction]
@@ -121,7 +121,7 @@ def _name(index: int | None) -> str:
     category="memory",
     scope="gpu",
 )
-def device_copy(values: DeviceCopyValues, record: Record, run: Run) -> Iterator[Verdict]:
+def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
     if values.wrong:
         yield corrupted(values.wrong, "copy within the memory")
         return
@@ -142,7 +142,7 @@ def device_copy(values: DeviceCopyValues, record: Record, run: Run) -> Iterator[
     category="nvlink",
     scope="link",
 )
-def peer_copy(values: PeerCopyValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def peer_copy(values: PeerCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     indices = [run.index(uuid) for uuid in values.uuids]
     found: list[Verdict] = []
     for pair in values.pairs:
@@ -180,7 +180,7 @@ def peer_copy(values: PeerCopyValues, record: Record, run: Run) -> Iterator[Verd
     category="memory",
     scope="gpu",
 )
-def memory(values: StreamValues, record: Record, run: Run) -> Iterator[Verdict]:
+def memory(values: StreamValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
     if not values.kernels:
         yield Verdict(Status.ERROR, "no pattern of access was recorded")
     for kernel in values.kernels:
@@ -204,7 +204,7 @@ def memory(values: StreamValues, record: Record, run: Run) -> Iterator[Verdict]:
     thresholds=OF_FIGURES,
     scope="gpu",
 )
-def gemm(values: GemmValues, record: Record, run: Run) -> Iterator[Verdict]:
+def gemm(values: GemmValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
     dtype = record.record.partition(".")[2]
     if values.wrong or values.corrupted:
         yield corrupted(values.wrong, f"silent corruption in {dtype} products{_blocks(values.corrupted)}")
@@ -235,7 +235,7 @@ def _blocks(found: tuple[Corruption, ...]) -> str:
     thresholds=(THROTTLED,),
     scope="gpu",
 )
-def clocks(values: Loaded, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     yield throttled(values.load, record.record)
 
 
@@ -267,7 +267,7 @@ def throttled(load: LoadState, what: str) -> Verdict:
     thresholds=(DRIFT_WARNS, DRIFT_FAILS),
     scope="gpu",
 )
-def burn(values: BurnValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def burn(values: BurnValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     if values.wrong or values.corrupted:
         yield corrupted(values.wrong, f"silent corruption under sustained load{_blocks(values.corrupted)}")
         return

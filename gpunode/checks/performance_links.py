@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gpunode.checks.figures import OF_FIGURES, judged
-from gpunode.checks.measurements import Run, measurement_check
+from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.performance import corrupted
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
@@ -53,7 +53,7 @@ TRANSPORTS = (
     thresholds=OF_FIGURES,
     category="nvlink",
 )
-def collectives(values: NcclValues, record: Record, run: Run) -> Iterator[Verdict]:
+def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
     name = record.record.partition(".")[2].replace("-", "_")
     wrong = sum(row.wrong or 0 for row in values.rows)
     if values.missing:
@@ -86,7 +86,7 @@ def collectives(values: NcclValues, record: Record, run: Run) -> Iterator[Verdic
     thresholds=(NVLS_RANKS,),
     category="nvlink",
 )
-def transport(values: NcclValues, record: Record, run: Run) -> Iterator[Verdict]:
+def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
     name = record.record.partition(".")[2]
     used = ", ".join(f"{number} by {way}" for way, number in values.transports.items()) or ", ".join(values.kinds)
     expected, status = _expected_transport(values, run, reduces=name == "all-reduce")
@@ -99,7 +99,7 @@ def transport(values: NcclValues, record: Record, run: Run) -> Iterator[Verdict]
         yield Verdict(status, f"{name}: {used}; expected {expected}", expected=expected, measured=measured)
 
 
-def _expected_transport(values: NcclValues, run: Run, *, reduces: bool) -> tuple[str, Status]:
+def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool) -> tuple[str, Status]:
     """Return the transport that this machine should use, and the verdict on those that were used."""
     kinds = set(values.kinds)
     if values.nodes > 1:
@@ -130,7 +130,7 @@ def _expected_transport(values: NcclValues, run: Run, *, reduces: bool) -> tuple
     category="nvlink",
     scope="link",
 )
-def bad_links(values: PairsValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def bad_links(values: PairsValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     names = [_name_of(rank, values.uuids, run) for rank in range(values.ranks)]
     ranks = set(values.bad_ranks)
     for rank in sorted(ranks & set(range(values.ranks))):
@@ -149,7 +149,7 @@ def bad_links(values: PairsValues, record: Record, run: Run) -> Iterator[Verdict
         yield Verdict(Status.PASS, text, expected=0, measured=0, unit="bad links")
 
 
-def _name_of(rank: int, uuids: Sequence[str], run: Run) -> str:
+def _name_of(rank: int, uuids: Sequence[str], run: MeasuredNode) -> str:
     index = run.index(uuids[rank]) if rank < len(uuids) else None
     return f"rank {rank}" if index is None else f"gpu{index}"
 
@@ -179,7 +179,7 @@ def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> Verdic
     thresholds=(RATIO_WARNS,),
     category="nvlink",
 )
-def training(values: TrainingValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def training(values: TrainingValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     name = record.record.partition(".")[2]
     if values.missing:
         ranks = listed([f"rank {rank}" for rank in values.missing])

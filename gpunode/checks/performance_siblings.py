@@ -6,7 +6,7 @@ from statistics import median
 
 from gpunode.checks.figures import words
 from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.measurements import Run, unmeasured, why_no_figures
+from gpunode.checks.measurements import MeasuredNode, unmeasured, why_no_figures
 from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import listed
@@ -61,7 +61,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if absent is not None:
         yield absent
         return
-    found, reasons, broken = figures_of(Run(node, expect, shape_of(node)))
+    found, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
     for reason in broken:
         yield Verdict(Status.ERROR, reason)
     several = {metric: values for metric, values in found.items() if len(values) > 1}
@@ -79,7 +79,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield Verdict(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
 
 
-def figures_of(run: Run) -> tuple[Figures, list[str], list[str]]:
+def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:
     """Return the figures of the node's GPUs, why there are none of others, and what is wrong with unreadable ones."""
     found: defaultdict[str, dict[str, float]] = defaultdict(dict)
     reasons: list[str] = []

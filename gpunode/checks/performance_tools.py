@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from gpunode.checks.figures import OF_FIGURES, judged, worst_of
-from gpunode.checks.measurements import Run, measurement_check
+from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.words import counted, listed
 from gpunode.expectations import Figure, tools
@@ -42,10 +42,10 @@ def _name(figure: Figure) -> str:
     return first if figure.where.peer is None else f"{first}-gpu{figure.where.peer}"
 
 
-def _verdicts(found: Iterator[Figure | tools.Trouble], run: Run) -> Iterator[Verdict]:
+def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) -> Iterator[Verdict]:
     figures: list[Verdict] = []
     for one in found:
-        if isinstance(one, tools.Trouble):
+        if isinstance(one, tools.ToolTrouble):
             yield Verdict(Status.FAIL if one.grade == "bad" else Status.ERROR, one.what)
         else:
             name = _name(one)
@@ -72,7 +72,7 @@ def _verdicts(found: Iterator[Figure | tools.Trouble], run: Run) -> Iterator[Ver
     category="pcie",
     scope="link",
 )
-def by_nvbandwidth(values: ToolValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def by_nvbandwidth(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     answer = answer_of(values, nvbandwidth.parse)
     if isinstance(answer, Verdict):
         yield answer
@@ -96,7 +96,7 @@ def by_nvbandwidth(values: ToolValues, record: Record, run: Run) -> Iterator[Ver
     thresholds=OF_FIGURES,
     category="nvlink",
 )
-def by_nccl_tests(values: ToolValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def by_nccl_tests(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     answer = answer_of(values, nccl_tests.parse)
     if isinstance(answer, Verdict):
         yield answer
@@ -126,7 +126,7 @@ OF_DIAG = {
     actions=("fix_configuration", "run_role:dcgm", *("reset_gpu", "open_support_case", "replace_hardware")),
     scope="gpu",
 )
-def diagnostics(values: ToolValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def diagnostics(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     answer = answer_of(values, dcgm_diag.parse)
     yield from [answer] if isinstance(answer, Verdict) else of_diag(answer)
 
@@ -170,7 +170,7 @@ def _of_diag(name: str | None, status: str, messages: list[str], component: str)
     thresholds=OF_FIGURES,
     category="host",
 )
-def storage(values: FioValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def storage(values: FioValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     if not values.jobs:
         yield Verdict(Status.ERROR, f"{values.directory}: fio recorded no job")
     if values.jobs and not values.direct:
@@ -209,7 +209,7 @@ def _measured(verdict: Verdict, rest: str) -> Verdict:
     actions=("fix_configuration",),
     category="host",
 )
-def dataloader(values: LoaderValues, record: Record, run: Run) -> Iterator[Verdict]:  # noqa: ARG001
+def dataloader(values: LoaderValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     best = max(values.rows, key=lambda row: row.samples_per_second, default=None)
     if best is None:
         yield Verdict(Status.ERROR, "no number of workers was tried")

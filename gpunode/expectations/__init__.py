@@ -1,7 +1,7 @@
 """What a machine should measure: physical limits, pass marks with their origin, and the verdict on a figure. Pure."""
 
-from gpunode.expectations.assess import Assessment, Figure, Mark, Rules, assess, marks_of
-from gpunode.expectations.limits import Limit, Where, limit_of
+from gpunode.expectations.assess import Assessment, Figure, Mark, MarkRules, assess, marks_of
+from gpunode.expectations.limits import PhysicalLimit, Where, limit_of
 from gpunode.expectations.metrics import METRICS, UNITS, Metric, is_metric, unit_of
 from gpunode.expectations.shape import Shape, of_platform
 
@@ -10,10 +10,10 @@ __all__ = [
     "UNITS",
     "Assessment",
     "Figure",
-    "Limit",
     "Mark",
+    "MarkRules",
     "Metric",
-    "Rules",
+    "PhysicalLimit",
     "Shape",
     "Where",
     "assess",

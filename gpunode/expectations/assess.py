@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from gpunode.catalog import Catalog
 from gpunode.catalog.hardware import Expectation as Row
-from gpunode.expectations.limits import Limit, Where, limit_of
+from gpunode.expectations.limits import PhysicalLimit, Where, limit_of
 from gpunode.expectations.metrics import METRICS, Metric, unit_of
 from gpunode.expectations.shape import Shape
 
@@ -45,7 +45,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Rules:
+class MarkRules:
     """What a site and the policy say: it decides together with the catalog."""
 
     site: Mapping[Metric, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Assessment:
 
     figure: Figure
     grade: Grade
-    limit: Limit | None
+    limit: PhysicalLimit | None
     mark: Mark | None
     """The mark that was missed, of several the highest that fails; else the highest that holds. None: there is none."""
 
@@ -97,7 +97,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules) -> Assessment:
+def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules) -> Assessment:
     """Judge a figure by the marks of the site or else the catalog, and by the baseline."""
     limit = limit_of(figure.metric, shape, figure.where)
     marks = marks_of(figure, shape, catalog, rules)
@@ -110,13 +110,15 @@ def assess(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules) -> Asse
     return Assessment(figure, "bad" if worst.fails else "low", limit, worst)
 
 
-def marks_of(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules) -> list[Mark]:
+def marks_of(figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules) -> list[Mark]:
     """Return the lower bounds that hold for a figure, whatever its value."""
     limit = limit_of(figure.metric, shape, figure.where)
     return [*_marks(figure, shape, catalog, rules, limit), *_earlier(rules)]
 
 
-def _marks(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules, limit: Limit | None) -> Iterator[Mark]:
+def _marks(
+    figure: Figure, shape: Shape, catalog: Catalog, rules: MarkRules, limit: PhysicalLimit | None
+) -> Iterator[Mark]:
     if figure.metric in rules.site:
         yield Mark(rules.site[figure.metric], rules.site_origin, fails=True)
         return
@@ -133,7 +135,7 @@ def _marks(figure: Figure, shape: Shape, catalog: Catalog, rules: Rules, limit: 
                 yield Mark(rules.gross * limit.value, rules.gross_origin, fails=True)
 
 
-def _earlier(rules: Rules) -> Iterator[Mark]:
+def _earlier(rules: MarkRules) -> Iterator[Mark]:
     if rules.baseline is not None:
         yield Mark(rules.baseline * (1 - rules.drop_fails), rules.baseline_origin, fails=True)
         yield Mark(rules.baseline * (1 - rules.drop_warns), rules.baseline_origin, fails=False)

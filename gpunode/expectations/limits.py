@@ -11,7 +11,7 @@ Path = Literal["pcie", "nvlink", "nvswitch", "memory", "tensor", "network"]
 
 
 @dataclass(frozen=True)
-class Limit:
+class PhysicalLimit:
     """A physical limit."""
 
     value: float
@@ -35,7 +35,7 @@ class Where:
     """Of the SMs while they computed."""
 
 
-def limit_of(metric: Metric, shape: Shape, where: Where) -> Limit | None:
+def limit_of(metric: Metric, shape: Shape, where: Where) -> PhysicalLimit | None:
     """Return the limit of a figure; None where the machine's facts and the catalog do not tell it."""
     match METRICS[metric].group:
         case "copy":
@@ -52,7 +52,7 @@ def limit_of(metric: Metric, shape: Shape, where: Where) -> Limit | None:
             return None
 
 
-def _pcie(shape: Shape, gpu: int) -> Limit | None:
+def _pcie(shape: Shape, gpu: int) -> PhysicalLimit | None:
     row = shape.gpu
     if row is not None and not row.pcie_judged:
         return None
@@ -63,17 +63,17 @@ def _pcie(shape: Shape, gpu: int) -> Limit | None:
         return None
     seen = gpu in shape.pcie
     sure = seen or (row is not None and row.sure("pcie"))
-    return Limit(rate, "pcie", f"PCIe {gen}.0 x{width} without packet headers", sure)
+    return PhysicalLimit(rate, "pcie", f"PCIe {gen}.0 x{width} without packet headers", sure)
 
 
-def _peer(shape: Shape, first: int, second: int) -> Limit | None:
+def _peer(shape: Shape, first: int, second: int) -> PhysicalLimit | None:
     links = shape.links_between(first, second)
     if links is None:
         return None
     if links == 0 or shape.gpu is None or shape.gpu.nvlink is None:
         ends = [limit for gpu in (first, second) if (limit := _pcie(shape, gpu)) is not None]
         return min(ends, key=lambda limit: limit.value, default=None)
-    return Limit(
+    return PhysicalLimit(
         limits.nvlink_gb_per_s(shape.gpu.nvlink, links),
         "nvswitch" if shape.nvswitch else "nvlink",
         f"{links} NVLinks of generation {shape.gpu.nvlink.gen}",
@@ -81,16 +81,16 @@ def _peer(shape: Shape, first: int, second: int) -> Limit | None:
     )
 
 
-def _memory(shape: Shape) -> Limit | None:
+def _memory(shape: Shape) -> PhysicalLimit | None:
     gpu = shape.gpu
     if gpu is None or gpu.memory_bandwidth_gb_per_s is None:
         return None
-    return Limit(
+    return PhysicalLimit(
         gpu.memory_bandwidth_gb_per_s, "memory", f"memory of {gpu.name}", gpu.sure("memory_bandwidth_gb_per_s")
     )
 
 
-def _tensor(shape: Shape, dtype: str, clock_mhz: float | None) -> Limit | None:
+def _tensor(shape: Shape, dtype: str, clock_mhz: float | None) -> PhysicalLimit | None:
     gpu = shape.gpu
     peak = None if gpu is None else limits.tensor_tflops(gpu, dtype)
     if gpu is None or gpu.tflops is None or peak is None:
@@ -98,12 +98,12 @@ def _tensor(shape: Shape, dtype: str, clock_mhz: float | None) -> Limit | None:
     rated = gpu.tflops.clock_mhz or gpu.sm_clock_mhz
     if clock_mhz is None or rated is None:
         # At an unknown clock, which the power limit may have lowered, the peak says little.
-        return Limit(peak, "tensor", f"peak of {gpu.name} for {dtype}, clock unknown", sure=False)
+        return PhysicalLimit(peak, "tensor", f"peak of {gpu.name} for {dtype}, clock unknown", sure=False)
     what = f"peak of {gpu.name} for {dtype} at {clock_mhz:.0f} MHz"
-    return Limit(peak * clock_mhz / rated, "tensor", what, gpu.sure("tflops"))
+    return PhysicalLimit(peak * clock_mhz / rated, "tensor", what, gpu.sure("tflops"))
 
 
-def _collective(shape: Shape, where: Where) -> Limit | None:
+def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
     """Return what a ring over all ranks carries: the slowest of its steps."""
     ranks = where.ranks if where.ranks is not None else shape.count * where.nodes
     if ranks < 2:
@@ -112,19 +112,19 @@ def _collective(shape: Shape, where: Where) -> Limit | None:
         if shape.network_gb_per_s is None:
             return None
         what = "network adapters of a node, as a ring uses them"
-        return Limit(shape.network_gb_per_s, "network", what, shape.network_sure)
+        return PhysicalLimit(shape.network_gb_per_s, "network", what, shape.network_sure)
     gpu = shape.gpu
     if shape.all_linked and gpu is not None and gpu.nvlink is not None:
         path: Path = "nvswitch" if shape.nvswitch else "nvlink"
         rate = limits.nvlink_gb_per_s(gpu.nvlink, _used_links(shape))
-        return Limit(rate, path, f"NVLinks of {gpu.name}, as a ring uses them", gpu.sure("nvlink"))
+        return PhysicalLimit(rate, path, f"NVLinks of {gpu.name}, as a ring uses them", gpu.sure("nvlink"))
     if shape.all_linked is None:
         return None
     slowest = [limit for number in range(shape.count) if (limit := _pcie(shape, number)) is not None]
     if len(slowest) < shape.count:
         return None
     least = min(slowest, key=lambda limit: limit.value)
-    return Limit(least.value, "pcie", f"{least.what}, as a ring uses it", least.sure)
+    return PhysicalLimit(least.value, "pcie", f"{least.what}, as a ring uses it", least.sure)
 
 
 def _used_links(shape: Shape) -> int | None:

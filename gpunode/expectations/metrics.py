@@ -10,7 +10,7 @@ Group = Literal["copy", "peer", "on_device", "memory", "gemm", "busbw", "storage
 
 
 @dataclass(frozen=True)
-class Kind:
+class MetricKind:
     """What a metric is, for the catalog."""
 
     group: Group
@@ -21,15 +21,15 @@ class Kind:
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
 GEMM_TYPES = ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8")
-METRICS: Mapping[Metric, Kind] = {
-    "host_to_device": Kind("copy", "host_to_device"),
-    "device_to_host": Kind("copy", "host_to_device"),
-    "on_device": Kind("on_device", None),
-    "peer_to_peer": Kind("peer", "peer_to_peer"),
-    **{f"memory_{kernel}": Kind("memory", "memory_bandwidth") for kernel in ("read", "write", "triad")},
-    **{f"gemm_{dtype}": Kind("gemm", f"gemm_{dtype}") for dtype in GEMM_TYPES},
-    **{f"storage_{pattern}": Kind("storage", None) for pattern in ("read", "write", "randread", "randwrite")},
-    **{f"{name}_busbw": Kind("busbw", f"{name}_busbw") for name in COLLECTIVES},
+METRICS: Mapping[Metric, MetricKind] = {
+    "host_to_device": MetricKind("copy", "host_to_device"),
+    "device_to_host": MetricKind("copy", "host_to_device"),
+    "on_device": MetricKind("on_device", None),
+    "peer_to_peer": MetricKind("peer", "peer_to_peer"),
+    **{f"memory_{kernel}": MetricKind("memory", "memory_bandwidth") for kernel in ("read", "write", "triad")},
+    **{f"gemm_{dtype}": MetricKind("gemm", f"gemm_{dtype}") for dtype in GEMM_TYPES},
+    **{f"storage_{pattern}": MetricKind("storage", None) for pattern in ("read", "write", "randread", "randwrite")},
+    **{f"{name}_busbw": MetricKind("busbw", f"{name}_busbw") for name in COLLECTIVES},
 }
 UNITS: Mapping[Group, str] = {"gemm": "TFLOPS"}
 """Unit of a group; all others are GB/s (10^9 bytes)."""

@@ -20,7 +20,7 @@ COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 
 
 @dataclass(frozen=True)
-class Trouble:
+class ToolTrouble:
     """A part of an output that has no figure to judge."""
 
     grade: Literal["bad", "unknown"]
@@ -28,11 +28,11 @@ class Trouble:
     what: str
 
 
-def of_nvbandwidth(answer: Answer, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure | Trouble]:
+def of_nvbandwidth(answer: Answer, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure | ToolTrouble]:
     """Yield one figure for each GPU and direction and for each ordered pair of GPUs, and the tests that failed."""
     for test in answer["tests"]:
         if test["status"] in ("failed", "error"):
-            yield Trouble("bad", f"{test['name']} ended with {test['status']}")
+            yield ToolTrouble("bad", f"{test['name']} ended with {test['status']}")
         elif test["status"] != "passed" or test["unit"] != "GB/s" or not test["matrix"]:
             continue
         elif test["name"] in HOST_TESTS and len(test["matrix"]) == 1:
@@ -56,10 +56,10 @@ def of_p2p_bandwidth(answer: Answer) -> Iterator[Figure]:
     yield from _pairs(matrix or [], P2P_BYTES)
 
 
-def of_bandwidth_test(answer: Answer) -> Iterator[Figure | Trouble]:
+def of_bandwidth_test(answer: Answer) -> Iterator[Figure | ToolTrouble]:
     """Yield the figures of the largest size."""
     if answer["pass"] is False:
-        yield Trouble("bad", "bandwidthTest reports FAIL")
+        yield ToolTrouble("bad", "bandwidthTest reports FAIL")
     metrics = {
         "host_to_device": "host_to_device",
         "device_to_host": "device_to_host",
@@ -74,7 +74,7 @@ def of_bandwidth_test(answer: Answer) -> Iterator[Figure | Trouble]:
 
 def of_nccl_tests(
     answer: Answer, collective: str | None = None, nodes: int | None = None
-) -> Iterator[Figure | Trouble]:
+) -> Iterator[Figure | ToolTrouble]:
     """Yield the bus bandwidth of the largest message of each run, the better of both placements.
 
     ``collective`` and ``nodes`` stand in for what the log does not say.
@@ -84,19 +84,20 @@ def of_nccl_tests(
         messages = f": {run['messages'][0]}" if run["messages"] else ""
         largest = max(run["rows"], key=lambda row: row["size_bytes"], default=None)
         if run["wrong_total"] or run["out_of_bounds"]:
-            yield Trouble("bad", f"{name or 'a collective'}: {run['wrong_total'] or run['out_of_bounds']} values wrong")
+            wrong = run["wrong_total"] or run["out_of_bounds"]
+            yield ToolTrouble("bad", f"{name or 'a collective'}: {wrong} values wrong")
         elif not run["complete"]:
-            yield Trouble("bad", f"{name or 'a collective'} did not come to its end{messages}")
+            yield ToolTrouble("bad", f"{name or 'a collective'} did not come to its end{messages}")
         elif not run["ok"]:
-            yield Trouble("bad", f"{name or 'a collective'} failed{messages}")
+            yield ToolTrouble("bad", f"{name or 'a collective'} failed{messages}")
         elif run["ranks"] == 1:
-            yield Trouble("unknown", "a single GPU took part: its bandwidth says nothing of a collective")
+            yield ToolTrouble("unknown", "a single GPU took part: its bandwidth says nothing of a collective")
         elif name is None:
-            yield Trouble("unknown", "the log does not name the collective")
+            yield ToolTrouble("unknown", "the log does not name the collective")
         elif largest is None or (best := _best(largest)) is None:
-            yield Trouble("unknown", f"{name}: the log has no rows that belong to one run")
+            yield ToolTrouble("unknown", f"{name}: the log has no rows that belong to one run")
         elif (metric := metric_of(name)) not in METRICS:
-            yield Trouble("unknown", f"nothing is expected of the collective {name[:40]}")
+            yield ToolTrouble("unknown", f"nothing is expected of the collective {name[:40]}")
         else:
             where = Where(ranks=run["ranks"], nodes=run["nodes"] or nodes or 1)
             yield Figure(metric, best, where, largest["size_bytes"])

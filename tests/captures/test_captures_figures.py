@@ -12,7 +12,7 @@ import yaml
 
 from gpunode.catalog import Catalog
 from gpunode.checks.figures import GROSS
-from gpunode.expectations import Assessment, Figure, Rules, Shape, assess, of_platform, tools
+from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, of_platform, tools
 from gpunode.facts.parsers.kinds import KINDS, decoded
 
 HERE = Path(__file__).resolve().parent
@@ -31,7 +31,7 @@ UNKNOWN_MACHINE = {
 }
 """Logs of which neither text nor source tells the machine."""
 ORDER = ("bad", "low", "good", "unknown")
-RULES = Rules(gross=GROSS.default, gross_origin=GROSS.name)
+RULES = MarkRules(gross=GROSS.default, gross_origin=GROSS.name)
 
 pytestmark = [
     pytest.mark.captures,
@@ -47,7 +47,7 @@ def shape_of(log: dict[str, Any]) -> Shape:
     return Shape(match.gpu, log["count"])
 
 
-def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.Trouble]:
+def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.ToolTrouble]:
     kind = "p2p-bandwidth" if "p2p" in name else KIND[name.partition("/")[0]]
     answer = KINDS[kind](decoded((FOLDER / name).read_bytes()))
     match kind:

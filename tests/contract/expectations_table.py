@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gpunode.catalog import Catalog
 from gpunode.checks.figures import GROSS
-from gpunode.expectations import Figure, Limit, Mark, Rules, Shape, limit_of, marks_of, of_platform
+from gpunode.expectations import Figure, Mark, MarkRules, PhysicalLimit, Shape, limit_of, marks_of, of_platform
 from gpunode.expectations.limits import Where
 
 PAGE = Path(__file__).parents[2] / "docs/expectations.md"
@@ -46,7 +46,7 @@ def cell(catalog: Catalog, shape: Shape, metric: str, where: Where) -> str:
         return ""
     rated = Where(where.gpu, where.peer, clock_mhz=rated_clock(shape)) if metric.startswith("gemm") else where
     limit = limit_of(metric, shape, rated)
-    rules = Rules(gross=GROSS.default, gross_origin=f"expectations.yml {GROSS.name}: ")
+    rules = MarkRules(gross=GROSS.default, gross_origin=f"expectations.yml {GROSS.name}: ")
     marks = marks_of(Figure(metric, 0.0, rated, LARGE), shape, catalog, rules)
     failing = max((mark for mark in marks if mark.fails), key=lambda mark: mark.value, default=None)
     warning = max((mark for mark in marks if not mark.fails), key=lambda mark: mark.value, default=None)
@@ -62,7 +62,7 @@ def rated_clock(shape: Shape) -> float | None:
     return None if gpu is None or gpu.tflops is None else gpu.tflops.clock_mhz or gpu.sm_clock_mhz
 
 
-def in_words(limit: Limit | None) -> str:
+def in_words(limit: PhysicalLimit | None) -> str:
     """Return a limit; with a question mark where it is unsure."""
     return "" if limit is None else f"{limit.value:.4g}{'' if limit.sure else '?'} {limit.path}"
 

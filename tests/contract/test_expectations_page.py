@@ -6,7 +6,7 @@ import pytest
 from expectations_table import PAGE, page
 
 from gpunode.catalog import Catalog
-from gpunode.expectations import METRICS, Figure, Rules, Where, limit_of, marks_of, of_platform
+from gpunode.expectations import METRICS, Figure, MarkRules, Where, limit_of, marks_of, of_platform
 
 CATALOG = Catalog()
 
@@ -29,7 +29,7 @@ def test_no_mark_of_a_platform_is_above_its_limit(name: str) -> None:
     for metric in METRICS:
         where = Where(0, 1) if metric == "peer_to_peer" else Where()
         limit = limit_of(metric, shape, where)
-        marks = marks_of(Figure(metric, 0.0, where, 2**34), shape, CATALOG, Rules(gross=0.4))
+        marks = marks_of(Figure(metric, 0.0, where, 2**34), shape, CATALOG, MarkRules(gross=0.4))
         if limit is None or not limit.sure:
             continue
         allowed = 1.1 if metric.endswith("_busbw") else 1.0

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from gpunode.catalog import Catalog
-from gpunode.expectations import METRICS, Figure, Rules, Shape, assess, limit_of, of_platform
+from gpunode.expectations import METRICS, Figure, MarkRules, Shape, assess, limit_of, of_platform
 from gpunode.expectations.limits import Where
 from gpunode.expectations.metrics import COLLECTIVES, unit_of
 
 CATALOG = Catalog()
 GIB = 2**30
-GROSS = Rules(gross=0.4, gross_origin="policy")
+GROSS = MarkRules(gross=0.4, gross_origin="policy")
 
 
 def shape(platform: str) -> Shape:
@@ -148,7 +148,7 @@ def test_a_gpu_at_a_third_of_its_speed_fails_without_a_pass_mark() -> None:
     at_clock = Where(clock_mhz=2520)
     assert assess(Figure("gemm_bf16", 300, at_clock), cards, CATALOG, GROSS).grade == "good"
     assert assess(Figure("gemm_bf16", 120, at_clock), cards, CATALOG, GROSS).grade == "bad"
-    assert assess(Figure("gemm_bf16", 120, at_clock), cards, CATALOG, Rules()).grade == "low"
+    assert assess(Figure("gemm_bf16", 120, at_clock), cards, CATALOG, MarkRules()).grade == "low"
     # Held back by its power limit it is as fast as its clock allows.
     assert assess(Figure("gemm_bf16", 120, Where(clock_mhz=1000)), cards, CATALOG, GROSS).grade == "good"
 
