@@ -1,10 +1,10 @@
 """Runs the tiers of tests that this machine can run, and says which it could not, and why.
 
-On a branch, lab tests and molecule scenarios are chosen by what changed since it left origin/main (or since the commit
-that GPUNODE_TEST_SINCE names), the working tree included. On main itself, or where git cannot tell, their core runs:
-the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole of site.yml. The core alone
-runs too where a change concerns more than AT_MOST files or scenarios beyond it, so that a wide change fits CI's limit:
-the table then names what was left out. `--all` runs everything.
+On a branch, tests in lab nodes and virtual machines, and molecule scenarios, are chosen by what changed since it left
+origin/main (or since the commit that GPUNODE_TEST_SINCE names), the working tree included. On main itself, or where git
+cannot tell, their core runs: the lab tests that STANDS_ON does not name, and the scenario `default`, which is the whole
+of site.yml. The core alone runs too where a change concerns more than AT_MOST files or scenarios beyond it, so that a
+wide change fits CI's limit: the table then names what was left out. `--all` runs everything.
 """
 
 import argparse
@@ -34,8 +34,8 @@ FOUNDATION = (
     "requirements.lock",
     "ansible.cfg",
 )
-AT_MOST = {"lab": 3, "molecule": 1}
-"""How many lab files and scenarios a change may add to the core."""
+AT_MOST = {"lab": 3, "molecule": 1, "vm": 1}
+"""How many files and scenarios a change may add to the core."""
 # Lab tests that are for paths that begin so alone. A file that is not named here runs always.
 STANDS_ON = {
     "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
@@ -82,8 +82,21 @@ STANDS_ON = {
         "gpunode/provisioning/fabric",
         "gpunode/provisioning/nvidia_fabric",
     ),
+    "test_firewall": (
+        "roles/firewall/",
+        "plugins/action/guarded_change",
+        "plugins/module_utils/guard",
+        "gpunode/provisioning/firewall",
+    ),
+    "test_gpu_settings": (
+        "roles/gpu_settings/",
+        "gpunode/lab/simulator/",
+        "gpunode/provisioning/gpu_settings",
+        "gpunode/tuning/gpu_settings",
+    ),
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
+    "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
     "test_matrix": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
@@ -107,13 +120,27 @@ STANDS_ON = {
         "gpunode/provisioning/nvidia_driver",
         "gpunode/provisioning/preflight",
     ),
+    "test_settings": (
+        "roles/kernel_tuning/",
+        "roles/ml_environment/",
+        "gpunode/tuning/",
+        "gpunode/provisioning/kernel_",
+        "gpunode/provisioning/ml_environment",
+    ),
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
+    "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
+    "test_updates": ("roles/updates/", "gpunode/provisioning/updates", "gpunode/provisioning/pending_updates"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_engines": ("gpunode/workload/", "gpunode/fleet/"),
     "test_workload_on_gpus": ("gpunode/workload/", "gpunode/fleet/"),
+}
+# Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
+VM_STANDS_ON = {
+    "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
+    "test_vm_machine": ("tests/vm/",),
 }
 
 
@@ -357,8 +384,28 @@ def molecule(*, everything: bool = False) -> Tally:
     return tally
 
 
-def vm() -> Tally:
-    return Tally(not_run="no test needs a kernel of its own yet")
+def vm_files(*, everything: bool) -> Chosen:
+    """Return the tests in virtual machines to run, as paths. Where nothing is known of changes none runs."""
+    files = sorted((ROOT / "tests" / "vm").glob("test_*.py"))
+    chosen = [
+        f"tests/vm/{file.name}"
+        for file in files
+        if everything or concerned(f"tests/vm/{file.name}", *VM_STANDS_ON.get(file.stem, ()))
+    ]
+    return Chosen(chosen) if everything else bounded([], chosen, AT_MOST["vm"])
+
+
+def vm(*, everything: bool = False) -> Tally:
+    if os.geteuid() != 0:
+        return Tally(not_run="not root: the machines' image is built as root")
+    missing = [name for name in ("qemu-system-x86_64", "qemu-img", "mmdebstrap") if shutil.which(name) is None]
+    if missing:
+        return Tally(not_run=f"no {missing[0]}: apt-get install qemu-system-x86 qemu-utils mmdebstrap")
+    chosen = vm_files(everything=everything)
+    if not chosen.run:
+        why = "left to --all" if chosen.left_out else "nothing changed that needs a kernel of its own"
+        return Tally(not_run=why, left_out=chosen.left_out)
+    return pytest_tier(*chosen.run, "-v", limit_s=7200 if everything else 1800)
 
 
 def gpu() -> Tally:
@@ -380,6 +427,7 @@ TIERS: dict[str, Callable[[], Tally]] = {
 WHOLE: dict[str, Callable[[], Tally]] = {
     "lab": partial(lab, everything=True),
     "molecule": partial(molecule, everything=True),
+    "vm": partial(vm, everything=True),
     "lab-debian-13": lab_debian_13,
     "lab-matrix": lab_matrix,
 }

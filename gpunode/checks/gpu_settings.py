@@ -13,6 +13,8 @@ from gpunode.facts.node import NodeFacts
 
 PERSISTENCE_UNIT = "nvidia-persistenced.service"
 OWN = "the card's own maximum"
+OWN_DEFAULT = "the card's own default"
+REQUESTED = "/etc/gpunode/gpu-settings.json (role gpu_settings)"
 PERSISTENCED = "nvidia-persiste"  # as /proc/PID/comm has it
 PERSISTENCE_REMEDY = "Switch persistence on: role nvidia_driver, tag nvidia_driver_service."
 LIMIT_ROUNDING = Threshold(
@@ -127,7 +129,8 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
 
 @gpu_check(
     "gpu.compute-mode",
-    means="Any number of processes may use the GPU (compute mode Default).",
+    means="Any number of processes may use the GPU (compute mode Default), or the mode is that which the role "
+    "gpu_settings sets.",
     remedy="nvidia-smi -i GPU -c DEFAULT, unless a job asked for the mode and is still there.",
     seen_by_guest=True,
     state="drain",
@@ -137,6 +140,8 @@ def compute_mode(gpu: SeenGpu) -> Verdict:
     mode = gpu.said.get("compute_mode")
     if mode is None:
         return Verdict(Status.ERROR, "nvidia-smi does not say the compute mode")
+    if mode == gpu.requested.get("compute_mode"):
+        return Verdict(Status.PASS, f"compute mode is {mode}", expected=mode, measured=mode, source=REQUESTED)
     if mode == "Default":
         return Verdict(Status.PASS, "compute mode is Default", expected="Default", measured=mode)
     if mode == "Prohibited":
@@ -176,7 +181,8 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         return
     for gpu in gpus:
         yield replace(_unreachable(gpu) or _mig_of(gpu, expect.mig), component=gpu.component)
-    if len(modes) > 1:
+    meant = all(gpu.said.get("mig_mode") == gpu.requested.get("mig") for gpu in gpus if "mig" in gpu.requested)
+    if len(modes) > 1 and not (meant and any("mig" in gpu.requested for gpu in gpus)):
         on = [gpu.component for gpu in gpus if gpu.mig]
         yield Verdict(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
 
@@ -199,7 +205,8 @@ def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
 
 @gpu_check(
     "gpu.power-limit",
-    means="The power limit in force is the card's default; with a lower one it is slower than others of its model.",
+    means="The power limit in force is the card's default, or that of the role gpu_settings; with a lower one the card "
+    "is slower than others of its model.",
     remedy="nvidia-smi -i GPU -pl DEFAULT sets it back, unless the limit is meant.",
     state="observe",
     actions=("fix_configuration",),
@@ -209,7 +216,11 @@ def power_limit(gpu: SeenGpu) -> Verdict:
     limit, default = gpu.said.get("power_limit_w"), gpu.said.get("power_default_limit_w")
     if limit is None or default is None:
         return gpu.untold("the power limit", expected=gpu.for_servers)
-    told = partial(Verdict, expected=default, measured=limit, unit="W", source="the card's own default")
+    meant = gpu.requested.get("power_limit_w")
+    default = default if meant is None else meant
+    told = partial(
+        Verdict, expected=default, measured=limit, unit="W", source=OWN_DEFAULT if meant is None else REQUESTED
+    )
     if limit < default - LIMIT_ROUNDING.of(gpu.match):
         return told(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
     return told(Status.PASS, f"the power limit is {limit:g} W")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Unpack
 
@@ -12,6 +12,7 @@ from gpunode.checks.registry import Declared, Expectation, Status, Verdict, regi
 from gpunode.facts.node import NodeFacts, PciDevice
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
+from gpunode.tuning.gpu_settings_program import requested, resolved
 
 CATALOG = "catalog (gpus.yml)"
 LOST = frozenset({"GPU is lost", "GPU requires reset"})
@@ -53,6 +54,8 @@ class SeenGpu:
     said: Mapping[str, Any]
     device: PciDevice | None
     match: GpuMatch | None
+    requested: Mapping[str, Any] = field(default_factory=dict)
+    """What the role gpu_settings asks of it: values for this card, by the names of its settings."""
     lost: str | None = None
     """nvidia-smi's message about a GPU that it cannot reach, or what it prints in place of values; None: it answers."""
 
@@ -183,7 +186,14 @@ def seen_gpus(node: NodeFacts) -> list[SeenGpu] | Verdict:
         return Verdict(Status.SKIP, "the driver has no GPU (gpu.count reports the cause)")
     by_slot = {device.slot: device for device in node.pci or ()}
     lost = lost_slots(node)
-    return [_seen(said, by_slot.get(said.get("pci_bus_id") or ""), lost) for said in document["gpus"]]
+    rules = node.gpu_settings.plain_rules() if node.gpu_settings else []
+    return [
+        replace(
+            _seen(said, by_slot.get(said.get("pci_bus_id") or ""), lost),
+            requested=resolved(requested(rules, said), said)[0],
+        )
+        for said in document["gpus"]
+    ]
 
 
 def _seen(said: Mapping[str, Any], device: PciDevice | None, lost: Mapping[str, str]) -> SeenGpu:
@@ -193,7 +203,7 @@ def _seen(said: Mapping[str, Any], device: PciDevice | None, lost: Mapping[str, 
         match = match_of_name(name)
     words = LOST.intersection(said.get("errors") or ())
     gone = lost.get(said.get("pci_bus_id") or "") or (sorted(words)[0] if words else None)
-    return SeenGpu(said, device, match, gone)
+    return SeenGpu(said, device, match, lost=gone)
 
 
 OfOneGpu = Callable[[SeenGpu], Verdict]

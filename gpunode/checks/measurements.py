@@ -19,9 +19,6 @@ SIMULATED = "simulated: that says nothing about a GPU"
 OVER_GLOO = "gloo on processors: that says nothing about NCCL"
 OF_A_PART = "a MIG device: figures of a whole GPU do not hold for it"
 
-DEEP: set[str] = set()
-"""Records of which checks of level ``deep`` are."""
-
 
 @dataclass(frozen=True)
 class MeasuredNode:
@@ -99,19 +96,10 @@ def measurement_check(
             pointer = explained(run.node, OF_THE_IMAGE) if record.error is not None else None
             return [answer if pointer is None else Verdict(Status.SKIP, f"{record.error} ({pointer})")]
 
-        if level == "deep":
-            DEEP.update(records)
         registry.check(check_id, level=level, needs=("records",), needs_gpu=True, **declared)(judge)
         return function
 
     return decorate
-
-
-def level_of(node: NodeFacts) -> Level:
-    """Return how deep a node was looked at, by what was recorded on it."""
-    if any(record.record in DEEP for record in node.records or ()):
-        return "deep"
-    return "standard" if node.records else "quick"
 
 
 def unmeasured(node: NodeFacts, records: tuple[str, ...]) -> Verdict | None:

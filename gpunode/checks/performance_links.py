@@ -122,6 +122,7 @@ def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool)
     "performance.bad-links",
     ("nccl.pairs",),
     PairsValues,
+    level="deep",
     means="Exchanges between pairs of GPUs, in rounds: no link is slow, broken or changes data. A bad one is named.",
     remedy="One pair: reseat the bridge or cable, then exchange it; nvlink.errors of both ends. All pairs of a GPU: "
     "the GPU itself, or its slot.",

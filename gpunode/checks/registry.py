@@ -45,6 +45,7 @@ Scope = Literal["node", "gpu", "link", "fleet"]
 NEEDS_ROOT = frozenset(
     {
         *("kernel_log", "link_log", "earlier_boots"),  # dmesg and the journal
+        "packet_filter",  # netlink
         *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
         *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
     }

@@ -15,12 +15,28 @@ from gpunode.facts import NodeFacts
 from gpunode.isolation import Exceeded
 from gpunode.printable import printable, printable_json
 from gpunode.report.console import PlainConsole
-from gpunode.tuning import GPU_ARGUMENTS, WORKLOADS, Tuning, Tunings, Workload, docker_args, env_file, shell, tune
+from gpunode.tuning import (
+    GPU_ARGUMENTS,
+    PROFILES,
+    WORKLOADS,
+    Profile,
+    Tuning,
+    Tunings,
+    Workload,
+    docker_args,
+    env_file,
+    nccl_conf,
+    shell,
+    systemd,
+    tune,
+)
 
 OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     "docker-args": lambda tuning: " ".join(docker_args(tuning)) + "\n",
     "env-file": env_file,
     "shell": shell,
+    "systemd": systemd,
+    "nccl-conf": lambda tuning: nccl_conf(tuning.node.nccl, f"gpunode env: {printable(tuning.host)}"),
 }
 """Formats that a program reads as it stands: settings of two nodes would be mixed in them."""
 
@@ -31,6 +47,9 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
 @click.option(
     "--workload", type=click.Choice(WORKLOADS), default="pytorch", show_default=True, help="What the settings are for."
 )
+@click.option(
+    "--profile", type=click.Choice(PROFILES), default="training", show_default=True, help="What the node is for."
+)
 @click.option("--multi-node", is_flag=True, help="The workload runs over several nodes.")
 @click.option("--expandable-segments", is_flag=True, help="Set PyTorch's expandable segments (no CUDA IPC with them).")
 @click.option(
@@ -39,7 +58,7 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
     type=click.Choice(["text", *OF_ONE_NODE, "json"]),
     default="text",
     show_default=True,
-    help="docker-args, env-file and shell are for one node.",
+    help="json is for several nodes too, the others but text are for one.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show sources, and what is left alone and why.")
 def command(  # noqa: PLR0913
@@ -47,6 +66,7 @@ def command(  # noqa: PLR0913
     selection: Selection,
     replay: bool,
     workload: Workload,
+    profile: Profile,
     multi_node: bool,
     expandable_segments: bool,
     form: str,
@@ -59,7 +79,7 @@ def command(  # noqa: PLR0913
 
     \b
     Examples:
-      gpunode env root@gpu-01 --workload pytorch
+      gpunode env root@gpu-01 --workload pytorch --profile inference
       docker run $(gpunode env --format docker-args) IMAGE python3 train.py
     """
     if expandable_segments and workload != "pytorch":
@@ -69,7 +89,10 @@ def command(  # noqa: PLR0913
     missed = list[str]()
     with Apart() as apart:
         nodes = _replayed(selection, apart, missed) if replay else _collected(selection, apart, missed)
-        found = [tune(node, workload, multi_node=multi_node, expandable=expandable_segments) for node in nodes]
+        found = [
+            tune(node, workload, profile=profile, multi_node=multi_node, expandable=expandable_segments)
+            for node in nodes
+        ]
     for line in missed:
         click.echo(printable(line), err=True)
     if form in OF_ONE_NODE and len(found) + len(missed) > 1:
@@ -114,9 +137,20 @@ def _show(tuning: Tuning, *, verbose: bool) -> None:
     console = PlainConsole(sys.stdout)
     over = " over several nodes" if tuning.multi_node else ""
     console.show(
-        Text(f"{printable(tuning.host)}: {tuning.workload}{over}{' (simulated)' if tuning.simulated else ''}", "bold")
+        Text(
+            f"{printable(tuning.host)}: {tuning.workload}, {tuning.profile}{over}"
+            f"{' (simulated)' if tuning.simulated else ''}",
+            "bold",
+        )
     )
-    for title, settings, sign in (("environment", tuning.environment, "="), ("docker run", tuning.docker, " ")):
+    parts = (
+        ("job: environment", tuning.environment, "="),
+        ("job: docker run", tuning.docker, " "),
+        ("node: environment (role ml_environment)", tuning.node.environment, "="),
+        ("node: /etc/nccl.conf (role ml_environment)", tuning.node.nccl, "="),
+        ("node: kernel (role kernel_tuning)", tuning.node.kernel, "="),
+    )
+    for title, settings, sign in parts:
         console.show(Text(title, "bold"), 2)
         for setting in settings:
             console.show(Text(printable(f"{setting.name}{sign if setting.value else ''}{setting.value}")), 4)
@@ -124,5 +158,5 @@ def _show(tuning: Tuning, *, verbose: bool) -> None:
             console.show(Text(printable(f"{setting.reason}{source}"), "dim"), 8)
     if verbose:
         console.show(Text("left alone", "bold"), 2)
-        for one in tuning.left_alone:
+        for one in dict.fromkeys((*tuning.left_alone, *tuning.node.left_alone)):
             console.show(Text(printable(f"{one.name}: {one.reason}"), "dim"), 4)

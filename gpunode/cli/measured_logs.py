@@ -15,9 +15,17 @@ MOST_BYTES = 48 * 1024
 """Of what a record keeps of an output (``ToolValues``)."""
 
 
-def read_logs(logs: Sequence[str]) -> list[dict[str, Any]]:
+def read_logs(logs: Sequence[str], *, replay: bool) -> list[dict[str, Any]]:
     """Return one record for each log. Raises UsageError with one line for what cannot be judged."""
+    if logs and not replay:
+        raise UsageError("--log needs --replay BUNDLE: the bundle of the node on which the output was saved")
     return [_record(*_split(log)) for log in logs]
+
+
+def must_be_of_one(logs: Sequence[object], bundles: Sequence[Path]) -> None:
+    """Raise UsageError where logs would have to be judged with several nodes, or none."""
+    if logs and len(bundles) != 1:
+        raise UsageError(f"--log: the output is that of one node, found {len(bundles)} bundles")
 
 
 def _split(log: str) -> tuple[str, Path]:

@@ -46,6 +46,10 @@ def as_text(document: Plan, *, verbose: bool) -> str:
         for part in _group(group, verbose=verbose):
             console.print(part, soft_wrap=isinstance(part, Text))
     console.print()
+    if any(group.stack is not None and group.hosts for group in document.groups):
+        # A catalog knows versions; whether a node's sources have them and its holds allow them, the node knows.
+        asked = "apt and dnf were not asked: gpunode provision --check also reports what they refuse on a node"
+        console.print(Text(f"note: {asked}", style="yellow"), soft_wrap=True)
     for note in document.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     console.print(_last_line(document), soft_wrap=True)

@@ -1,5 +1,6 @@
 """``gpunode validate``: judge nodes."""
 
+import dataclasses
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from pydantic import BaseModel
 from gpunode import __version__
 from gpunode.catalog import load
 from gpunode.checks import LEVELS, Baseline, Expectation, Level, identify, judge, registry
-from gpunode.checks.measurements import level_of
 from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
@@ -24,7 +24,7 @@ from gpunode.cli.apart import Apart
 from gpunode.cli.baseline import read_baselines
 from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
-from gpunode.cli.measured_logs import read_logs
+from gpunode.cli.measured_logs import must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
@@ -110,7 +110,8 @@ def command(  # noqa: PLR0913
     """Judge nodes: HOSTs, those of an inventory (-i), saved bundles (--replay), or this machine.
 
     No setting of a node is changed. Level quick looks; level standard also runs a workload in a container, on GPUs
-    that nobody uses, and removes it again; the image that it needs stays there. Exit codes: 0 all good, 1 a check
+    that nobody uses, and removes it again; the image that it needs stays there. Level deep measures for up to half an
+    hour: every number format, all collectives, training, storage, a sustained load. Exit codes: 0 all good, 1 a check
     failed, 2 wrong usage, 3 could not be determined (unreachable, no GPU, missing data).
 
     \b
@@ -127,15 +128,17 @@ def command(  # noqa: PLR0913
         level_must_have_one(level, wanted)
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
-    printed = read_logs(logs)
-    if printed and not replay:
-        raise UsageError("--log needs --replay BUNDLE: the bundle of the node on which the output was saved")
+    printed = read_logs(logs, replay=replay)
     places = outputs_.outputs(ctx)
     runs = level != "quick" and reads_records(wanted)
     if workload.given and (replay or not runs):
         reason = "--level quick runs no workload" if level == "quick" else "no check that is selected reads a workload"
         reason = "--replay asks no node" if replay else reason
         raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
+    if level == "deep":
+        workload = dataclasses.replace(workload, level="deep")
+    elif any(name in workloads.DEEP_ONLY for name in workload.given):
+        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured at --level deep")
     if replay:
         refuse_asking("--replay asks no node")
         if save is not None:
@@ -143,8 +146,7 @@ def command(  # noqa: PLR0913
     folder = folder_for_bundles(save) if save else None
     started = now()
     files = bundle_files(selection.hosts) if replay else []
-    if printed and len(files) != 1:
-        raise UsageError(f"--log: the output is that of one node, found {len(files)} bundles")
+    must_be_of_one(printed, files)
     targets = [] if replay else selection.targets()
     for target in targets:
         policies.add(target.name, target.policy)
@@ -266,12 +268,20 @@ class Judging:
         if self.logs:
             bundle = bundle.model_copy(update={"results": [*bundle.results, *self.logs]})
         node = facts_from_bundle(bundle)
-        level = self.level or level_of(node)
+        level = self.level or ("deep" if self.logs else level_of(bundle))
         policy = self.policies.of(name)
         expectation = self.expectation.with_baseline(self.baselines.get(bundle.host))
         findings = judge(node, expectation, level, self.wanted, policy=policy)
         report = judged(bundle.host, identify(node), findings, seconds, policy)
         return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
+
+
+def level_of(bundle: Bundle) -> Level:
+    """The level at which a bundle was collected: the launcher's record has it, from the release on that had two."""
+    if not bundle.results:
+        return "quick"
+    levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
+    return "deep" if "deep" in levels else "standard"
 
 
 class Judged(BaseModel):

@@ -32,7 +32,6 @@ class Context:
     settings_of: Callable[[str], Mapping[str, Any]]
     """Settings of another role, by its name: names without the role's prefix."""
     check: bool = False
-    force: bool = False
     today: date = field(default_factory=date.today)
     lock: Mapping[str, Any] | None = None
     """The stack that ``gpunode plan --write`` locked."""

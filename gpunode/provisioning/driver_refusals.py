@@ -34,7 +34,7 @@ def driver_refusals(
     if case.strangers and not case.own and not switch:
         origins = sorted({str(row.origin or "an unknown publisher") for row in case.installed.values()})
         lines.append(
-            f"other-source: a driver from {' and '.join(origins)} is installed and {case.stack.source} is wished: set "
+            f"other-source: a driver from {' and '.join(origins)} is installed, {case.stack.source} is requested: set "
             "nvidia_driver_switch: true to have it replaced in one transaction, or leave nvidia_driver_source: auto"
         )
     foreign = sorted(

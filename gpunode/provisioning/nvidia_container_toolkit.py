@@ -126,7 +126,7 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, re
         )
     stale = stale_specifications(state.facts.cdi_specs, refresh.output) if has_unit else []
     reason = refresh_reason(state.facts, refresh.output) if has_unit else None
-    there = BASE in state.installed
+    there = BASE in context.planned.installed(state.installed)
     files = [*archive.files, *_apt_files(state, settings, request, by_cuda), *_kept(state, request), *change.files]
     environment = _environment(state, refresh, has_unit and (there or bool(refresh.text)))
     files += [*environment, *(ManagedFile(path=path, content=None, phase="after") for path in stale)]

@@ -1,22 +1,31 @@
 """What a node should be set to, derived from its facts: each value with its reason and source. Pure."""
 
 from gpunode.tuning.containers import GPU_ARGUMENTS
-from gpunode.tuning.model import LeftAlone, Setting, Tuning, Tunings
+from gpunode.tuning.model import LeftAlone, NodeTuning, Setting, Tuning, Tunings
 from gpunode.tuning.payload import payload_settings
-from gpunode.tuning.render import docker_args, env_file, shell
-from gpunode.tuning.tune import WORKLOADS, Workload, tune
+from gpunode.tuning.profiles import PROFILES, Profile
+from gpunode.tuning.render import docker_args, env_file, launcher_text, nccl_conf, node_shell, shell, systemd
+from gpunode.tuning.tune import WORKLOADS, Workload, tune, tune_node
 
 __all__ = [
     "GPU_ARGUMENTS",
+    "PROFILES",
     "WORKLOADS",
     "LeftAlone",
+    "NodeTuning",
+    "Profile",
     "Setting",
     "Tuning",
     "Tunings",
     "Workload",
     "docker_args",
     "env_file",
+    "launcher_text",
+    "nccl_conf",
+    "node_shell",
     "payload_settings",
     "shell",
+    "systemd",
     "tune",
+    "tune_node",
 ]

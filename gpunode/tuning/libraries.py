@@ -6,13 +6,16 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import TorchValues, values_of
+from gpunode.tuning.launcher import threads_per_rank
 from gpunode.tuning.model import LeftAlone, Setting
+from gpunode.tuning.profiles import Traits
 
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NEW_NAME = Version("2.10")
 """The first PyTorch to read PYTORCH_ALLOC_CONF alone; later ones read the old name too, with a warning."""
 
 
-def cuda(node: NodeFacts) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
+def order(node: NodeFacts) -> Iterator[Setting]:  # noqa: ARG001
     """The order of GPUs."""
     yield Setting(
         name="CUDA_DEVICE_ORDER",
@@ -20,30 +23,47 @@ def cuda(node: NodeFacts) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
         reason="cuda:N is then nvidia-smi's GPU N; the default order puts the fastest first",
         source="catalog (sources.yml, cuda_env)",
     )
+
+
+def cuda(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
+    """Variables of CUDA for a job."""
+    yield from order(node)
     yield LeftAlone(name="CUDA_LAUNCH_BLOCKING", reason="for debugging: left on, every kernel waits for the one before")
     yield LeftAlone(name="CUDA_DEVICE_MAX_CONNECTIONS", reason="belongs to the program that runs, not to the node")
 
 
 def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     """Threads of one process of several on the node: one process a GPU."""
-    name = "OMP_NUM_THREADS"
-    cores, gpus = physical_cores(node), len(node.gpus_on_bus or ())
-    allowed = _allowed_cores(node)
-    if cores is None:
-        yield LeftAlone(name=name, reason=f"the processor's cores were not seen: {node.gap('cpu') or 'not told'}")
+    gpus = len(node.gpus_on_bus or ())
+    usable = usable_cores(node)
+    if usable is None:
+        reason = f"the processor's cores were not seen: {node.gap('cpu') or 'not told'}"
     elif gpus == 0:
-        yield LeftAlone(name=name, reason="no GPU: the node is not shared by one process a GPU")
+        reason = "no GPU: the node is not shared by one process a GPU"
+    elif usable < gpus:
+        reason = f"{gpus} GPUs and {usable} cores: a process has no core of its own"
     else:
-        usable = cores if allowed is None else min(cores, allowed)
-        which = "physical cores" if usable == cores else f"of {cores} physical cores that a cpuset allows,"
-        yield Setting(
-            name=name,
-            value=str(max(1, usable // gpus)),
-            reason=f"{usable} {which} for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; "
-            "torchrun would set 1",
-            source="common practice; torchrun's default: catalog (sources.yml, pt_run)",
-        )
-    yield LeftAlone(name="OMP_PROC_BIND", reason="binding is the launcher's: torchrun --numa-binding=node, mpirun")
+        which = "physical cores"
+        if usable != physical_cores(node):
+            which = f"of {physical_cores(node)} physical cores that a cpuset allows,"
+        for name in THREADS:
+            yield Setting(
+                name=name,
+                value=str(threads_per_rank(usable, gpus)),
+                reason=f"{usable} {which} for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; "
+                "torchrun would set 1",
+                source="common practice; torchrun's default: catalog (sources.yml, pt_run)",
+            )
+        yield LeftAlone(name="OMP_PROC_BIND", reason="binding is the launcher's: gpunode-run, mpirun")
+        return
+    yield from (LeftAlone(name=name, reason=reason) for name in THREADS)
+    yield LeftAlone(name="OMP_PROC_BIND", reason="binding is the launcher's: gpunode-run, mpirun")
+
+
+def usable_cores(node: NodeFacts) -> int | None:
+    """Return the physical cores that programs on the node may use; None where they were not seen."""
+    cores, allowed = physical_cores(node), _allowed_cores(node)
+    return cores if cores is None or allowed is None else min(cores, allowed)
 
 
 def physical_cores(node: NodeFacts) -> int | None:
@@ -95,7 +115,7 @@ def _torch_version(node: NodeFacts) -> Version | None:
     return None
 
 
-def tensorflow(node: NodeFacts) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
+def tensorflow(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:  # noqa: ARG001
     """Threads and memory as TensorFlow's guide for several GPUs has them."""
     source = "catalog (sources.yml, tf_tune)"
     yield Setting(
@@ -104,12 +124,15 @@ def tensorflow(node: NodeFacts) -> Iterator[Setting | LeftAlone]:  # noqa: ARG00
         reason="each GPU has launching threads of its own: work on the processor does not hold kernels up",
         source=source,
     )
-    yield Setting(
-        name="TF_GPU_THREAD_COUNT", value="2", reason="two for each GPU, the default said aloud", source=source
-    )
-    yield Setting(
-        name="TF_FORCE_GPU_ALLOW_GROWTH",
-        value="true",
-        reason="memory is taken as it is needed: two processes can share a GPU",
-        source=source,
-    )
+    yield Setting(name="TF_GPU_THREAD_COUNT", value="2", reason="two for each GPU, which is the default", source=source)
+    if traits.shares_gpus:
+        yield Setting(
+            name="TF_FORCE_GPU_ALLOW_GROWTH",
+            value="true",
+            reason="memory is taken as it is needed: two processes can share a GPU",
+            source=source,
+        )
+    else:
+        yield LeftAlone(
+            name="TF_FORCE_GPU_ALLOW_GROWTH", reason="a job has its GPUs for itself: memory is taken once, in one piece"
+        )

@@ -14,10 +14,10 @@ class Part(BaseModel):
 
 
 class Setting(Part):
-    """One value that a workload should be given."""
+    """One value that a workload or a node should be given."""
 
     name: str
-    """``NCCL_IB_HCA``; for an argument of ``docker run``: ``--shm-size``."""
+    """``NCCL_IB_HCA``; for an argument of ``docker run``: ``--shm-size``; of the kernel: ``vm.swappiness``."""
     value: str
     reason: str
     """What of this node leads to it."""
@@ -32,17 +32,33 @@ class LeftAlone(Part):
     reason: str
 
 
+class NodeTuning(Part):
+    """What belongs to a node, whatever runs on it."""
+
+    environment: tuple[Setting, ...] = ()
+    """Variables that are harmless for everybody on the node."""
+    nccl: tuple[Setting, ...] = ()
+    """Lines of ``/etc/nccl.conf``, which every program outside of containers reads."""
+    kernel: tuple[Setting, ...] = ()
+    """Kernel settings by their sysctl names, and ``transparent_hugepage``, ``cpu_governor``, ``cpu_idle_latency_us``,
+    ``command_line``."""
+    left_alone: tuple[LeftAlone, ...] = ()
+
+
 class Tuning(Part):
     """The settings of one node for one workload."""
 
     host: str
     simulated: bool
+    profile: str = "training"
     workload: str
     multi_node: bool = False
     environment: tuple[Setting, ...]
+    """Of the job."""
     docker: tuple[Setting, ...]
     """Arguments of ``docker run`` without the environment; one with an empty value stands alone."""
     left_alone: tuple[LeftAlone, ...]
+    node: NodeTuning = NodeTuning()
 
 
 class Tunings(Part):

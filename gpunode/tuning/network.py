@@ -10,6 +10,9 @@ from gpunode.tuning.model import LeftAlone, Setting
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """A name that a list of NCCL, a shell and Docker take as one word."""
 NCCL = "catalog (sources.yml, nccl_env)"
+FINDS_GID = (2, 21)
+FAST_MBIT_PER_S = 100_000
+"""The network for which NCCL's documentation has values of its own."""
 _ONE_SWITCH = frozenset({"PIX", "PXB"})
 """Of ``nvidia-smi topo -m``: the path crosses PCIe bridges alone, not the processor's."""
 _MOST_DEVICES = 32
@@ -40,7 +43,67 @@ def nccl(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
         name="NCCL_IB_DISABLE", reason="for debugging: without RDMA NCCL takes sockets by itself, with it 1 only slows"
     )
     yield LeftAlone(name="NCCL_P2P_LEVEL", reason="for debugging: NCCL reads the topology itself")
-    yield LeftAlone(name="NCCL_IB_GID_INDEX", reason="found by NCCL itself since 2.21")
+    yield _gid_index(node)
+
+
+def nccl_conf(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
+    """Return what ``/etc/nccl.conf`` says of this node's fabric: InfiniBand, RoCE, or Ethernet alone.
+
+    Programs in containers do not read the host's file, so that it may name the host's interfaces.
+    """
+    yield _interface(node)
+    yield _hca(node)
+    yield _gid_index(node)
+    yield from _sockets(node)
+
+
+def _gid_index(node: NodeFacts) -> LeftAlone:
+    """NCCL finds the index by itself from 2.21 on; of an older one the node's owner has to say which it is."""
+    name = "NCCL_IB_GID_INDEX"
+    if not any(port.link_layer == "Ethernet" for _, port in active_ports(node)):
+        return LeftAlone(name=name, reason="no RoCE port is active")
+    old = sorted(
+        {
+            one.version
+            for one in node.libraries or ()
+            if one.version and "libnccl" in one.path and _release(one.version) < FINDS_GID
+        }
+    )
+    if old:
+        return LeftAlone(
+            name=name,
+            reason=f"libnccl {', '.join(old)} on the node does not find it, as 2.21 does: show_gids prints the index "
+            "of RoCE v2 with an IPv4 address",
+        )
+    return LeftAlone(name=name, reason="NCCL finds the GID of RoCE v2 by itself since 2.21")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    match = re.match(r"(\d{1,3})\.(\d{1,3})", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _sockets(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
+    """Threads and sockets of a fast Ethernet without RDMA, where NCCL has no default of its own for the cloud."""
+    names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+    speed = max((nic.speed_mbit_per_s or 0 for nic in node.nics or () if nic.state == "up"), default=0)
+    vendor = (node.machine.vendor if node.machine else None) or ""
+    if node.infiniband is None or active_ports(node):
+        reason = "RDMA carries the data" if node.infiniband else "RDMA devices were not seen"
+    elif speed < FAST_MBIT_PER_S:
+        reason = "no interface has 100 Gbit/s or more, as far as it tells its speed"
+    elif vendor.startswith(("Amazon", "Google")):
+        reason = f"NCCL has defaults of its own for {vendor}"
+    else:
+        for name in names:
+            yield Setting(
+                name=name,
+                value="4",
+                reason=f"{speed // 1000} Gbit/s of Ethernet without RDMA: one socket of one thread does not fill it",
+                source=NCCL,
+            )
+        return
+    yield from (LeftAlone(name=name, reason=reason) for name in names)
 
 
 def active_ports(node: NodeFacts) -> list[tuple[IbDevice, IbPort]]:

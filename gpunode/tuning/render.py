@@ -1,8 +1,10 @@
 """Settings as the programs read them that they are for."""
 
 import shlex
+from collections.abc import Sequence
+from importlib.resources import files
 
-from gpunode.tuning.model import Tuning
+from gpunode.tuning.model import Setting, Tuning
 
 
 def docker_args(tuning: Tuning) -> list[str]:
@@ -17,6 +19,33 @@ def shell(tuning: Tuning) -> str:
     """For ``eval`` or a file that a shell reads: each variable below its reason."""
     return _head(tuning) + "".join(
         f"# {setting.reason}\nexport {setting.name}={_quoted(setting.value)}\n" for setting in tuning.environment
+    )
+
+
+def systemd(tuning: Tuning) -> str:
+    """For a drop-in of a service: each variable below its reason."""
+    return f"{_head(tuning)}[Service]\n" + "".join(
+        f"# {setting.reason}\nEnvironment={_for_systemd(f'{setting.name}={setting.value}')}\n"
+        for setting in tuning.environment
+    )
+
+
+def _for_systemd(assignment: str) -> str:
+    # systemd.exec(5): double quotes with C escapes; a percent sign begins a specifier.
+    escaped = assignment.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'
+
+
+def nccl_conf(settings: Sequence[Setting], head: str) -> str:
+    """The text of ``/etc/nccl.conf``: bare assignments. NCCL takes quotes for a part of the value, and older ones every
+    line with an equals sign for a setting, so that comments have none."""
+    return f"# {head.replace('=', ' ')}\n" + "".join(f"{one.name}={one.value}\n" for one in settings)
+
+
+def node_shell(settings: Sequence[Setting], head: str) -> str:
+    """The text of a file in ``/etc/profile.d``: what a user has set already stays."""
+    return f"# {head}\n" + "".join(
+        f"# {one.reason}\nexport {one.name}=${{{one.name}:-{shlex.quote(one.value)}}}\n" for one in settings
     )
 
 
@@ -41,4 +70,9 @@ def _head(tuning: Tuning) -> str:
     simulated = " (simulated)" if tuning.simulated else ""
     # A bundle says what its host is called: in a file that a shell reads that must not become a line of its own.
     host = "".join(character for character in tuning.host if character.isprintable())
-    return f"# gpunode env: {tuning.workload}{over}, {host}{simulated}\n"
+    return f"# gpunode env: {tuning.workload} ({tuning.profile}){over}, {host}{simulated}\n"
+
+
+def launcher_text() -> str:
+    """Return the program gpunode-run, which runs on nodes by itself."""
+    return (files("gpunode.tuning") / "launcher.py").read_text(encoding="utf-8")

@@ -1,39 +1,79 @@
 """All settings for one node and one workload."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from gpunode.facts import NodeFacts
-from gpunode.tuning import containers, libraries, network
-from gpunode.tuning.model import LeftAlone, Setting, Tuning
+from gpunode.tuning import containers, kernel, libraries, network
+from gpunode.tuning.model import LeftAlone, NodeTuning, Setting, Tuning
+from gpunode.tuning.profiles import TRAITS, Profile, Traits
 
 Workload = Literal["pytorch", "tensorflow", "nccl-tests"]
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 
-Rule = Callable[[NodeFacts], Iterable[Setting | LeftAlone]]
-ENVIRONMENT: Mapping[Workload, tuple[Rule, ...]] = {
-    "pytorch": (libraries.cuda, libraries.threads),
-    "tensorflow": (libraries.cuda, libraries.threads, libraries.tensorflow),
-    "nccl-tests": (libraries.cuda,),
-}
 
-
-def tune(node: NodeFacts, workload: Workload, *, multi_node: bool = False, expandable: bool = False) -> Tuning:
+def tune(
+    node: NodeFacts,
+    workload: Workload,
+    *,
+    profile: Profile = "training",
+    multi_node: bool = False,
+    expandable: bool = False,
+) -> Tuning:
     """The settings for a workload on a node, or over several nodes of which this is one.
 
     What the facts do not say is left alone, with that as the reason. ``expandable``: PyTorch's expandable segments.
     """
-    environment = [*network.nccl(node, multi_node=multi_node)]
-    environment += [part for rule in ENVIRONMENT[workload] for part in rule(node)]
-    if workload == "pytorch":
-        environment.append(libraries.allocator(node, expandable=expandable))
+    environment = [
+        *network.nccl(node, multi_node=multi_node),
+        *_of_workload(node, workload, TRAITS[profile], expandable=expandable),
+    ]
     docker = [*containers.gpus(node), *containers.limits(node), *network.devices(node, multi_node=multi_node)]
     return Tuning(
         host=node.host,
         simulated=node.simulated,
+        profile=profile,
         workload=workload,
         multi_node=multi_node,
-        environment=tuple(part for part in environment if isinstance(part, Setting)),
-        docker=tuple(part for part in docker if isinstance(part, Setting)),
-        left_alone=tuple(part for part in (*environment, *docker) if isinstance(part, LeftAlone)),
+        environment=_settings(environment),
+        docker=_settings(docker),
+        left_alone=_left(environment, docker),
+        node=tune_node(node, profile),
     )
+
+
+def _of_workload(
+    node: NodeFacts, workload: Workload, traits: Traits, *, expandable: bool
+) -> Iterable[Setting | LeftAlone]:
+    yield from libraries.cuda(node)
+    if workload != "nccl-tests":
+        yield from libraries.threads(node)
+    if workload == "tensorflow":
+        yield from libraries.tensorflow(node, traits)
+    if workload == "pytorch":
+        yield libraries.allocator(node, expandable=expandable)
+
+
+def tune_node(node: NodeFacts, profile: Profile, *, shared: bool = False, fleet: int = 0) -> NodeTuning:
+    """What belongs to a node for everybody. ``shared``: users who share it get a number of threads by default;
+    ``fleet``: how many nodes are neighbours on one network, 0 where that is not known.
+    """
+    traits = TRAITS[profile]
+    environment = [*libraries.order(node), *libraries.tensorflow(node, traits)]
+    environment += libraries.threads(node) if shared else ()
+    nccl = [*network.nccl_conf(node)]
+    of_kernel = [*kernel.settings(node, traits, fleet=fleet)]
+    return NodeTuning(
+        environment=_settings(environment),
+        nccl=_settings(nccl),
+        kernel=_settings(of_kernel),
+        left_alone=_left(environment, nccl, of_kernel),
+    )
+
+
+def _settings(parts: Sequence[Setting | LeftAlone]) -> tuple[Setting, ...]:
+    return tuple(part for part in parts if isinstance(part, Setting))
+
+
+def _left(*lists: Sequence[Setting | LeftAlone]) -> tuple[LeftAlone, ...]:
+    return tuple(part for parts in lists for part in parts if isinstance(part, LeftAlone))

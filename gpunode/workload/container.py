@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Literal
 
 from docker.errors import APIError
-from docker.types import DeviceRequest, LogConfig, Ulimit
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from gpunode.workload.causes import explained
 from gpunode.workload.engine import Engine, raw_socket
@@ -109,6 +109,8 @@ class Job:
     """As the watchdog inside has it."""
     as_nobody: bool = True
     """Not as root: the GPUs' device files are open to everybody."""
+    storage: str | None = None
+    """A directory of the node that the container gets at the same path, to measure its storage."""
     plain: bool = False
     """With the engine's own shared memory and limits, as docker run gives them to whoever names none."""
 
@@ -126,6 +128,8 @@ class Confinement:
     """A limit, where the engine says that it has one."""
     pids: bool = True
     """A limit of processes."""
+    storage: bool = True
+    """The directory to measure: where there is none on the node, the payload names it, and the rest is measured."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """The next one to try after a start that failed; None where the failure has another reason."""
@@ -141,6 +145,8 @@ class Confinement:
             return replace(self, memory=False)
         if self.pids and "cgroup" in text and "pids" in text:
             return replace(self, pids=False)
+        if self.storage and "bind source path does not exist" in text:
+            return replace(self, storage=False)
         # Its Python lies where only root may look.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
@@ -255,6 +261,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         memswap_limit=memory if memory and engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
         runtime="nvidia" if job.devices.how == "nvidia" else None,
+        mounts=[Mount(job.storage, job.storage, type="bind")] if job.storage and confinement.storage else None,
     )
     if not confinement.pids:
         host["PidsLimit"] = 0  # sent all the same: Podman has a limit of its own where none is named

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
 
 try:
     from gpunode.checks import Expectation, judge, registry
@@ -13,17 +14,14 @@ try:
     from gpunode.printable import printable
     from gpunode.variables import plain
 except ImportError as err:
-    MISSING: str | None = str(err)
+    MISSING: str | None = missing(err)
 else:
     MISSING = None
 
 
 def _need_gpunode() -> None:
     if MISSING is not None:
-        raise AnsibleFilterError(
-            f"the Python package gpunode is needed beside Ansible on the controller ({MISSING}): "
-            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
-        )
+        raise AnsibleFilterError(MISSING)
 
 
 def _node(facts: Mapping[str, Any]) -> NodeFacts:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
 
 try:
     from gpunode.facts import NodeFacts
     from gpunode.tuning import WORKLOADS, env_file, tune
     from gpunode.variables import plain
 except ImportError as err:
-    MISSING: str | None = str(err)
+    MISSING: str | None = missing(err)
 else:
     MISSING = None
 
@@ -23,10 +24,7 @@ def container_env(facts: Mapping[str, Any], workload: str = "pytorch", multi_nod
     Raises AnsibleFilterError for a document that is none and a workload that does not exist.
     """
     if MISSING is not None:
-        raise AnsibleFilterError(
-            f"the Python package gpunode is needed beside Ansible on the controller ({MISSING}): "
-            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
-        )
+        raise AnsibleFilterError(MISSING)
     if workload not in WORKLOADS:
         raise AnsibleFilterError(f"no such workload: {workload}; there are {', '.join(WORKLOADS)}")
     if not isinstance(multi_node, bool):

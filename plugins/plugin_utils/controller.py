@@ -20,6 +20,7 @@ from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
 
 try:
     from gpunode.catalog import load
@@ -35,23 +36,22 @@ try:
 
     load()
 except ImportError as err:
-    MISSING: str | None = str(err)
+    MISSING: str | None = missing(err)
 else:
     MISSING = None
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_S = 900
 """A look that is older is taken again: others may have changed the node meanwhile."""
+PARTS = {"ssh": ("accounts", "ssh_hardening")}
+"""Parts of a node's state that only these roles read, where their state is not ``keep``."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def need_gpunode() -> None:
     """Raise AnsibleActionFail where the package is missing."""
     if MISSING is not None:
-        raise AnsibleActionFail(
-            f"the Python package gpunode is needed beside Ansible on the controller ({MISSING}): "
-            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
-        )
+        raise AnsibleActionFail(MISSING)
 
 
 def specifications() -> dict[str, dict[str, Any]]:
@@ -141,6 +141,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         arguments = {
             "probe": script_text(),
             "lock_wait_s": int(self.settings("preflight")["lock_wait_s"]),
+            "parts": [name for name, roles in PARTS.items() if any(self.manages(role) for role in roles)],
             **wanted,
         }
         answer = self.call("node_state", arguments)
@@ -156,6 +157,10 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         state = NodeState.model_validate_json(text)
         self.node.keep("state", text)
         return state
+
+    def manages(self, role: str) -> bool:
+        """Return whether an opt-in role is asked for."""
+        return role in SPECIFICATIONS and self.settings(role).get("state") != "keep"
 
     def settings(self, role: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return a role's settings, converted as its argument specification says, without the role's name in front."""
@@ -174,6 +179,10 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
     def variable(self, name: str, default: Any = None) -> Any:
         """Return a variable of the host, templated."""
         return plain(self._templar.template(self.task_vars[name])) if name in self.task_vars else default
+
+    def forced(self) -> bool:
+        """Return whether changes are made although nothing is due."""
+        return str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1")
 
     def reboot_reasons(self) -> tuple[str, ...]:
         """Return why the node has to be rebooted, of all roles that were planned, and what a variable says."""
@@ -195,7 +204,6 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
             host=self.host,
             settings_of=settings_of,
             check=bool(self._task.check_mode),
-            force=str(self.variable("gpunode_force", False)).lower() in ("true", "yes", "on", "1"),
             lock=self.variable("gpunode_stack") or None,
             planned=Planned(planned["files"], planned["packages"], tuple(planned["purge"])),
             variables=tuple(str(name) for name in self.task_vars),

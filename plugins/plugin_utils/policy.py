@@ -10,15 +10,20 @@ from typing import Any
 from ansible.errors import AnsibleError, AnsibleFilterError
 
 
+def missing(err: ImportError) -> str:
+    """Return what to do where the controller lacks the package gpunode, or a part of what it needs."""
+    return (
+        f"the Python package gpunode is needed beside Ansible on the controller ({err}): "
+        "install it into the environment that ansible-playbook runs from, with pip install gpunode"
+    )
+
+
 def room(name: str) -> ModuleType:
     """Return a module of the package gpunode. Raises AnsibleError where the controller lacks the package."""
     try:
         return import_module(f"gpunode.{name}")
     except ImportError as err:
-        raise AnsibleError(
-            f"the Python package gpunode is needed beside Ansible on the controller ({err}): "
-            "install it into the environment that ansible-playbook runs from, with pip install gpunode"
-        ) from None
+        raise AnsibleError(missing(err)) from None
 
 
 def registered(module: str, *names: str) -> dict[str, Callable[..., Any]]:

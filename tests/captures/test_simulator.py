@@ -77,7 +77,23 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
         libraries.mkdir(parents=True)
         (libraries / f"libnvidia-ml.so.{driver}").touch()
         (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{driver}")
-        modes = {str(gpu["index"]): {"ecc": True, "mig": mig, "mig_pending": mig} for gpu in described["gpus"]}
+        # The recordings of an H100 in MIG mode have these four; those of other models have none.
+        instances = [
+            {"id": 2, "profile": "3g.40gb", "start": 4, "compute": True},
+            {"id": 3, "profile": "2g.20gb", "start": 0, "compute": True},
+            {"id": 9, "profile": "1g.10gb", "start": 3, "compute": True},
+            {"id": 10, "profile": "1g.10gb", "start": 2, "compute": True},
+        ]
+        divided = {"mig_instances": instances} if mig and "h100" in hardware else {}
+        modes = {
+            str(gpu["index"]): {
+                "ecc": True,
+                "mig": mig,
+                "mig_pending": mig,
+                **divided,
+            }
+            for gpu in described["gpus"]
+        }
         running = {
             "module": {"version": driver, "flavour": "open"},
             "gpus": modes,

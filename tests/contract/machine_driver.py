@@ -1,15 +1,47 @@
 # ruff: noqa: E501 - lines are as long as the tools print them
 """What the driver and its tools print of a simulated node."""
 
+import hashlib
+import json
 from collections.abc import Iterator
 from string import Template
 
 from machine_shapes import FIXTURES, Document, Machine, answer
 
+SETTINGS, SETTINGS_REPORT = "/etc/gpunode/gpu-settings.json", "/run/gpunode/gpu-settings.json"
 GPU_XML = FIXTURES / "smi" / "gpu.xml"
 
 
+def settings_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    """The rules of the role gpu_settings, and the report of its unit."""
+    if not machine.gpu_settings:
+        yield from ((path, None) for path in (SETTINGS, SETTINGS_REPORT))
+        return
+    rules = [{"gpus": "all", "power_limit": "default", "sm_clock_mhz": [345, 1755]}]
+    text = json.dumps({"schema": "gpunode.gpu-settings/1", "rules": rules}, indent=1) + "\n"
+    applied = {
+        "power_limit_w": {"value": float(machine.model.power_w), "result": "kept", "message": ""},
+        "sm_clock_mhz": {"value": [345, 1755], "result": "applied", "message": ""},
+    }
+    report = {
+        "schema": "gpunode.gpu-settings-report/1",
+        "settings_sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "finished_at": 1700000000,
+        "gpus": {
+            f"GPU-00000000-0000-4000-8000-00000000000{number}": {
+                "index": number,
+                "name": machine.model.name,
+                "settings": applied,
+            }
+            for number in range(len(machine.gpus))
+        },
+    }
+    yield SETTINGS, text
+    yield SETTINGS_REPORT, json.dumps(report, indent=1) + "\n"
+
+
 def driver_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    yield from settings_files(machine)
     kind = "Open Kernel Module for x86_64" if machine.flavour == "open" else "x86_64 Kernel Module"
     yield (
         "/proc/driver/nvidia/version",

@@ -118,6 +118,8 @@ class Machine:
     """False: sysfs tells no link (virtual machines)."""
     docker: bool = True
     extra_units: tuple[str, ...] = field(default=())
+    gpu_settings: bool = False
+    """The role gpu_settings locks the SM clock and sets the power limit."""
 
 
 HGX = Machine(
@@ -160,7 +162,8 @@ HGX_4 = replace(
     gpus=(*HGX.gpus[:2], *HGX.gpus[4:6]),
     nvswitches=(),
     way="NV6",
-    extra_units=(),
+    extra_units=("gpunode-gpu-settings.service",),
+    gpu_settings=True,
 )
 """Each GPU is linked to each: 18 links to three others."""
 PCIE_4 = Machine(

@@ -44,6 +44,7 @@ ASK_NVIDIA_SMI = (
     "gpu.persistence",
     "gpu.power-draw",
     "gpu.power-limit",
+    "gpu.settings-kept",
     "gpu.power-state",
     "gpu.recovery",
     "gpu.remapped-rows",

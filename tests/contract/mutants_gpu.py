@@ -1,6 +1,6 @@
 """Mutants of the checks on GPUs: there, set, healthy."""
 
-from bundles import Edit, grace, guest, hgx, not_run, pcie_4, result, stdout, t4, text, timed_out, with_two_gpus
+from bundles import Edit, grace, guest, hgx, hgx_4, not_run, pcie_4, result, stdout, t4, text, timed_out, with_two_gpus
 from machines import PCI
 from mutant import Missing, Mutant, cut, garbled
 
@@ -47,6 +47,13 @@ XID = (
 )
 LOG = "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n2026-11-20T10:00:00+0000 n kernel: {line}\n"
 LATE_LOG = "2026-11-20T10:00:00+0000 n kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module\n"
+
+SETTINGS, SETTINGS_REPORT = "/etc/gpunode/gpu-settings.json", "/run/gpunode/gpu-settings.json"
+FOR_ONE = text(SETTINGS, '"all"', '{"indexes": [0]}')
+APPLICATION_CLOCKS = "".join(
+    f"\t\t<{block}><graphics_clock>{clock} MHz</graphics_clock><mem_clock>5001 MHz</mem_clock></{block}>\n"
+    for block, clock in (("applications_clocks", 1005), ("default_applications_clocks", 585))
+)
 
 MUTANTS = [
     Mutant(
@@ -187,6 +194,34 @@ MUTANTS = [
         "a lower limit than the default",
         hgx,
         [tag("current_power_limit", "700.00 W", "500.00 W")],
+        becomes=WARN,
+    ),
+    Mutant("gpu.settings", "a lock that one GPU refused", hgx_4, [text(SETTINGS_REPORT, '"applied"', '"refused"')]),
+    Mutant("gpu.settings", "nothing was applied since the boot", hgx_4, [text(SETTINGS_REPORT, "GPU-0", "GPU-1")]),
+    Mutant("gpu.settings", "another lock than the report has", hgx_4, [FOR_ONE, text(SETTINGS, "1755", "1410")]),
+    Mutant(
+        "gpu.settings", "a power limit out of the card's range", hgx_4, [FOR_ONE, text(SETTINGS, '"default"', "9000")]
+    ),
+    Mutant(
+        "gpu.settings-kept",
+        "the unit is not enabled",
+        hgx_4,
+        [
+            stdout(
+                "systemctl-units",
+                "Id=gpunode-gpu-settings.service\nLoadState=loaded\nActiveState=active\nSubState=running\n"
+                "UnitFileState=enabled",
+                "Id=gpunode-gpu-settings.service\nLoadState=loaded\nActiveState=active\nSubState=exited\n"
+                "UnitFileState=disabled",
+            )
+        ],
+        becomes=WARN,
+    ),
+    Mutant(
+        "gpu.settings-kept",
+        "application clocks that somebody set by hand",
+        t4,
+        [smi("\t\t<clocks>\n", APPLICATION_CLOCKS + "\t\t<clocks>\n")],
         becomes=WARN,
     ),
     Mutant(
@@ -362,6 +397,13 @@ MISSING: Missing = {
     "gpu.compute-mode": [(hgx, [smi("<compute_mode>Default</compute_mode>", "")])],
     "gpu.mig": [(hgx, cut(SMI))],
     "gpu.power-limit": [(hgx, [smi("<current_power_limit>700.00 W</current_power_limit>", "")])],
+    "gpu.settings": [
+        (hgx_4, cut(SMI)),
+        (hgx_4, [text(SETTINGS, "{", "")]),
+        (hgx_4, [text(SETTINGS, '"all"', '{"cards": 1}')]),
+        (hgx_4, [text(SETTINGS_REPORT, '"gpus"', '"cards"')]),
+    ],
+    "gpu.settings-kept": [(hgx_4, timed_out("systemctl-units")), (hgx_4, cut(SMI))],
     "gpu.clocks": [(hgx, [smi("<sm_clock>345 MHz</sm_clock>", "")])],
     "gpu.memory-used": [
         (hgx, [smi("<used>1 MiB</used>", "")]),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 import mutants_driver
+import mutants_exposure
 import mutants_fabric
 import mutants_gpu
 import mutants_host
@@ -42,7 +43,16 @@ from gpunode.checks import Expectation, Status, registry
 from gpunode.report import unreachable
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
-TABLES = (mutants_driver, mutants_fabric, mutants_gpu, mutants_links, mutants_host, mutants_workload, mutants_measured)
+TABLES = (
+    mutants_driver,
+    mutants_fabric,
+    mutants_gpu,
+    mutants_links,
+    mutants_host,
+    mutants_workload,
+    mutants_exposure,
+    mutants_measured,
+)
 MUTANTS = [mutant for table in TABLES for mutant in table.MUTANTS]
 MISSING = {check: cases for table in TABLES for check, cases in table.MISSING.items()}
 HEALTHY: dict[Base, int] = {

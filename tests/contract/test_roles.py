@@ -102,6 +102,17 @@ def test_roles_that_change_a_node_have_the_three_tags() -> None:
     assert {f"nvidia_driver_{part}" for part in ("install", "configure", "service")} <= found
 
 
+def test_a_role_is_planned_where_one_of_its_tags_is_selected_and_nowhere_else(role: Path) -> None:
+    if role.name == "preflight":
+        return
+    plan, change = load(role / "tasks" / "main.yml")
+    assert "gpunode.node.role_plan" in plan
+    assert plan["tags"] == change["tags"]
+    assert role.name in plan["tags"]
+    assert any(tag.startswith(f"{role.name}_") for tag in plan["tags"])
+    assert role.name in change["ansible.builtin.include_tasks"]["apply"]["tags"]
+
+
 def test_only_builtin_modules_and_our_own_are_used(role: Path) -> None:
     for task in tasks(role):
         modules = task.keys() - TASK_KEYWORDS

@@ -113,9 +113,24 @@ def test_a_wide_change_runs_the_core_and_names_the_rest(
     assert "test_dcgm, test_docker" in since_the_commit.describe("lab", tally)
 
 
+def test_tests_in_virtual_machines_run_for_what_they_concern_alone(since_the_commit: ModuleType) -> None:
+    touch(since_the_commit, "tests/vm/machine.py")
+    touch(since_the_commit, "tests/vm/test_vm_machine.py")
+    touch(since_the_commit, "tests/vm/test_other.py")
+    commit(since_the_commit.ROOT, "machines")
+    assert len(since_the_commit.vm_files(everything=True).run) == 2
+    touch(since_the_commit, "docs/lab.md")
+    assert since_the_commit.vm_files(everything=False).run == []
+    (since_the_commit.ROOT / "tests/vm/machine.py").write_text("changed again\n", encoding="utf-8")
+    assert since_the_commit.vm_files(everything=False).run == ["tests/vm/test_vm_machine.py"]
+
+
 def test_what_tests_stand_on_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     root = SCRIPT.parents[1]
     module = script(monkeypatch)
-    beginnings = {beginning for named in module.STANDS_ON.values() for beginning in named}
+    beginnings = {
+        beginning for named in (*module.STANDS_ON.values(), *module.VM_STANDS_ON.values()) for beginning in named
+    }
     assert {one for one in beginnings if not any(root.glob(one if one.endswith("/") else f"{one}*"))} == set()
     assert {name for name in module.STANDS_ON if not (root / "tests" / "lab" / f"{name}.py").is_file()} == set()
+    assert {name for name in module.VM_STANDS_ON if not (root / "tests" / "vm" / f"{name}.py").is_file()} == set()

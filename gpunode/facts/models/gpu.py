@@ -1,6 +1,8 @@
 """What the driver says of itself and of its GPUs."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt
 
 from gpunode.facts.models.base import Fact
 
@@ -94,6 +96,61 @@ class DriverGpu(Fact):
     excluded: bool | None
     """Kept from being used by NVreg_ExcludedGpus."""
     firmware: str | None
+
+
+Clock = Annotated[StrictInt, Field(ge=0, le=100_000)]
+Text = Annotated[str, Field(max_length=400)]
+
+
+class GpuSelector(Fact):
+    """Which GPUs a rule is for: one of the two."""
+
+    indexes: Annotated[tuple[StrictInt, ...], Field(max_length=256)] | None = None
+    pci_ids: Annotated[tuple[Text, ...], Field(max_length=256)] | None = None
+
+
+class GpuRule(Fact):
+    """One rule of the role gpu_settings; None is not requested."""
+
+    gpus: Literal["all"] | GpuSelector
+    sm_clock_mhz: (
+        Literal["max", "default"] | Clock | Annotated[list[Clock], Field(min_length=2, max_length=2)] | None
+    ) = None
+    memory_clock_mhz: (
+        Literal["max", "default"] | Clock | Annotated[list[Clock], Field(min_length=2, max_length=2)] | None
+    ) = None
+    application_clocks_mhz: Literal["default"] | dict[Literal["memory", "graphics"], Clock] | None = None
+    power_limit: (
+        Literal["max", "default"] | Annotated[str, Field(pattern=r"^[0-9.]{1,8}%$")] | StrictInt | StrictFloat | None
+    ) = None
+    compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
+    ecc: StrictBool | None = None
+    mig: StrictBool | Annotated[list[Text], Field(max_length=8)] | None = None
+    accounting: StrictBool | None = None
+
+
+class GpuSetting(Fact):
+    """What the unit of gpu_settings reported of one setting of one GPU."""
+
+    value: Any
+    result: Literal["applied", "kept", "pending", "busy", "refused"]
+    message: Text
+
+
+class GpuSettings(Fact):
+    """What the role gpu_settings asks for, and what its unit reported in this boot."""
+
+    rules: Annotated[tuple[GpuRule, ...], Field(max_length=256)]
+    reported: (
+        Annotated[dict[Text, Annotated[dict[Text, GpuSetting], Field(max_length=32)]], Field(max_length=256)] | None
+    )
+    """UUID, setting, entry; None: the unit reported nothing since the boot."""
+    current: bool
+    """The report is about these rules."""
+
+    def plain_rules(self) -> list[dict[str, Any]]:
+        """Return the rules as the settings file has them."""
+        return [rule.model_dump(exclude_none=True) for rule in self.rules]
 
 
 class DeviceNode(Fact):

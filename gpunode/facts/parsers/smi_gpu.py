@@ -89,6 +89,7 @@ def gpu(node: Node, index: int, printed_bus_id: str | None) -> dict[str, Any]:
         "mig_mode": flag(node.get("mig_mode/current_mig", "mig_mode/current")),
         "mig_mode_pending": flag(node.get("mig_mode/pending_mig", "mig_mode/pending")),
         "compute_mode": text_or_none(node.get("compute_mode")),
+        "accounting_mode": flag(node.get("accounting_mode")),
         "addressing_mode": _printed(node.get("addressing_mode")),
         "virtualization_mode": _printed(node.get("gpu_virtualization_mode/virtualization_mode")),
         "performance_state": text_or_none(node.get("performance_state")),
@@ -101,6 +102,8 @@ def gpu(node: Node, index: int, printed_bus_id: str | None) -> dict[str, Any]:
         "clocks_mhz": _clocks(node.child("clocks")),
         "max_clocks_mhz": _clocks(node.child("max_clocks")),
         "application_clocks_mhz": _clocks(node.child("applications_clocks"), "graphics", "memory"),
+        "default_application_clocks_mhz": _clocks(node.child("default_applications_clocks"), "graphics", "memory"),
+        "supported_clocks_mhz": _supported_clocks(node.child("supported_clocks")),
         "throttle_reasons": _throttle_reasons(node.child("clocks_event_reasons", "clocks_throttle_reasons")),
         "memory_total_mib": mebibytes(node.get("fb_memory_usage/total", "memory_usage/total")),
         "memory_used_mib": mebibytes(node.get("fb_memory_usage/used", "memory_usage/used")),
@@ -218,6 +221,7 @@ def _power(node: Node) -> dict[str, Any]:
         "power_w": _first([node.first_below(label) for label in draws], _watts),
         "power_limit_w": _first([node.first_below(label) for label in limits], _watts),
         "power_default_limit_w": _watts(node.first_below("default_power_limit")),
+        "power_min_limit_w": _watts(node.first_below("min_power_limit")),
         "power_max_limit_w": _watts(node.first_below("max_power_limit")),
     }
 
@@ -237,6 +241,16 @@ def _clocks(node: Node, *names: str) -> dict[str, Any]:
         "graphics": ("graphics_clock", "graphics"),
     }
     return {name: quantity(node.get(*places[name]), "MHz") for name in names or places}
+
+
+def _supported_clocks(node: Node) -> dict[str, Any]:
+    """The memory clocks, and the lowest graphics clock; the highest is among the maximum clocks."""
+    blocks = node.all("supported_mem_clock")
+    graphics = [quantity(one.value, "MHz") for block in blocks for one in block.all("supported_graphics_clock")]
+    return {
+        "memory": sorted(clock for block in blocks if (clock := quantity(block.get("value"), "MHz")) is not None),
+        "graphics_min": min((clock for clock in graphics if clock is not None), default=None),
+    }
 
 
 def _throttle_reasons(node: Node) -> list[str] | None:

@@ -7,13 +7,17 @@ import errno
 import os
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, numa, pci, state
+from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, numa, pci, smi_mig, state
+from .node import Node
 
 REPORT = "/var/log/gpunode-lab-boot.log"
+GPUS = "/var/log/gpunode-lab-gpus.log"
+"""How each GPU was set when the node came up, one line a GPU and boot."""
 BIN = "/usr/lib/gpunode-lab/bin"
 REAL = "/usr/lib/gpunode-lab/real"
 DIVERTED = ("modprobe", "rmmod", "lsmod", "dmesg")
@@ -54,6 +58,20 @@ def boot() -> None:
     for name in [*modules.AT_BOOT, *_wished_modules()]:
         if modules.is_simulated(name) and (modules.steps(["-b", name])[0] or not name.startswith("nvidia")):
             modprobe.main(["-b", "-q", name])
+    _log_settings()
+
+
+def _log_settings() -> None:
+    """Note how the GPUs are set before any program of the node could set them."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    with state.path(GPUS).open("a", encoding="utf-8") as stream:
+        for gpu in Node().gpus:
+            default = float(gpu.get("power_limit_w", 0))
+            locked = "locked" if gpu.now.get("locked_sm_clock_mhz") else "not locked"
+            stream.write(
+                f"{stamp} gpu{gpu.number} power limit {gpu.power_limit_w:g} of {default:g} W, clocks {locked}, compute "
+                f"mode {gpu.compute_mode}, ECC {gpu.ecc}, MIG {gpu.mig} with {len(smi_mig.instances(gpu))} instances\n"
+            )
 
 
 def _wished_modules() -> list[str]:

@@ -6,7 +6,7 @@ import os
 import pwd
 import sys
 
-from . import daemon, state
+from . import daemon, smi_settings, state
 from .node import Node, package_release
 
 TOOL = "nvidia-persistenced"
@@ -79,4 +79,8 @@ def _set(pid: int | None, persistence: bool) -> None:
         running["persistenced"] = pid
         for index in [str(gpu["index"]) for gpu in state.hardware()["gpus"]]:
             if running.get("module"):
-                running.setdefault("gpus", {}).setdefault(index, {})["persistence"] = persistence
+                gpu = running.setdefault("gpus", {}).setdefault(index, {})
+                gpu["persistence"] = persistence
+                used = any(str(entry.get("gpu")) == index for entry in running.get("processes") or ())
+                if not persistence and not used:
+                    smi_settings.forget(gpu)

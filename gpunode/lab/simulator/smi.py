@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 
-from . import smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
+from . import smi_mig, smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
 from .gpu import Gpu
 from .node import Node, loaded, package_release
 from .versions import numbers
@@ -57,6 +58,8 @@ def _run(argv: list[str]) -> int:
         return _say(_version(node))
     if argv[:1] == ["topo"]:
         return _topo(node, argv[1:])
+    if argv[:1] == ["mig"]:
+        return _mig(node, argv[1:])
     if argv[:1] == ["nvlink"]:
         return _nvlink(node, argv[1:])
     options = parse(argv)
@@ -108,11 +111,12 @@ LONG = {
     "--reset-ecc-errors": "p", "--compute-mode": "c", "--gpu-reset": "r", "--applications-clocks": "ac",
     "--reset-applications-clocks": "rac", "--lock-gpu-clocks": "lgc", "--reset-gpu-clocks": "rgc",
     "--lock-memory-clocks": "lmc", "--reset-memory-clocks": "rmc", "--multi-instance-gpu": "mig",
+    "--accounting-mode": "am",
 }  # fmt: skip
 SHORT = {
     "-L": "list", "-q": "query", "-x": "xml", "-i": "id", "-d": "display", "-pm": "pm", "-pl": "pl",
     "-e": "e", "-p": "p", "-c": "c", "-r": "r", "-ac": "ac", "-rac": "rac", "-lgc": "lgc", "-rgc": "rgc",
-    "-lmc": "lmc", "-rmc": "rmc", "-mig": "mig",
+    "-lmc": "lmc", "-rmc": "rmc", "-mig": "mig", "-am": "am",
 }  # fmt: skip
 WITHOUT_VALUE = frozenset({"list", "query", "xml", "r", "rac", "rgc", "rmc"})
 QUERIES = ("query-gpu", "query-compute-apps", "query-remapped-rows", "query-retired-pages")
@@ -215,12 +219,27 @@ def _topo(node: Node, argv: list[str]) -> int:
     raise invalid("topo")
 
 
+def _mig(node: Node, argv: list[str]) -> int:
+    which, argv = _without_id(argv)
+    root = os.geteuid() == 0 or bool(os.environ.get("GPUNODE_LAB_ROOT"))
+    try:
+        code, text = smi_mig.run(chosen(node, which), argv, root)
+    except smi_mig.MigError as err:
+        code, text = err.code, err.text
+    sys.stdout.write(text)
+    return code
+
+
+def _without_id(argv: list[str]) -> tuple[str | None, list[str]]:
+    """What ``-i`` names, and the other words."""
+    if "-i" not in argv[:-1]:
+        return None, argv
+    place = argv.index("-i")
+    return argv[place + 1], argv[:place] + argv[place + 2 :]
+
+
 def _nvlink(node: Node, argv: list[str]) -> int:
-    which = None
-    if "-i" in argv[:-1]:
-        place = argv.index("-i")
-        which = argv[place + 1]
-        argv = argv[:place] + argv[place + 2 :]
+    which, argv = _without_id(argv)
     listings = {
         "-s": smi_nvlink.status, "--status": smi_nvlink.status, "-e": smi_nvlink.errors,
         "--errorcounters": smi_nvlink.errors, "-c": smi_nvlink.capabilities, "--capabilities": smi_nvlink.capabilities,

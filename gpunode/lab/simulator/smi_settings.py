@@ -17,6 +17,7 @@ MODES = {
     "3": "Exclusive_Process", "EXCLUSIVE_PROCESS": "Exclusive_Process",
 }  # fmt: skip
 DONE = "All done.\n"
+MOVING_ON = "Treating as warning and moving on.\n"
 
 
 class RefusedError(Exception):
@@ -56,7 +57,10 @@ def _apply(gpu: Gpu, setting: Callable[..., str], value: str) -> str:
         key = str(gpu.number)
         mine = kept.setdefault("gpus", {}).setdefault(key, {})
         now = running.setdefault("gpus", {}).setdefault(key, {})
-        return setting(gpu, value, mine, now)
+        text = setting(gpu, value, mine, now)
+        if not now.get("persistence", False) and not gpu.busy:
+            forget(now)
+        return text
 
 
 @contextlib.contextmanager
@@ -124,10 +128,20 @@ def _pair(value: str, option: str) -> list[int]:
     return found * 2 if len(found) == 1 else found
 
 
+VOLATILE = ("power_limit_w", "locked_sm_clock_mhz", "locked_memory_clock_mhz", "application_clocks_mhz")
+"""What a GPU forgets when its last user lets go of it: persistence keeps it initialised."""
+
+
+def forget(now: dict[str, Any]) -> None:
+    """Drop what a GPU does not keep once the driver lets go of it."""
+    for key in VOLATILE:
+        now.pop(key, None)
+
+
 def _lock_sm(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     low, high = _pair(value, "-lgc")
     if not gpu.is_since("volta"):
-        raise RefusedError(NOT_SUPPORTED, f"Setting locked GPU clocks is not supported for GPU {gpu.bus_id}.\n")
+        return f"Setting locked GPU clocks is not supported for GPU {gpu.bus_id}.\n{MOVING_ON}"
     if low > high or not high:
         raise RefusedError(INVALID, f"Invalid GPU clocks {value} for GPU {gpu.bus_id}.\n")
     now["locked_sm_clock_mhz"] = [low, min(high, maximum_clocks(gpu)["sm"])]
@@ -137,7 +151,7 @@ def _lock_sm(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -
 def _lock_memory(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     low, high = _pair(value, "-lmc")
     if not gpu.is_since("ampere"):
-        raise RefusedError(NOT_SUPPORTED, f"Setting locked memory clocks is not supported for GPU {gpu.bus_id}.\n")
+        return f"Setting locked Memory clocks is not supported for GPU {gpu.bus_id}.\n{MOVING_ON}"
     now["locked_memory_clock_mhz"] = [low, high]
     return f'Memory clocks set to "(memClkMin {low}, memClkMax {high})" for GPU {gpu.bus_id}\n'
 
@@ -195,6 +209,8 @@ def _mig(gpu: Gpu, value: str, kept: dict[str, Any], now: dict[str, Any]) -> str
             "monitoring application such as another instance of nvidia-smi). Please first kill all processes using the "
             "device and retry the command or reboot the system to make MIG mode effective.\n"
         )
+    if not on and now.get("mig_instances"):
+        raise RefusedError(IN_USE, f"Unable to disable MIG Mode for GPU {gpu.bus_id}: In use by another client\n")
     now["mig"] = now["mig_pending"] = on
     if not gpu.is_since("hopper"):
         kept["mig"] = on
@@ -207,6 +223,12 @@ def _compute_mode(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, An
         raise RefusedError(INVALID, f"{value} is not a valid compute mode.\n")
     now["compute_mode"] = mode
     return f"Set compute mode to {mode.upper()} for GPU {gpu.bus_id}.\n"
+
+
+def _accounting(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    on = _switch(value, "-am")
+    now["accounting"] = on
+    return f"{'Enabled' if on else 'Disabled'} Accounting Mode for GPU {gpu.bus_id}.\n"
 
 
 def _reset(gpu: Gpu, _value: str, kept: dict[str, Any], now: dict[str, Any]) -> str:
@@ -243,6 +265,7 @@ _SETTINGS: dict[str, tuple[Callable[..., str], str]] = {
     "pm": (_persistence, "Unable to set persistence mode for GPU {}"),
     "e": (_ecc, "Unable to set ECC support for GPU {}"),
     "p": (_clear_errors, "Unable to reset ECC errors for GPU {}"),
+    "am": (_accounting, "Unable to set accounting mode for GPU {}"),
     "c": (_compute_mode, "Unable to set the compute mode for GPU {}"),
     "pl": (_power, "Changing power management limit in GPU {}"),
     "ac": (_application_clocks, "Setting applications clocks for GPU {}"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from . import smi_mig
 from .gpu import Gpu
 from .node import Node
 from .readings import ecc_counts, memory, power_w, temperature_c
@@ -36,7 +37,7 @@ def table(node: Node, gpus: list[Gpu]) -> str:
     for gpu in gpus:
         lines += [*_gpu(gpu, wide), rule]
     if any(gpu.mig for gpu in gpus):
-        lines += ["", *_mig(wide)]
+        lines += ["", *_mig(gpus, wide)]
     return "\n".join([*lines, "", *_processes(gpus, wide, branch)]) + "\n"
 
 
@@ -48,6 +49,9 @@ def listing(gpus: list[Gpu]) -> str:
             lines.append(lost_message(gpu))
         else:
             lines.append(f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})")
+            for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+                name = f"MIG {profile.name}".ljust(16)
+                lines.append(f"  {name}Device {index:2}: (UUID: {smi_mig.uuid(gpu, one)})")
     return "\n".join(lines) + "\n"
 
 
@@ -133,7 +137,7 @@ def _cells(gpu: Gpu) -> dict[str, str]:
     return {**cells, **dict.fromkeys(unknown, "ERR!")} if gpu.lost else cells
 
 
-def _mig(wide: Widths) -> list[str]:
+def _mig(gpus: list[Gpu], wide: Widths) -> list[str]:
     middle = wide.total - 55
     newer = wide.middle == 24
     usage = ("Shared Memory-Usage", "Shared BAR1-Usage") if newer else ("Memory-Usage", "BAR1-Usage")
@@ -153,9 +157,22 @@ def _mig(wide: Widths) -> list[str]:
         f"|      ID  ID  Dev |{usage[1].rjust(middle - 1)} | SM     Unc|{engines[0]}|",
         f"|                  |{' ' * middle}|        ECC|                       |",
         f"|==================+{'=' * middle}+===========+=======================|",
-        f"|  No MIG devices found{' ' * (wide.total - 22)}|",
-        f"+{'-' * wide.total}+",
+        *(_mig_rows(gpus, middle) or [f"|  No MIG devices found{' ' * (wide.total - 22)}|", f"+{'-' * wide.total}+"]),
     ]
+
+
+def _mig_rows(gpus: list[Gpu], middle: int) -> list[str]:
+    lines = []
+    for gpu in gpus:
+        for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+            usage = f"0MiB / {int(profile.gib * 1024):5}MiB    ".rjust(middle)
+            engines = f" {profile.ce:2}   0 {profile.dec:4} {profile.ofa:4} {profile.jpeg:4} "
+            lines += [
+                f"|{gpu.index:3} {one['id']:4}   0 {index:3}  |{usage}|{profile.sms:3}      0 |{engines}|",
+                f"|                  |{' ' * middle}|           |                       |",
+                f"+------------------+{'-' * middle}+-----------+-----------------------+",
+            ]
+    return lines
 
 
 def _processes(gpus: list[Gpu], wide: Widths, branch: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from . import smi_mig
 from .gpu import Gpu
 from .layout import Row, rows
 from .node import Node
@@ -91,6 +92,8 @@ class _Writer:
         """The rows of one level, and below them theirs."""
         lines = []
         for row in layout:
+            if row.tag == "mig_devices":
+                lines += _mig_devices(self.gpu, self.width)
             if row.label == "-":
                 continue
             where = path + (row.label if row.tag == "-" else row.tag)
@@ -108,6 +111,38 @@ class _Writer:
                     value = f"0x{value}"
                 lines.append(_line(label, value, deeper, self.width))
         return lines
+
+
+def _mig_devices(gpu: Gpu, width: int) -> list[str]:
+    lines = []
+    for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+        total = int(profile.gib * 1024)
+        counts = {
+            "Multiprocessor": profile.sms,
+            "Copy Engine": profile.ce,
+            "Encoder": 0,
+            "Decoder": profile.dec,
+            "OFA": profile.ofa,
+            "JPG": profile.jpeg,
+        }
+        lines += [
+            "    MIG Device",
+            _line("Index", str(index), 2, width),
+            _line("GPU Instance ID", str(one["id"]), 2, width),
+            _line("Compute Instance ID", "0", 2, width),
+            "        Device Attributes",
+            "            Shared",
+            *(_line(f"{name} count", str(count), 4, width) for name, count in counts.items()),
+            "        ECC Errors",
+            "            Volatile",
+            _line("SRAM Uncorrectable", "0", 4, width),
+            "        Shared FB Memory Usage",
+            *(
+                _line(name, f"{size} MiB", 3, width)
+                for name, size in {"Total": total, "Reserved": 0, "Used": 0, "Free": total}.items()
+            ),
+        ]
+    return lines
 
 
 def _processes(gpu: Gpu, width: int) -> list[str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from html import escape  # xml.sax brings an HTTP client, a third of the time that this tool takes
 
+from . import smi_mig
 from .gpu import Gpu
 from .layout import Row, rows
 from .node import Node
@@ -59,8 +60,34 @@ def _block(gpu: Gpu, layout: list[Row], told: dict[str, str], path: str, depth: 
     return lines
 
 
-def _mig_devices(_gpu: Gpu) -> list[str]:
-    return ["None"]
+def _mig_devices(gpu: Gpu) -> list[str]:
+    lines = []
+    for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
+        total = int(profile.gib * 1024)
+        lines += [
+            "<mig_device>",
+            f"\t<index>{index}</index>",
+            f"\t<gpu_instance_id>{one['id']}</gpu_instance_id>",
+            "\t<compute_instance_id>0</compute_instance_id>",
+            "\t<device_attributes>",
+            "\t\t<shared>",
+            f"\t\t\t<multiprocessor_count>{profile.sms}</multiprocessor_count>",
+            f"\t\t\t<copy_engine_count>{profile.ce}</copy_engine_count>",
+            "\t\t\t<encoder_count>0</encoder_count>",
+            f"\t\t\t<decoder_count>{profile.dec}</decoder_count>",
+            f"\t\t\t<ofa_count>{profile.ofa}</ofa_count>",
+            f"\t\t\t<jpg_count>{profile.jpeg}</jpg_count>",
+            "\t\t</shared>",
+            "\t</device_attributes>",
+            "\t<fb_memory_usage>",
+            f"\t\t<total>{total} MiB</total>",
+            "\t\t<reserved>0 MiB</reserved>",
+            "\t\t<used>0 MiB</used>",
+            f"\t\t<free>{total} MiB</free>",
+            "\t</fb_memory_usage>",
+            "</mig_device>",
+        ]
+    return lines or ["None"]
 
 
 def _supported_clocks(gpu: Gpu) -> list[str]:

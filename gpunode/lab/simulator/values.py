@@ -61,7 +61,7 @@ def _identity(gpu: Gpu) -> dict[str, str]:
         "display_active": "Disabled",
         "persistence_mode": switch(gpu.persistence),
         "addressing_mode": "HMM" if gpu.node.flavour == "open" and gpu.is_since("turing") else "None",
-        "accounting_mode": "Disabled",
+        "accounting_mode": switch(bool(gpu.now.get("accounting", False))),
         "accounting_mode_buffer_size": "4000",
         "serial": str(gpu.get("serial", "N/A")),
         "uuid": gpu.uuid,

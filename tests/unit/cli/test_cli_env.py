@@ -110,7 +110,7 @@ def test_settings_of_two_nodes_are_not_mixed(
     answer = capsys.readouterr()
     assert answer.out == ""
     assert "is for one node, and these are 2" in answer.err
-    assert printed(capsys, "--replay", bundle, str(other)).count("pytorch (simulated)") == 2
+    assert printed(capsys, "--replay", bundle, str(other)).count("pytorch, training (simulated)") == 2
 
 
 def test_a_node_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None:

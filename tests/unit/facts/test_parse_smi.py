@@ -559,3 +559,22 @@ class TestList:
     def test_refused(self, text: str) -> None:
         with pytest.raises(ParseError):
             smi_list.parse(text)
+
+
+def test_what_a_card_can_be_set_to() -> None:
+    text = """<?xml version="1.0" ?><nvidia_smi_log><attached_gpus>1</attached_gpus><gpu id="00000000:18:00.0">
+    <accounting_mode>Disabled</accounting_mode>
+    <gpu_power_readings><default_power_limit>700.00 W</default_power_limit><min_power_limit>200.00 W</min_power_limit>
+    <max_power_limit>700.00 W</max_power_limit></gpu_power_readings>
+    <default_applications_clocks><graphics_clock>1980 MHz</graphics_clock><mem_clock>2619 MHz</mem_clock>
+    </default_applications_clocks>
+    <supported_clocks>
+    <supported_mem_clock><value>2619 MHz</value><supported_graphics_clock>1980 MHz</supported_graphics_clock>
+    <supported_graphics_clock>345 MHz</supported_graphics_clock></supported_mem_clock>
+    <supported_mem_clock><value>1593 MHz</value><supported_graphics_clock>360 MHz</supported_graphics_clock>
+    </supported_mem_clock></supported_clocks></gpu></nvidia_smi_log>"""
+    gpu = smi_xml.parse(text)["gpus"][0]
+    assert (gpu["power_min_limit_w"], gpu["power_max_limit_w"]) == (200.0, 700.0)
+    assert gpu["supported_clocks_mhz"] == {"memory": [1593, 2619], "graphics_min": 345}
+    assert gpu["default_application_clocks_mhz"] == {"graphics": 1980, "memory": 2619}
+    assert gpu["accounting_mode"] is False

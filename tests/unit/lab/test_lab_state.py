@@ -86,6 +86,7 @@ def test_the_inventory_checks_host_keys(state: State) -> None:
     state.write(NODES)
     group = yaml.safe_load(state.inventory.read_text())["gpu_nodes"]
     own_archive = {
+        "docker_source": "distribution",
         "nvidia_driver_source": "debian",
         "nvidia_container_toolkit_version": "none",
         "preflight_require_gpu": False,
@@ -118,6 +119,19 @@ def test_nodes_with_hardware_know_their_repositories(state: State) -> None:
     state.prepare()  # the keys are no foreign files
     assert state.remove()
     assert not state.folder.exists()
+
+
+def test_docker_comes_from_where_the_system_has_it(state: State) -> None:
+    state.prepare()
+    state.write_vendor_keys(dict.fromkeys(("rpm", "rpm-rhel10", "container-toolkit", "docker"), "KEY\n"))
+    systems = ("ubuntu-24.04", "rocky-9", "rocky-10")
+    state.write([Node(system, 22000, os=system) for system in systems])
+    hosts = yaml.safe_load(state.inventory.read_text())["gpu_nodes"]["hosts"]
+    assert hosts["ubuntu-24.04"]["docker_source"] == "distribution"
+    assert hosts["rocky-9"]["docker_source"] == "docker"
+    assert hosts["rocky-9"]["docker_repository_url"] == "http://vendor/linux"
+    assert Path(hosts["rocky-9"]["docker_repository_key"]).read_text() == "KEY\n"
+    assert hosts["rocky-10"]["docker_state"] == "absent"
 
 
 def test_a_lab_without_nodes_has_an_empty_group(state: State) -> None:

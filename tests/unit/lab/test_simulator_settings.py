@@ -21,6 +21,7 @@ def test_persistence_is_set_and_said_once(node: SimulatedNode) -> None:  # noqa:
 
 def test_the_power_limit_stays_in_its_range(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
+    node.ask("-pm", "1")
     assert "was set to 500.00 W from 700.00 W" in node.ask("-pl", "500")
     assert node.cells("power.limit,power.default_limit,power.max_limit") == ["500.00", "700.00", "700.00"]
     code, text = node.run("-pl", "900")
@@ -32,6 +33,7 @@ def test_the_power_limit_stays_in_its_range(node: SimulatedNode) -> None:  # noq
 
 def test_clocks_are_locked_and_freed(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
+    node.ask("-pm", "1")
     assert 'GPU clocks set to "(gpuClkMin 1980, gpuClkMax 1980)"' in node.ask("-lgc", "1980,1980")
     assert node.cells("clocks.sm") == ["1980"]
     node.ask("-rgc")
@@ -42,11 +44,76 @@ def test_clocks_are_locked_and_freed(node: SimulatedNode) -> None:  # noqa: F811
 
 def test_old_gpus_lock_no_memory_clock(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("t4-1")
-    assert node.run("-lmc", "5001")[0] == 3
+    node.ask("-pm", "1")
+    # Recorded: nvidia-smi says so, and ends with 0.
+    assert node.ask("-lmc", "5001").splitlines() == [
+        "Setting locked Memory clocks is not supported for GPU 00000000:3B:00.0.",
+        "Treating as warning and moving on.",
+        "All done.",
+    ]
+
+
+def test_what_is_set_is_forgotten_with_the_last_user_of_a_gpu(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("hgx-h100-8")
+    assert "persistence mode is disabled" in node.ask("-i", "0", "-pl", "500")
+    assert node.cells("power.limit") == ["700.00"]
+    node.busy(1)
+    node.ask("-i", "1", "-pl", "500")
+    assert node.cells("power.limit", 1) == ["500.00"]
+
+
+def test_accounting(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("t4-1")
+    assert node.ask("-am", "1").startswith("Enabled Accounting Mode for GPU 00000000:")
+    assert node.cells("accounting.mode") == ["Enabled"]
+
+
+def test_mig_instances_find_room_largest_first_as_recorded(node: SimulatedNode) -> None:  # noqa: F811
+    node.lay("dgx-a100-8")
+    assert node.run("mig", "-lgi") == (6, "No MIG-enabled devices found.\n")
+    node.ask("-i", "0", "-mig", "1")
+    assert node.run("mig", "-lgi", "-i", "0") == (6, "No GPU instances found: Not Found\n")
+    code, text = node.run("mig", "-cgi", "19,19,14,9", "-C", "-i", "0")
+    assert code != 0
+    assert "Unable to create a GPU instance on GPU  0 using profile 9: Insufficient Resources" in text
+    assert node.run("mig", "-dgi", "-i", "0")[0] == smi_settings.IN_USE
+    node.ask("mig", "-dci", "-i", "0")
+    node.ask("mig", "-dgi", "-i", "0")
+    assert node.ask("mig", "-cgi", "9,19,14,1g.10gb", "-C", "-i", "0").count("Successfully created") == 8
+    listed = node.ask("mig", "-lgi", "-i", "0")
+    assert [line.split()[3] for line in listed.splitlines() if " MIG " in line] == [
+        "3g.40gb",
+        "2g.20gb",
+        "1g.10gb",
+        "1g.10gb",
+    ]
+    assert node.ask("-L").count("  MIG 1g.10gb     Device ") == 2
+    assert node.ask("-q", "-x", "-i", "0").count("<mig_device>") == 4
+    code, text = node.run("-i", "0", "-mig", "0")
+    assert code == smi_settings.IN_USE
+
+
+@pytest.mark.parametrize(
+    ("hardware", "line"),
+    [
+        ("dgx-a100-8", "|   0  MIG 3g.40gb         9     2/2        39.25       No     42     2     0   |"),
+        ("hgx-h100-8", "|   0  MIG 1g.10gb+me     20     1/1         9.75       No     16     1     0   |"),
+    ],
+)
+def test_profiles_are_those_of_the_model(node: SimulatedNode, hardware: str, line: str) -> None:  # noqa: F811
+    node.lay(hardware)
+    node.ask("-i", "0", "-mig", "1")
+    listed = node.ask("mig", "-lgip", "-i", "0")
+    assert " ".join(line.split()) in [" ".join(each.split()) for each in listed.splitlines()]
+    assert "1/1" not in [word for each in listed.splitlines() if "MIG 2g" in each for word in each.split()]
+    code, text = node.run("mig", "-cgi", "7g.40gb", "-C", "-i", "0")
+    assert code == 2
+    assert "Unable to create a GPU instance on GPU  0 using profile 7g.40gb: Invalid Argument" in text
 
 
 def test_application_clocks_are_pairs_that_the_gpu_has(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("v100-2", "570.211.01", flavour="proprietary")
+    node.ask("-pm", "1")
     node.ask("-ac", "877,1380")
     assert node.cells("clocks.applications.memory,clocks.applications.graphics") == ["877", "1380"]
     assert node.run("-ac", "877,9999")[0] == 2
@@ -95,6 +162,7 @@ def test_a_gpu_without_mig_says_so(node: SimulatedNode) -> None:  # noqa: F811
 
 def test_a_reset_is_refused_while_the_gpu_is_busy(node: SimulatedNode) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
+    node.ask("-pm", "1")
     node.ask("-pl", "500")
     node.busy(2)
     code, text = node.run("-i", "2", "-r")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
+from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
 from plugin_loader import load
 
 from gpunode.facts import facts_from_bundle
@@ -43,7 +44,7 @@ def test_facts_that_are_none_are_refused() -> None:
 
 
 def test_without_the_package_the_filters_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "MISSING", "No module named 'gpunode'")
+    monkeypatch.setattr(node, "MISSING", missing(ImportError("No module named 'gpunode'")))
     with pytest.raises(AnsibleFilterError, match="pip install gpunode"):
         node.findings({})
 

@@ -1,0 +1,137 @@
+"""Checks on what the role gpu_settings asks of GPUs: whether it is in force, and whether it survives a reboot."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
+from gpunode.checks.gpus import SeenGpu, hidden, seen_gpus
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import listed
+from gpunode.facts.node import GpuSetting, NodeFacts, Unit
+from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
+
+UNIT = "gpunode-gpu-settings.service"
+NOT_DEPLOYED = "the role gpu_settings sets nothing on this node"
+UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
+"""nvidia-smi does not report these: the unit's report of this boot does."""
+
+
+@registry.check(
+    "gpu.settings",
+    needs=("loaded_driver", "smi", "gpu_settings"),
+    needs_gpu=True,
+    means="Every GPU has the clocks, power limit, compute mode, ECC, MIG and accounting that the role gpu_settings "
+    "asks for. Locked clocks and the profiles of MIG instances are as its unit reported them in this boot.",
+    remedy="journalctl -b -u gpunode-gpu-settings has the reasons; on idle GPUs run the role gpu_settings again.",
+    state="observe",
+    actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
+    scope="gpu",
+)
+def settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    asked = node.gpu_settings
+    if asked is None:
+        yield Verdict(Status.SKIP, NOT_DEPLOYED)
+        return
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    rules, reported = asked.plain_rules(), asked.reported or {}
+    for gpu in gpus:
+        problems = resolved(requested(rules, gpu.said), gpu.said)[1]
+        verdict = hidden(gpu) or _settings_of(gpu, problems, reported.get(str(gpu.said.get("uuid")), {}))
+        yield replace(verdict, component=gpu.component)
+
+
+def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuSetting]) -> Verdict:
+    if not gpu.requested and not problems:
+        return Verdict(Status.SKIP, "no rule is for this GPU", source=REQUESTED)
+    wrong, waiting, unknown = list(problems.values()), [], []
+    for setting, value in gpu.requested.items():
+        now = _now(setting, gpu, entries)
+        what = TITLES[setting]
+        if now == value:
+            continue
+        if pending(setting, gpu.said) == value:
+            waiting.append(f"{what} {shown(setting, value)} {LATER}")
+        elif busy(gpu.said):
+            waiting.append(f"{what} waits: the GPU is busy")
+        elif setting in entries and entries[setting].result == "refused":
+            wrong.append(f"{what} {shown(setting, value)} was refused: {entries[setting].message}")
+        elif now is None and setting not in UNREADABLE:
+            unknown.append(what)
+        elif now is None:
+            wrong.append(f"{what} {shown(setting, value)} was not applied since the boot")
+        else:
+            wrong.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
+    if wrong:
+        return Verdict(Status.FAIL, "; ".join([*wrong, *waiting]), source=REQUESTED)
+    if unknown:
+        return Verdict(Status.ERROR, f"nvidia-smi does not report {listed(unknown)}", source=REQUESTED)
+    if waiting:
+        return Verdict(Status.WARN, "; ".join(waiting), source=REQUESTED)
+    values = ", ".join(f"{TITLES[name]} {shown(name, value)}" for name, value in gpu.requested.items())
+    return Verdict(Status.PASS, values, source=REQUESTED)
+
+
+def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
+    """Return a setting's value; of what nvidia-smi does not report, what the unit applied in this boot."""
+    wanted = gpu.requested[setting]
+    if setting == "mig_layout" and len(gpu.said.get("mig_devices") or ()) != len(wanted):
+        return [f"{len(gpu.said.get('mig_devices') or ())} instances"]
+    if setting not in UNREADABLE and wanted != "default":
+        return in_force(setting, gpu.said)
+    entry = entries.get(setting)
+    return entry.value if entry is not None and entry.result in ("applied", "kept") else None
+
+
+@registry.check(
+    "gpu.settings-kept",
+    needs=("loaded_driver", "smi", "units", "gpu_settings"),
+    needs_gpu=True,
+    means="What is set on GPUs is set again after a reboot: the unit of the role gpu_settings is enabled and ran, and "
+    "the persistence daemon is enabled, without which GPUs forget clocks and power limit. Application clocks that "
+    "somebody set by hand are lost.",
+    remedy="Run the role gpu_settings with these values in gpu_settings_rules, or nvidia-smi -rac.",
+    state="observe",
+    actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
+    scope="gpu",
+)
+def settings_kept(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    gpus = seen_gpus(node)
+    if isinstance(gpus, Verdict):
+        yield gpus
+        return
+    if node.gpu_settings is not None:
+        for name, why in ((UNIT, "the settings are not applied again"), (PERSISTENCE_UNIT, "GPUs forget them")):
+            yield replace(_kept_by(_unit(node, name), why), component=name.removesuffix(".service"))
+    by_hand = [gpu for gpu in gpus if gpu.lost is None and _is_by_hand(gpu)]
+    for gpu in by_hand:
+        clocks = in_force("application_clocks_mhz", gpu.said)
+        message = f"application clocks {clocks[0]},{clocks[1]} MHz were set by hand: they are lost with the next reboot"
+        yield Verdict(Status.WARN, message, component=gpu.component, measured=f"{clocks[0]},{clocks[1]}")
+    if not by_hand and node.gpu_settings is None:
+        yield Verdict(Status.PASS, "no application clocks are set that a reboot loses")
+
+
+def _unit(node: NodeFacts, name: str) -> Unit | None:
+    return next((unit for unit in node.units or () if unit.name == name), None)
+
+
+def _kept_by(unit: Unit | None, why: str) -> Verdict:
+    if unit is None:
+        return Verdict(Status.WARN, f"it is not installed: after a reboot {why}", expected="enabled")
+    if unit.enabled != "enabled":
+        message = f"it is {unit.enabled or 'not enabled'}: after a reboot {why}"
+        return Verdict(Status.WARN, message, expected="enabled", measured=unit.enabled)
+    if unit.active != "active":
+        return Verdict(Status.WARN, f"it is {unit.active}", expected="active", measured=unit.active)
+    return Verdict(Status.PASS, "enabled, and active since the boot", expected="enabled", measured=unit.enabled)
+
+
+def _is_by_hand(gpu: SeenGpu) -> bool:
+    """Return whether application clocks are other than the card's default, and no rule asks for them."""
+    now, usual = gpu.part("application_clocks_mhz"), gpu.part("default_application_clocks_mhz")
+    known = now.get("graphics") is not None and usual.get("graphics") is not None
+    return known and dict(now) != dict(usual) and "application_clocks_mhz" not in gpu.requested

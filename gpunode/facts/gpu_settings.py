@@ -1,0 +1,50 @@
+"""What the role gpu_settings asks of the GPUs, and what its unit reported in this boot."""
+
+import hashlib
+import json
+from typing import Any
+
+from pydantic import ValidationError
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.models.gpu import GpuSettings
+from gpunode.facts.seen import Seen, first_line
+
+_SETTINGS = "/etc/gpunode/gpu-settings.json"
+_REPORT = "/run/gpunode/gpu-settings.json"
+
+
+def gpu_settings(seen: Seen) -> GpuSettings | None:
+    """Return the rules and the last report; None where the node has no settings file."""
+    text = seen.text(_SETTINGS)
+    if text is None:
+        return None
+    report_text = seen.text(_REPORT)
+    report = _document(report_text, _REPORT) if report_text is not None else None
+    try:
+        return GpuSettings.model_validate(
+            {
+                "rules": _document(text, _SETTINGS).get("rules"),
+                "reported": None
+                if report is None
+                else {uuid: gpu["settings"] for uuid, gpu in dict(report["gpus"]).items()},
+                "current": report is not None
+                and report.get("settings_sha256") == hashlib.sha256(text.encode()).hexdigest(),
+            }
+        )
+    except ValidationError as err:
+        first = err.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ParseError(f"the GPU settings are not as the role writes them: {place[:100]}: {first['msg']}") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ParseError(f"expected the unit's report in {_REPORT}, found '{first_line(report_text or '')}'") from None
+
+
+def _document(text: str, path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ParseError(f"expected a JSON object in {path}, found '{first_line(text)}'")
+    return found

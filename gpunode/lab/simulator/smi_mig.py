@@ -1,0 +1,276 @@
+"""``nvidia-smi mig``: profiles of a model, GPU instances and their compute instances.
+
+Profiles are those that recordings of A100 80GB, A100 40GB and H100 80GB list; of other models none is recorded, and
+their profiles cannot be displayed. Instances take room in the eight memory slices of a GPU as these recordings show it:
+one large after small ones may find none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import state
+from .gpu import Gpu
+
+NOT_FOUND, IN_USE, UNKNOWN, INVALID, NO_ROOM = 6, 19, 255, 2, 255
+OFF = "No MIG-enabled devices found.\n"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One GPU instance profile: name without ``MIG``, id, how often it fits, GiB, SMs, engines, slices of memory."""
+
+    name: str
+    id: int
+    total: int
+    gib: float
+    sms: int
+    ce: int
+    dec: int
+    jpeg: int
+    ofa: int
+    starts: tuple[int, ...]
+    size: int
+
+    @property
+    def compute_id(self) -> int:
+        """The id of the compute instance profile that takes all of it."""
+        return {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}[int(self.name.partition("g")[0])]
+
+    @property
+    def first_id(self) -> int:
+        """Instances of one profile are counted from here."""
+        return {8: 0, 4: 1, 2: 3, 1: 7}[self.size]
+
+
+_ONE = (6, 5, 4, 3, 2, 1, 0)
+_A100 = (
+    ("1g", 19, 7, 14, 1, 0, 0, 0, _ONE, 1),
+    ("1g+me", 20, 1, 14, 1, 1, 1, 1, _ONE, 1),
+    ("2g", 14, 3, 28, 2, 1, 0, 0, (0, 2, 4), 2),
+    ("3g", 9, 2, 42, 3, 2, 0, 0, (4, 0), 4),
+    ("4g", 5, 1, 56, 4, 2, 0, 0, (0,), 4),
+    ("7g", 0, 1, 98, 7, 5, 1, 1, (0,), 8),
+)
+_H100 = (
+    ("1g", 19, 7, 16, 1, 1, 1, 0, _ONE, 1),
+    ("1g+me", 20, 1, 16, 1, 1, 1, 1, _ONE, 1),
+    ("2g", 14, 3, 32, 2, 2, 2, 0, (0, 2, 4), 2),
+    ("3g", 9, 2, 60, 3, 3, 3, 0, (4, 0), 4),
+    ("4g", 5, 1, 64, 4, 4, 4, 0, (0,), 4),
+    ("7g", 0, 1, 132, 8, 7, 7, 1, (0,), 8),
+)
+
+
+def _profiles(rows: tuple[tuple[Any, ...], ...], gigabytes: dict[str, int], gib: dict[str, float]) -> list[Profile]:
+    found = []
+    for slices, number, total, sms, ce, dec, jpeg, ofa, starts, size in rows:
+        plain, _, more = slices.partition("+")
+        name = f"{plain}.{gigabytes[plain]}gb" + (f"+{more}" if more else "")
+        found.append(Profile(name, number, total, gib[plain], sms, ce, dec, jpeg, ofa, starts, size))
+    return found
+
+
+_OF_40 = {"1g": 5, "2g": 10, "3g": 20, "4g": 20, "7g": 40}
+_OF_80 = {"1g": 10, "2g": 20, "3g": 40, "4g": 40, "7g": 80}
+_A100_80 = _profiles(_A100, _OF_80, {"1g": 9.5, "2g": 19.5, "3g": 39.25, "4g": 39.25, "7g": 79.0})
+_A100_40 = _profiles(_A100, _OF_40, {"1g": 4.75, "2g": 9.75, "3g": 19.62, "4g": 19.62, "7g": 39.5})
+_H100_80 = _profiles(_H100, _OF_80, {"1g": 9.75, "2g": 19.62, "3g": 39.5, "4g": 39.5, "7g": 79.25})
+MODELS = {
+    "10de:20b0": _A100_40, "10de:20f1": _A100_40, "10de:20b2": _A100_80, "10de:20b5": _A100_80,
+    "10de:2330": _H100_80, "10de:2331": _H100_80,
+}  # fmt: skip
+
+
+class MigError(Exception):
+    """The tool ends with this exit code and text."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def profiles(gpu: Gpu) -> list[Profile]:
+    """The profiles of a GPU's model; none where no recording has them."""
+    return MODELS.get(str(gpu.entry.get("pci_device_id", "")).lower(), [])
+
+
+def instances(gpu: Gpu) -> list[dict[str, Any]]:
+    """GPU instances as the state has them: id, profile, start, compute; ordered by id."""
+    return sorted(gpu.now.get("mig_instances") or [], key=lambda one: int(one["id"])) if gpu.mig else []
+
+
+def devices(gpu: Gpu) -> list[tuple[dict[str, Any], Profile]]:
+    """MIG devices: GPU instances that have a compute instance, with their profile."""
+    named = {profile.name: profile for profile in profiles(gpu)}
+    return [(one, named[one["profile"]]) for one in instances(gpu) if one["compute"]]
+
+
+def uuid(gpu: Gpu, instance: dict[str, Any]) -> str:
+    """A MIG device's UUID, the same as long as the instance lives."""
+    return f"MIG-{gpu.uuid[4:-4]}{int(instance['id']):02x}00"
+
+
+def run(gpus: list[Gpu], argv: list[str], root: bool) -> tuple[int, str]:
+    """Exit code and text of ``nvidia-smi mig`` with these words, ``-i`` taken out. Raises MigError."""
+    if not argv or argv[0] not in _COMMANDS:
+        raise MigError(
+            INVALID, f"Invalid combination of input arguments. Please run 'nvidia-smi mig -h' for help.\n{argv[:1]}\n"
+        )
+    command, changes = _COMMANDS[argv[0]]
+    if changes and not root:
+        raise MigError(4, "Insufficient Permissions\n")
+    if not any(gpu.mig for gpu in gpus):
+        return NOT_FOUND, OFF
+    return command([gpu for gpu in gpus if gpu.mig], argv[1:])
+
+
+def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
+    width = max(len(line) for line in head)
+    rule = f"+{'-' * width}+"
+    lines = [
+        rule,
+        f"| {title}".ljust(width + 1) + "|",
+        *(f"|{line.ljust(width)}|" for line in head),
+        f"|{'=' * width}|",
+    ]
+    for row in rows:
+        lines += [*(f"|{line.ljust(width)}|" for line in row), rule]
+    return "\n".join(lines) + "\n"
+
+
+def _list_profiles(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+    head = [
+        " GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  ",
+        "                                Free/Total   GiB              CE    JPEG  OFA  ",
+    ]
+    rows = []
+    for gpu in gpus:
+        if not profiles(gpu):
+            return UNKNOWN, "Failed to display GPU instance profiles: Unknown Error\n"
+        for one in profiles(gpu):
+            free = _room(gpu, one)
+            rows.append([
+                f"{gpu.index:4}  MIG {one.name.ljust(14)}{one.id:4}{f'{free}/{one.total}'.rjust(8)}"
+                f"{one.gib:13.2f}       No{one.sms:7}{one.dec:6}{0:6}   ",
+                f"{one.ce:63}{one.jpeg:6}{one.ofa:6}   ",
+            ])  # fmt: skip
+    return 0, _table("GPU instance profiles:", head, rows)
+
+
+def _list_instances(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+    head = [
+        " GPU   Name             Profile  Instance   Placement  ",
+        "                          ID       ID       Start:Size ",
+    ]
+    rows = []
+    for gpu in gpus:
+        named = {profile.name: profile for profile in profiles(gpu)}
+        for one in instances(gpu):
+            profile = named[one["profile"]]
+            place = f"{one['start']}:{profile.size}"
+            rows.append(
+                [f"{gpu.index:4}  MIG {profile.name.ljust(14)}{profile.id:4}{one['id']:9}{place.rjust(13)}     "]
+            )
+    return (0, _table("GPU instances:", head, rows)) if rows else (NOT_FOUND, "No GPU instances found: Not Found\n")
+
+
+def _taken(gpu: Gpu, listed: list[dict[str, Any]]) -> set[int]:
+    named = {profile.name: profile for profile in profiles(gpu)}
+    return {slot for one in listed for slot in range(one["start"], one["start"] + named[one["profile"]].size)}
+
+
+def _place(gpu: Gpu, profile: Profile, listed: list[dict[str, Any]]) -> int | None:
+    taken = _taken(gpu, listed)
+    if sum(1 for one in listed if one["profile"] == profile.name) >= profile.total:
+        return None
+    free = (start for start in profile.starts if taken.isdisjoint(range(start, start + profile.size)))
+    return next(free, None)
+
+
+def _room(gpu: Gpu, profile: Profile) -> int:
+    """How many more instances of a profile find room."""
+    listed = list(instances(gpu))
+    count = 0
+    while (start := _place(gpu, profile, listed)) is not None:
+        listed.append({"profile": profile.name, "start": start, "id": -1})
+        count += 1
+    return count
+
+
+def _create(gpus: list[Gpu], words: list[str]) -> tuple[int, str]:
+    wanted, text = (words[0] if words else "").split(","), ""
+    for gpu in gpus:
+        for word in wanted:
+            if gpu.busy:
+                return IN_USE, text + _not_created(gpu, word, "In use by another client")
+            profile = next((one for one in profiles(gpu) if word.removeprefix("MIG ") in (one.name, str(one.id))), None)
+            if profile is None:
+                return INVALID, text + _not_created(gpu, word, "Invalid Argument")
+            with state.change() as (_, running):
+                listed = running["gpus"][str(gpu.number)].setdefault("mig_instances", [])
+                start = _place(gpu, profile, listed)
+                if start is None:
+                    return NO_ROOM, text + _not_created(gpu, word, "Insufficient Resources")
+                number = profile.first_id
+                while number in {one["id"] for one in listed}:
+                    number += 1
+                listed.append({"id": number, "profile": profile.name, "start": start, "compute": "-C" in words})
+                gpu.now["mig_instances"] = listed
+            made, instance = "Successfully created", f"GPU instance ID {number:2}"
+            text += f"{made} {instance} on GPU {gpu.index:2} using profile MIG {profile.name} (ID {profile.id:2})\n"
+            if "-C" in words:
+                kind = f"MIG {profile.name.partition('+')[0]} (ID {profile.compute_id:2})"
+                text += f"{made} compute instance ID  0 on GPU {gpu.index:2} {instance} using profile {kind}\n"
+    return 0, text
+
+
+def _not_created(gpu: Gpu, word: str, why: str) -> str:
+    return (
+        f"Unable to create a GPU instance on GPU {gpu.index:2} using profile {word}: {why}\n"
+        f"Failed to create GPU instances: {why}\n"
+    )
+
+
+def _destroy_compute(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+    text = ""
+    for gpu in gpus:
+        if gpu.busy:
+            return IN_USE, "Failed to destroy compute instances: In use by another client\n"
+        with state.change() as (_, running):
+            for one in running["gpus"][str(gpu.number)].get("mig_instances", []):
+                if one["compute"]:
+                    text += (
+                        f"Successfully destroyed compute instance ID  0 from GPU {gpu.index:2} GPU instance ID "
+                        f"{one['id']:2}\n"
+                    )
+                one["compute"] = False
+    return (0, text) if text else (NOT_FOUND, "No compute instances found: Not Found\n")
+
+
+def _destroy(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+    text = ""
+    for gpu in gpus:
+        with state.change() as (_, running):
+            own = running["gpus"][str(gpu.number)]
+            used = [one for one in own.get("mig_instances", []) if one["compute"]]
+            if used or gpu.busy:
+                number = (used or own["mig_instances"])[0]["id"]
+                return IN_USE, text + (
+                    f"Unable to destroy GPU instance ID {number:2} from GPU {gpu.index:2}: In use by another client\n"
+                    "Failed to destroy GPU instances: In use by another client\n"
+                )
+            for one in own.pop("mig_instances", []):
+                text += f"Successfully destroyed GPU instance ID {one['id']:2} from GPU {gpu.index:2}\n"
+    return (0, text) if text else (NOT_FOUND, "No GPU instances found: Not Found\n")
+
+
+_COMMANDS = {
+    "-lgip": (_list_profiles, False), "--list-gpu-instance-profiles": (_list_profiles, False),
+    "-lgi": (_list_instances, False), "--list-gpu-instances": (_list_instances, False),
+    "-cgi": (_create, True), "--create-gpu-instance": (_create, True),
+    "-dci": (_destroy_compute, True), "--destroy-compute-instance": (_destroy_compute, True),
+    "-dgi": (_destroy, True), "--destroy-gpu-instance": (_destroy, True),
+}  # fmt: skip

@@ -1,0 +1,323 @@
+"""The role gpu_settings: clocks, power limit, compute mode, ECC, MIG and accounting of GPUs, applied again at boot."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, field_validator
+
+from gpunode.catalog import load
+from gpunode.checks.words import listed
+from gpunode.errors import UsageError
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.tuning.gpu_settings_program import (
+    LATER,
+    MEMORY,
+    PROFILE,
+    REPORT,
+    SETTINGS,
+    TITLES,
+    busy,
+    in_force,
+    matches,
+    pending,
+    requested,
+    resolved,
+    shown,
+)
+
+ROLE = "gpu_settings"
+DAEMON, UNIT = "nvidia-persistenced.service", "gpunode-gpu-settings.service"
+PROGRAM = "/usr/local/lib/gpunode/gpu-settings.py"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+DROP_IN = f"/etc/systemd/system/{DAEMON}.d/gpunode-persistence.conf"
+DAEMON_FILES = tuple(f"{folder}/systemd/system/{DAEMON}" for folder in ("/etc", "/usr/lib", "/lib"))
+FOLDERS = ("/etc/gpunode", "/usr/local/lib/gpunode", MEMORY.rpartition("/")[0], DROP_IN.rpartition("/")[0])
+LOOK = Look(paths=(PROGRAM, UNIT_FILE, SETTINGS, DROP_IN, *FOLDERS), contents=(REPORT, MEMORY, *DAEMON_FILES))
+_MARK = "Managed by gpunode (role gpu_settings):"
+UNIT_TEXT = f"""\
+# {_MARK} GPUs keep none of this over a restart, but ECC, and MIG mode on Ampere.
+[Unit]
+Description=Clocks, power limit, compute mode, ECC and MIG of the GPUs
+After={DAEMON} nvidia-fabricmanager.service
+PartOf={DAEMON}
+Before=docker.service containerd.service nvidia-dcgm.service dcgm.service nvidia-cdi-refresh.service \
+kubelet.service slurmd.service
+ConditionPathExists=/usr/bin/nvidia-smi
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+TimeoutStartSec=900
+ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
+read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; esac; done; exit 1'
+ExecStart=/usr/bin/python3 -I {PROGRAM} apply
+
+[Install]
+WantedBy=multi-user.target {DAEMON}
+"""
+_COMMAND = re.compile(r"(?m)^ExecStart=(.*\s)--no-persistence-mode\b(.*)$")
+_WATTS = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,2})?) ?W?")
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) ?%")
+
+
+class Clocks(BaseModel):
+    """A pair of application clocks."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    memory: StrictInt
+    graphics: StrictInt
+
+
+class Rule(BaseModel):
+    """One element of ``gpu_settings_rules``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    gpus: Any
+    sm_clock_mhz: Any = None
+    memory_clock_mhz: Any = None
+    application_clocks_mhz: Literal["default"] | Clocks | None = None
+    power_limit: Any = None
+    compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
+    ecc: StrictBool | None = None
+    mig: StrictBool | list[str] | None = Field(default=None, max_length=8)
+    accounting: StrictBool | None = None
+
+    @field_validator("gpus")
+    @classmethod
+    def _selects(cls, value: Any) -> Any:
+        names = value if isinstance(value, list) else [value]
+        if names == ["all"]:
+            return "all"
+        if names and all(re.fullmatch("[0-9]{1,2}", str(name)) for name in names):
+            return {"indexes": sorted({int(name) for name in names})}
+        if not names or any(not isinstance(name, str) or re.fullmatch("[0-9]{1,2}|all", name) for name in names):
+            raise ValueError("is all, a list of indexes, or a list of models (examples: [0, 1], H100 SXM, 10de:2330)")
+        found = [gpu for name in names for gpu in load().find_gpu(name).gpus]
+        return {"pci_ids": sorted({number for gpu in found for number in gpu.pci})}
+
+    @field_validator("sm_clock_mhz", "memory_clock_mhz")
+    @classmethod
+    def _clock(cls, value: Any) -> Any:
+        if value in (None, "max", "default"):
+            return value
+        pair = value if isinstance(value, list) else [value]
+        numbers = [int(one) for one in pair if re.fullmatch("[1-9][0-9]{0,4}", str(one))]
+        if len(numbers) != len(pair) or len(pair) not in (1, 2) or numbers != sorted(numbers):
+            raise ValueError(f"{value} is max, default, a clock in MHz or a range (examples: 1410, [210, 1410])")
+        return numbers if len(numbers) == 2 else numbers[0]
+
+    @field_validator("power_limit")
+    @classmethod
+    def _power(cls, value: Any) -> Any:
+        text = str(value)
+        if value in (None, "max", "default"):
+            return value
+        if found := _PERCENT.fullmatch(text):
+            return f"{found[1]}%"
+        if isinstance(value, bool) or (found := _WATTS.fullmatch(text)) is None:
+            raise ValueError(f"{value} is max, default, watts or a part of the default (examples: 500, 500 W, 80%)")
+        return float(found[1])
+
+    @field_validator("mig")
+    @classmethod
+    def _profiles(cls, value: Any) -> Any:
+        wrong = [one for one in value if PROFILE.fullmatch(one) is None] if isinstance(value, list) else []
+        if wrong:
+            raise ValueError(f"{wrong[0]} is not the name of a MIG profile (examples: 1g.10gb, 1g.10gb+me, 3g.40gb)")
+        return value
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node. Raises UsageError for a malformed rule."""
+    rules = parsed_rules(settings["rules"])
+    if settings["state"] == "absent" or not rules:
+        return _absent(state, context)
+    gpus = seen_gpus(state)
+    refusals = [
+        f"gpu_settings_rules: {key}: gpu{gpu['index']} {gpu['name']}: {why}"
+        for gpu in gpus
+        for key, why in resolved(requested(rules, gpu), gpu)[1].items()
+    ]
+    if refusals:
+        return Manifest(role=ROLE, refusals=tuple(refusals))
+    report = read_report(state)
+    due, notes, waiting = _compared(gpus, rules, report)
+    notes += [
+        f"gpu_settings_rules[{number}].gpus: the node has no such GPU; it has {len(gpus)}"
+        for number, rule in enumerate(rules)
+        if gpus and "indexes" in rule["gpus"] and not any(matches(rule["gpus"], gpu) for gpu in gpus)
+    ]
+    daemon = state.unit(DAEMON)
+    if daemon is None and state.facts.loaded_driver is not None:
+        notes.append(f"{DAEMON} is not installed: GPUs lose their settings when no process uses them")
+    content = json.dumps({"schema": "gpunode.gpu-settings/1", "rules": rules}, indent=1, sort_keys=True) + "\n"
+    drop_in = persistence_drop_in(state)
+    desired = [
+        ManagedFile(path=PROGRAM, content=program_text(), mode="0755"),
+        ManagedFile(path=UNIT_FILE, content=UNIT_TEXT),
+        ManagedFile(path=SETTINGS, content=content),
+        ManagedFile(path=DROP_IN, content=drop_in),
+    ]
+    runnable = bool(gpus)
+    units = []
+    if daemon is not None:
+        stale = (
+            drop_in is not None
+            and DROP_IN in state.files
+            and state.files[DROP_IN].kind == "absent"
+            and not any(map(busy, gpus))
+        )
+        units.append(UnitState(name=DAEMON, enabled=True, state=_state(runnable, stale)))
+    units.append(UnitState(name=UNIT, enabled=True, state=_state(runnable, bool(due))))
+    return Manifest(
+        role=ROLE,
+        files=tuple(desired),
+        folders=(ManagedFolder(path=MEMORY.rpartition("/")[0]),),
+        units=tuple(units),
+        notes=tuple(notes),
+        reboot_reasons=tuple(waiting),
+        due_reasons=tuple(due),
+        values={"state": "present", "unit_known": state.unit(UNIT) is not None},
+    )
+
+
+def _state(runnable: bool, again: bool) -> Literal["started", "restarted"] | None:
+    return None if not runnable else "restarted" if again else "started"
+
+
+def program_text() -> str:
+    """Return the program that the unit starts."""
+    return files("gpunode.tuning").joinpath("gpu_settings_program.py").read_text(encoding="utf-8")
+
+
+def parsed_rules(rules: Any) -> list[dict[str, Any]]:
+    """Return the rules as the settings file has them. Raises UsageError that names the element and its key."""
+    found = []
+    for number, rule in enumerate(rules or []):
+        try:
+            checked = Rule.model_validate(rule)
+        except ValidationError as err:
+            first = err.errors(include_url=False, include_input=False)[0]
+            key = ".".join(str(part) for part in first["loc"][:1])
+            text = first["msg"].removeprefix("Value error, ")
+            raise UsageError(f"gpu_settings_rules[{number}].{key}: {text}") from None
+        except UsageError as err:
+            raise UsageError(f"gpu_settings_rules[{number}].gpus: {err}") from None
+        found.append(checked.model_dump(mode="json", exclude_none=True))
+    return found
+
+
+def seen_gpus(state: NodeState) -> list[dict[str, Any]]:
+    """Return the GPUs as nvidia-smi reports them; none where it does not answer."""
+    smi = state.facts.smi
+    document = smi.document if smi is not None else None
+    return [gpu for gpu in (document or {}).get("gpus", []) if gpu.get("uuid")]
+
+
+def read_report(state: NodeState) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what the unit reported in this boot: uuid, setting, entry. What is malformed counts as not reported."""
+    try:
+        gpus = json.loads(state.contents.get(REPORT) or "{}")["gpus"]
+        return {
+            uuid: {name: entry for name, entry in gpu["settings"].items() if name in TITLES and isinstance(entry, dict)}
+            for uuid, gpu in gpus.items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _compared(
+    gpus: list[dict[str, Any]], rules: list[dict[str, Any]], report: dict[str, dict[str, dict[str, Any]]]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return (why the unit has to run, what the owner should know, why the node has to be restarted)."""
+    due: list[str] = []
+    notes: list[str] = []
+    later: dict[str, list[str]] = {}
+    for gpu in gpus:
+        name = f"gpu{gpu['index']}"
+        entries = report.get(gpu["uuid"], {})
+        values = resolved(requested(rules, gpu), gpu)[0]
+        for setting, value in values.items():
+            now, entry = _now(setting, gpu, entries, value), entries.get(setting, {})
+            what = f"{name}: {TITLES[setting]}"
+            if now == value:
+                continue
+            if pending(setting, gpu) == value:
+                later.setdefault(f"{TITLES[setting]} {shown(setting, value)}", []).append(name)
+            elif entry.get("value") == value and entry.get("result") == "refused":
+                notes.append(f"{what} {shown(setting, value)} was refused: {str(entry.get('message'))[:300]}")
+            elif entry.get("value") == value and entry.get("result") == "pending":
+                continue
+            elif busy(gpu):
+                notes.append(f"{what} is left alone: a process computes on the GPU")
+            else:
+                due.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
+        due += [
+            f"{name}: {TITLES[setting]} is no longer requested"
+            for setting in entries
+            if setting not in values and not busy(gpu)
+        ]
+    return due, notes, [f"{what} of {listed(names, 8)} {LATER}" for what, names in later.items()]
+
+
+def _now(setting: str, gpu: Mapping[str, Any], entries: Mapping[str, Any], value: Any) -> Any:
+    """Return a setting's value; of what nvidia-smi does not report, what the unit applied in this boot."""
+    if setting == "mig_layout" and len(gpu.get("mig_devices") or ()) != len(value):
+        return None
+    if setting in ("sm_clock_mhz", "memory_clock_mhz", "mig_layout") or value == "default":
+        entry = entries.get(setting, {})
+        return entry.get("value") if entry.get("result") in ("applied", "kept") else None
+    return in_force(setting, gpu)
+
+
+def persistence_drop_in(state: NodeState) -> str | None:
+    """Return the drop-in that has the daemon keep GPUs initialised; None where its unit does not keep it from that.
+
+    Ubuntu's package starts it with --no-persistence-mode.
+    """
+    text = next((found for path in DAEMON_FILES if (found := state.contents.get(path))), "")
+    command = _COMMAND.search(text)
+    if command is None:
+        return None
+    return (
+        f"# {_MARK} without persistence mode GPUs lose their settings when no process uses them.\n"
+        f"[Service]\nExecStart=\nExecStart={command[1]}--persistence-mode{command[2]}\n"
+    )
+
+
+def _absent(state: NodeState, context: Context) -> Manifest:
+    recorded = _recorded(state)
+    gpus = seen_gpus(state)
+    users = [f"gpu{gpu['index']}" for gpu in gpus if gpu["uuid"] in recorded and busy(gpu)]
+    if users and not context.settings_of("preflight")["gpunode_allow_busy"]:
+        why = f"gpu-busy: a process computes on {listed(users, 8)}, and settings are restored on idle GPUs alone"
+        return Manifest(role=ROLE, refusals=(f"{why}: run this again later, or set gpunode_allow_busy: true",))
+    ours = any(path in state.files and state.files[path].kind != "absent" for path in (PROGRAM, UNIT_FILE, SETTINGS))
+    return Manifest(
+        role=ROLE,
+        files=tuple(
+            ManagedFile(path=path, content=None, phase="after")
+            for path in (UNIT_FILE, PROGRAM, SETTINGS, DROP_IN, REPORT, MEMORY)
+        ),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS if ours),
+        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if state.unit(UNIT) is not None else (),
+        values={"state": "absent", "restore": bool(recorded and gpus), "program": PROGRAM},
+    )
+
+
+def _recorded(state: NodeState) -> Mapping[str, Any]:
+    """Return the values before the first change, by UUID."""
+    try:
+        found = json.loads(state.contents.get(MEMORY) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,304 @@
+"""The role kernel_tuning: limits, kernel settings, processors, command line, and ACS, from the node's facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpunode.errors import UsageError
+from gpunode.provisioning import kernel_boot
+from gpunode.provisioning import kernel_files as files
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.docker_state import docker_of
+from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.engines import gpu_users, restart_obstacles
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, Question, UnitState
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.tuning import tune_node
+from gpunode.tuning.kernel import in_container, is_guest
+
+ROLE = "kernel_tuning"
+MEMORY = "/var/lib/gpunode/kernel_tuning"
+BEFORE = f"{MEMORY}/values-before.json"
+DAEMON_JSON = "/etc/docker/daemon.json"
+MARKER = "/run/gpunode/memlock-restart"
+"""Services that were started before the new limit. It is gone with the next boot, as is the need."""
+SETPCI = ("/usr/bin/setpci", "/usr/sbin/setpci", "/sbin/setpci")
+VFIO = "/sys/bus/pci/drivers/vfio-pci/[0-9]*:*"
+OWN = (
+    files.SYSCTL,
+    files.LIMITS,
+    files.SYSTEM,
+    files.USER,
+    files.HUGEPAGES,
+    files.MODULES,
+    files.CPU_PROGRAM,
+    files.ACS_PROGRAM,
+    f"{files.UNITS}/{files.CPU_UNIT}",
+    f"{files.UNITS}/{files.ACS_UNIT}",
+)
+FOLDERS = (files.PROGRAMS, files.SYSTEM.rpartition("/")[0], files.USER.rpartition("/")[0], MEMORY)
+LOOK = Look(
+    paths=(*OWN, *FOLDERS, *SETPCI, *kernel_boot.LOOK.paths),
+    globs=(VFIO,),
+    contents=(BEFORE, MARKER, DAEMON_JSON, files.THP, *kernel_boot.LOOK.contents),
+)
+PROGRAM_OF = {files.CPU_UNIT: files.CPU_PROGRAM, files.ACS_UNIT: files.ACS_PROGRAM}
+UNLIMITED = ("infinity", "18446744073709551615")
+STARTERS = ("containerd.service", "docker.service", "slurmd.service", "kubelet.service")
+"""Services whose jobs inherit their limits."""
+SYSCTL_NAME = re.compile(r"[a-z0-9_]+(?:\.[A-Za-z0-9_*-]+)+")
+MODULE_NAME = re.compile(r"[a-z0-9_-]{1,60}")
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node. Raises UsageError for malformed settings."""
+    if settings["state"] == "absent":
+        return _absent(state)
+    common = context.settings_of("preflight")
+    inside = in_container(state.facts)
+    notes: list[str] = []
+    tuning = tune_node(state.facts, common["gpunode_profile"], fleet=int(settings["fleet_size"]))
+    derived = {one.name: one.value for one in tuning.kernel}
+    questions, sysctls = _sysctls(derived, settings["sysctl"], state, context, notes)
+    if questions:
+        return Manifest(role=ROLE, questions=questions)
+    hugepages = _chosen(settings["transparent_hugepages"], derived.get("transparent_hugepage"))
+    governor = _chosen(settings["governor"], derived.get("cpu_governor"))
+    latency = _latency(str(settings["idle_latency_us"]), derived.get("cpu_idle_latency_us"))
+    if (governor or latency) and _tuned(state):
+        notes.append("tuned.service decides governor and sleep of processors: they are left to it")
+        governor = latency = None
+    options = _module_options(settings["module_options"])
+    acs = settings["acs"] == "off" and not _acs_refused(state, notes)
+    boot = kernel_boot.plan(state, _arguments(derived, settings), notes)
+    values = {f"/proc/sys/{_path(name)}": value for name, value in sysctls.items()}
+    if hugepages is not None and state.contents.get(files.THP) is not None:
+        values[files.THP] = hugepages
+    values = {} if inside else values
+    reexec, units, restarts = _limits(state, context, notes)
+    contents = {
+        files.SYSCTL: files.sysctl(sysctls) if sysctls else None,
+        files.LIMITS: files.limits(),
+        files.SYSTEM: files.manager(),
+        files.USER: files.manager(),
+        files.HUGEPAGES: files.hugepages(hugepages) if hugepages else None,
+        files.MODULES: files.module_options(options) if options else None,
+        **_unit_files(files.CPU_UNIT, files.CPU, files.cpu_unit(governor or "", latency or ""), governor or latency),
+        **_unit_files(files.ACS_UNIT, files.ACS, files.ACS_SERVICE, acs),
+    }
+    managed = {path: ManagedFile(path=path, content=text) for path, text in contents.items()}
+    own = [
+        *_own_unit(state, files.CPU_UNIT, managed, _runs_otherwise(state, governor)),
+        *_own_unit(state, files.ACS_UNIT, managed, any(one.redirects for one in state.facts.pci_acs or ())),
+    ]
+    return Manifest(
+        role=ROLE,
+        files=(*managed.values(), *boot.files),
+        folders=(ManagedFolder(path=MEMORY),),
+        units=(*own, *units),
+        notes=tuple(notes),
+        reboot_reasons=boot.reboot_reasons,
+        restarts=restarts,
+        due_reasons=(*_live_reasons(values, state, context), *boot.due_reasons, *reexec),
+        values={
+            "state": "present",
+            "live": values,
+            "memory": BEFORE,
+            "boot": boot.command,
+            "reexec": bool(reexec),
+            "marker": MARKER,
+            "starters": _starters(state),
+        },
+    )
+
+
+def _path(name: str) -> str:
+    """Return the path of a setting below /proc/sys: a dot in an interface's name is written as a slash there."""
+    return name.replace("/", "\0").replace(".", "/").replace("\0", ".")
+
+
+def _sysctls(
+    derived: Mapping[str, str], given: Mapping[str, Any], state: NodeState, context: Context, notes: list[str]
+) -> tuple[dict[str, Question], dict[str, str]]:
+    """Return (what has to be asked first, settings by name): derived ones, and what the user adds, changes, leaves."""
+    own = {name: value for name, value in derived.items() if "." in name}
+    for name, value in given.items():
+        if SYSCTL_NAME.fullmatch(name) is None:
+            raise UsageError(f"kernel_tuning_sysctl: {name!r} is not the name of a setting (example: vm.swappiness)")
+        text = " ".join(str(value).split()) if value is not None else ""
+        if len(text) > 200 or not text.isprintable():
+            raise UsageError(f"kernel_tuning_sysctl: the value of {name} is not one line of text")
+        own.pop(name, None)
+        if value is not None:
+            own[name] = text
+    if in_container(state.facts):
+        return {}, own
+    known = state.facts.sysctl or {}
+    unknown = sorted(name for name in own if name not in known)
+    if not unknown:
+        return {}, own
+    paths = {name: f"/proc/sys/{_path(name)}" for name in unknown}
+    if "sysctl" not in context.answers:
+        return {"sysctl": Question(kind="documents", body={"paths": sorted(paths.values())})}, {}
+    found = context.answers["sysctl"]
+    for name, path in paths.items():
+        if found.get(path) is None:
+            notes.append(f"{files.SYSCTL}: {name}: the kernel does not know this setting: left out, the others are set")
+            own.pop(name)
+    return {}, own
+
+
+def _live_reasons(values: Mapping[str, str], state: NodeState, context: Context) -> Iterator[str]:
+    """Yield which settings of the running kernel differ."""
+    asked: Mapping[str, Any] = context.answers.get("sysctl", {})
+    for path, value in values.items():
+        name = path.removeprefix("/proc/sys/").replace("/", ".")
+        text = (state.facts.sysctl or {}).get(name)
+        if path == files.THP:
+            text = state.facts.transparent_hugepages
+        elif text is None and isinstance(asked.get(path), str):
+            text = " ".join(asked[path].split())
+        if text != value:
+            yield f"{name} is {text or 'unknown'}, not {value}"
+
+
+def _chosen(setting: str, derived: str | None) -> str | None:
+    """Return a word: the setting's own, the derived one, or none."""
+    return {"auto": derived, "keep": None}.get(setting, setting)
+
+
+def _latency(setting: str, derived: str | None) -> str | None:
+    if setting not in ("auto", "keep") and not (setting.isdigit() and int(setting) <= 100_000):
+        raise UsageError(
+            f"kernel_tuning_idle_latency_us: {setting} is not a number of microseconds (examples: auto, keep, 50)"
+        )
+    return _chosen(setting, derived)
+
+
+def _tuned(state: NodeState) -> bool:
+    unit = state.unit("tuned.service")
+    return unit is not None and unit.active == "active"
+
+
+def _module_options(given: Mapping[str, Any]) -> dict[str, str]:
+    for module, words in given.items():
+        text = str(words)
+        if MODULE_NAME.fullmatch(module) is None or "\n" in text or not re.fullmatch(r"\s*(\w+=\S+\s*)+", text):
+            raise UsageError(
+                f"kernel_tuning_module_options: {module}: {text!r} is not NAME=VALUE (example: io_queue_depth=512)"
+            )
+    return {module: " ".join(str(words).split()) for module, words in given.items()}
+
+
+def _arguments(derived: Mapping[str, str], settings: Mapping[str, Any]) -> tuple[str, ...]:
+    first = {"auto": derived.get("command_line"), "pt": "iommu=pt", "keep": None}[settings["iommu"]]
+    words = [*([first] if first else []), *map(str, settings["command_line"])]
+    for word in words:
+        if not re.fullmatch(r"[A-Za-z0-9_.,:=@%/+-]{1,200}", word):
+            raise UsageError(
+                f"kernel_tuning_command_line: {word!r} is not one argument of the kernel (example: mitigations=auto)"
+            )
+    return tuple(dict.fromkeys(words))
+
+
+def _acs_refused(state: NodeState, notes: list[str]) -> bool:
+    """Return whether ACS stays on; say why."""
+    why = None
+    if is_guest(state.facts):
+        why = f"not bare metal (virtualization: {state.facts.virtualization or 'unknown'})"
+    elif any(path.startswith("/sys/bus/pci/drivers/vfio-pci/") for path in state.files):
+        why = "devices are bound to vfio-pci: without ACS a guest could reach other devices"
+    elif all(state.files[path].kind not in ("file", "link") for path in SETPCI):
+        why = "setpci is missing: install the package pciutils"
+    if why is not None:
+        notes.append(f"kernel_tuning_acs: off is refused: {why}; the other settings are applied")
+    return why is not None
+
+
+def _unit_files(name: str, program: str, unit: str, wanted: object) -> dict[str, str | None]:
+    """Return the files of a unit of ours; None as text where they have to go."""
+    return {PROGRAM_OF[name]: program if wanted else None, f"{files.UNITS}/{name}": unit if wanted else None}
+
+
+def _runs_otherwise(state: NodeState, governor: str | None) -> bool:
+    """Return whether a processor has another governor than the unit sets."""
+    frequency = state.facts.cpu_frequency
+    return bool(governor and frequency is not None and set(frequency.governors) - {governor})
+
+
+def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], otherwise: bool) -> Iterator[UnitState]:
+    """Yield a unit of ours as it has to be. Where its conditions do not hold it is enabled, and skipped at boot."""
+    path = f"{files.UNITS}/{name}"
+    if managed[path].content is None:
+        if state.files[path].kind == "file":
+            yield UnitState(name=name, enabled=False, state="stopped")
+        return
+    stale = any(True for one in (path, PROGRAM_OF[name]) for _ in file_reasons(managed[one], state))
+    yield UnitState(name=name, enabled=True, state="restarted" if stale or otherwise else None)
+
+
+def _starters(state: NodeState) -> list[str]:
+    """Return the services that run and hand their limits on."""
+    found = (state.unit(name) for name in STARTERS)
+    return [unit.name for unit in found if unit is not None and unit.active == "active"]
+
+
+def _limits(state: NodeState, context: Context, notes: list[str]) -> tuple[list[str], list[UnitState], dict[str, str]]:
+    """Return (why systemd has to read its defaults, units to restart, restarts that are held back)."""
+    defaults = state.facts.limits.defaults if state.facts.limits is not None else None
+    memlock = (defaults or {}).get("memlock")
+    stale = [f"systemd's DefaultLimitMEMLOCK is {memlock}"] if memlock not in (None, *UNLIMITED) else []
+    marked = [name for name in (state.contents.get(MARKER) or "").split() if name in STARTERS]
+    waiting = [name for name in _starters(state) if name in marked]
+    if not stale and not waiting:
+        return [], [], {}
+    busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
+    if busy:
+        notes.append(f"the limit of locked memory reaches services later: {'; '.join(busy)}")
+        return [], [], dict.fromkeys(waiting, "the new limit of locked memory")
+    units = list[UnitState]()
+    restarts: dict[str, str] = {}
+    allowed = bool(context.settings_of("preflight")["gpunode_allow_busy"])
+    for name in waiting:
+        obstacles = _docker_obstacles(state) if name == "docker.service" else []
+        if obstacles and not allowed:
+            notes.append(f"{name} keeps its old limit of locked memory: {'; '.join(obstacles)}")
+            restarts[name] = "the new limit of locked memory"
+        else:
+            units.append(UnitState(name=name, state="restarted"))
+    return stale, units, restarts
+
+
+def _docker_obstacles(state: NodeState) -> list[str]:
+    docker = docker_of(state)
+    if docker.silent:
+        return [str(docker.in_use)]
+    info = docker.info
+    running, live_restore = (info.running, info.live_restore) if info is not None else (0, False)
+    return restart_obstacles(running, live_restore, state.facts, state.contents.get(DAEMON_JSON))
+
+
+def _absent(state: NodeState) -> Manifest:
+    there = [name for name in (files.CPU_UNIT, files.ACS_UNIT) if state.files[f"{files.UNITS}/{name}"].kind == "file"]
+    boot = kernel_boot.plan(state, (), [])
+    gone = (*OWN, MARKER)
+    return Manifest(
+        role=ROLE,
+        files=(*(ManagedFile(path=path, content=None, phase="after") for path in gone), *boot.files),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
+        units=tuple(UnitState(name=name, enabled=False, state="stopped") for name in there),
+        reboot_reasons=boot.reboot_reasons,
+        due_reasons=(
+            *(("settings of the kernel are recorded",) if state.contents.get(BEFORE) else ()),
+            *boot.due_reasons,
+        ),
+        values={
+            "state": "absent",
+            "live": {},
+            "memory": BEFORE,
+            "boot": boot.command,
+            "reexec": state.files[files.SYSTEM].kind == "file",
+        },
+    )

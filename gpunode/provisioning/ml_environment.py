@@ -1,0 +1,209 @@
+"""The role ml_environment: NCCL's file, variables for everybody, the launcher for jobs, and what logind removes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpunode.checks.host import DEBUGGING
+from gpunode.checks.kernel import LISTS, missing_names, names_on
+from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.tuning import Setting, launcher_text, nccl_conf, node_shell, tune, tune_node
+from gpunode.tuning.nccl_names import debugs
+
+ROLE = "ml_environment"
+NCCL = "/etc/nccl.conf"
+PROFILE = "/etc/profile.d/gpunode-ml.sh"
+ENVIRONMENT = "/etc/environment.d/90-gpunode-ml.conf"
+JOB = "/etc/gpunode/job.json"
+LAUNCHER = "/usr/local/bin/gpunode-run"
+EXAMPLE = "/usr/local/share/doc/gpunode/torchrun.sh"
+LOGIND = "/etc/systemd/logind.conf.d/90-gpunode.conf"
+OWN = (PROFILE, ENVIRONMENT, JOB, LAUNCHER, EXAMPLE, LOGIND)
+FOLDERS = ("/etc/gpunode", EXAMPLE.rpartition("/")[0], LOGIND.rpartition("/")[0])
+TOPOLOGIES = "/opt/microsoft/*-topo.xml"
+"""Azure's images bring the topology that their hypervisor hides (Azure/azhpc-images)."""
+LOOK = Look(paths=(*OWN, *FOLDERS), globs=(TOPOLOGIES,), contents=(NCCL,))
+MARK = "Managed by gpunode (role ml_environment)"
+BEGIN, END = f"# BEGIN {MARK}", "# END gpunode (role ml_environment)"
+BLOCK = re.compile(rf"(?ms)^{re.escape(BEGIN)}.*?^{re.escape(END)}\n?")
+MALLOC_PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}
+"""Debian's and Ubuntu's names."""
+OF_JOBS = re.compile(
+    r"(PYTORCH_\w+|XLA_\w+|TF_XLA_FLAGS|LD_PRELOAD|CUDA_VISIBLE_DEVICES|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE))"
+)
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+TORCHRUN = f"""\
+#!/bin/sh
+# {MARK}: an example. One rank a GPU, each bound to the cores near it, with its share of the threads.
+# Several nodes: the same command on each, with NNODES and with HEAD, the address of the first one.
+set -eu
+exec torchrun --no-python --nproc-per-node "${{GPUS:-gpu}}" \\
+    --nnodes "${{NNODES:-1}}" --rdzv-backend c10d --rdzv-endpoint "${{HEAD:-localhost}}:29500" \\
+    {LAUNCHER} "$@"
+"""
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node. Raises UsageError for malformed settings."""
+    if settings["state"] == "absent":
+        return _absent(state)
+    notes: list[str] = []
+    profile = context.settings_of("preflight")["gpunode_profile"]
+    node = tune_node(state.facts, profile, shared=bool(settings["shared_threads"]))
+    job = tune(state.facts, "pytorch", profile=profile)
+    wide = _variables(node.environment, settings["variables"])
+    nccl = _nccl(node.nccl, settings, state, notes)
+    document = {
+        "profile": profile,
+        "environment": {one.name: one.value for one in job.environment if not one.name.endswith("_NUM_THREADS")},
+        "docker": [word for one in job.docker for word in (one.name, one.value) if word],
+    }
+    environment = "".join(f"{one.name}=${{{one.name}:-{one.value}}}\n" for one in wide)
+    contents = {
+        PROFILE: node_shell(wide, MARK) if wide else None,
+        ENVIRONMENT: f"# {MARK}\n{environment}" if wide else None,
+        JOB: json.dumps(document, indent=1) + "\n",
+        LAUNCHER: f"#!/usr/bin/python3 -I\n# {MARK}\n{launcher_text()}",
+        EXAMPLE: TORCHRUN,
+        LOGIND: None
+        if settings["remove_ipc"]
+        else f"# {MARK}: shared memory of a job outlives the login that started it.\n[Login]\nRemoveIPC=no\n",
+    }
+    modes = {LAUNCHER: "0755", EXAMPLE: "0755"}
+    files = [ManagedFile(path=path, content=text, mode=modes.get(path, "0644")) for path, text in contents.items()]
+    return Manifest(
+        role=ROLE,
+        files=(*files, _shared(state, nccl)),
+        packages=_packages(state, str(settings["malloc"]), notes),
+        notes=tuple(notes),
+        values={"state": "present", "logind": LOGIND},
+    )
+
+
+def _variables(derived: Iterable[Setting], given: Mapping[str, Any]) -> list[Setting]:
+    """Return the variables for everybody; what belongs to a job or to debugging is refused."""
+    found = {one.name: one for one in derived}
+    for name, value in given.items():
+        if NAME.fullmatch(name) is None:
+            raise UsageError(f"ml_environment_variables: {name!r} is not the name of a variable")
+        if OF_JOBS.fullmatch(name) or name in DEBUGGING or name.startswith("NCCL_"):
+            where = "ml_environment_nccl has NCCL's" if name.startswith("NCCL_") else "gpunode-run sets a job's"
+            raise UsageError(f"ml_environment_variables: {name} is not for everybody on a node: {where}")
+        found.pop(name, None)
+        if value is not None:
+            text = _line("ml_environment_variables", name, value)
+            found[name] = Setting(name=name, value=text, reason="ml_environment_variables", source="the inventory")
+    return list(found.values())
+
+
+def _line(variable: str, name: str, value: Any) -> str:
+    text = str(int(value)) if isinstance(value, bool) else str(value)
+    if not text or not text.isprintable() or len(text) > 1000 or set(text) & set("'\"$`\\{}"):
+        raise UsageError(f"{variable}: the value of {name} is not one line of plain text")
+    return text
+
+
+def _nccl(derived: Iterable[Setting], settings: Mapping[str, Any], state: NodeState, notes: list[str]) -> list[Setting]:
+    """Return the role's lines for nccl.conf: derived, and what the user adds, changes or leaves out."""
+    found = {one.name: one for one in derived}
+    topology = _topology(str(settings["nccl_topology_file"]), state, notes)
+    if topology is not None:
+        found["NCCL_TOPO_FILE"] = Setting(
+            name="NCCL_TOPO_FILE", value=topology, reason="the hypervisor hides the topology", source="azhpc-images"
+        )
+    for name, value in settings["nccl"].items():
+        if not name.startswith("NCCL_") or NAME.fullmatch(name) is None:
+            raise UsageError(f"ml_environment_nccl: {name!r} is not a variable of NCCL (example: NCCL_IB_TC)")
+        found.pop(name, None)
+        if value is None:
+            continue
+        text = _line("ml_environment_nccl", name, value)
+        wrong = _missing(state.facts, name, text)
+        if wrong is not None:
+            notes.append(f"{NCCL}: {name}={text}: {wrong}: left out, the others are set")
+            continue
+        if debugs(name, text):
+            notes.append(
+                f"{NCCL}: {name}={text} is for debugging (requested by ml_environment_nccl): remove it afterwards"
+            )
+        found[name] = Setting(name=name, value=text, reason="ml_environment_nccl", source="the inventory")
+    for name, value in _foreign(state):
+        wrong = _missing(state.facts, name, value)
+        if wrong is not None:
+            notes.append(f"{NCCL}: {name}={value}, which is not the role's: {wrong}")
+        if debugs(name, value):
+            notes.append(f"{NCCL}: {name}={value}, which is not the role's, is for debugging")
+        if found.pop(name, None) is not None:
+            notes.append(f"{NCCL}: {name}={value} is not the role's and stays")
+    return list(found.values())
+
+
+def _missing(node: NodeFacts, name: str, value: str) -> str | None:
+    """Return which interfaces or HCAs of a list do not exist; None where all do, or it is not known."""
+    if name not in LISTS or value.startswith("^") or None in (node.nics, node.addressed, node.infiniband):
+        return None
+    has = names_on(node, name)
+    gone = missing_names(value, has)
+    return f"the node has no {LISTS[name]} {', '.join(gone)}, it has {', '.join(has) or 'none'}" if gone else None
+
+
+def _topology(setting: str, state: NodeState, notes: list[str]) -> str | None:
+    there = sorted(path for path in state.files if re.fullmatch(r"/opt/microsoft/[^/]+-topo\.xml", path))
+    if setting == "none":
+        return None
+    if setting == "auto":
+        if len(there) > 1:
+            notes.append(f"several topology files: name one with ml_environment_nccl_topology_file: {', '.join(there)}")
+        return there[0] if len(there) == 1 else None
+    if not setting.startswith("/") or not re.fullmatch(r"[\w./-]{2,400}", setting):
+        raise UsageError(f"ml_environment_nccl_topology_file: {setting!r} is not auto, none or an absolute path")
+    return setting
+
+
+def _foreign_text(state: NodeState) -> str:
+    """Return what somebody else wrote into nccl.conf."""
+    return BLOCK.sub("", state.contents.get(NCCL) or "")
+
+
+def _foreign(state: NodeState) -> list[tuple[str, str]]:
+    lines = (line.partition("=") for line in _foreign_text(state).splitlines() if not line.lstrip().startswith("#"))
+    return [(name.strip(), value.strip()) for name, equals, value in lines if equals]
+
+
+def _shared(state: NodeState, ours: list[Setting]) -> ManagedFile:
+    """Return nccl.conf with the lines of others as they are and the role's in a part of their own."""
+    others = _foreign_text(state)
+    if others and not others.endswith("\n"):
+        others += "\n"
+    block = nccl_conf(ours, BEGIN.removeprefix("# ")) + f"{END}\n" if ours else ""
+    there = state.files[NCCL]
+    return ManagedFile(
+        path=NCCL,
+        content=others + block or None,
+        expect_sha256=there.sha256 if there.kind == "file" else None,
+    )
+
+
+def _packages(state: NodeState, malloc: str, notes: list[str]) -> AptChange | None:
+    if malloc == "none":
+        return None
+    if state.apt is None:
+        notes.append(f"ml_environment_malloc: {malloc}: install its library by hand: the role knows apt's name alone")
+        return None
+    return AptChange(install=(MALLOC_PACKAGES[malloc],))
+
+
+def _absent(state: NodeState) -> Manifest:
+    return Manifest(
+        role=ROLE,
+        files=(*(ManagedFile(path=path, content=None) for path in OWN), _shared(state, [])),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty") for path in FOLDERS),
+        values={"state": "absent", "logind": LOGIND},
+    )

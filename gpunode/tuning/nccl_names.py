@@ -1,0 +1,32 @@
+"""NCCL's variables in NVIDIA's two kinds: what describes a system, and what is for debugging alone.
+
+Source: env.rst of NCCL 2.30.7 (sources.yml, nccl_env), section "System configuration". Whatever is not in it counts as
+debugging: those are not to be kept in production.
+"""
+
+SYSTEM = frozenset(
+    f"NCCL_{name}"
+    for name in (
+        *("SOCKET_IFNAME", "SOCKET_FAMILY", "SOCKET_MAGIC", "SOCKET_RETRY_CNT", "SOCKET_RETRY_SLEEP_MSEC"),
+        *("SOCKET_POLL_TIMEOUT_MSEC", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD", "CROSS_NIC"),
+        *("IB_HCA", "IB_TIMEOUT", "IB_RETRY_CNT", "IB_GID_INDEX", "IB_ADDR_FAMILY", "IB_ADDR_RANGE"),
+        *("IB_ROCE_VERSION_NUM", "IB_SL", "IB_TC", "IB_FIFO_TC", "IB_RETURN_ASYNC_EVENTS"),
+        *("OOB_NET_ENABLE", "OOB_NET_IFNAME", "UID_STAGGER_THRESHOLD", "UID_STAGGER_RATE"),
+        *("NET", "NET_PLUGIN", "TUNER_PLUGIN", "PROFILER_PLUGIN", "ENV_PLUGIN", "IGNORE_CPU_AFFINITY", "CONF_FILE"),
+        *("COLLNET_ENABLE", "COLLNET_NODE_THRESHOLD", "CTA_POLICY", "NETDEVS_POLICY", "MULTI_RANK_GPU_ENABLE"),
+        *("TOPO_FILE", "SET_THREAD_NAME"),
+    )
+)
+LOGGING = frozenset(
+    {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT", "NCCL_DEBUG_TIMESTAMP_LEVELS"}
+)
+"""NVIDIA lists them beside the system's; on a node ``NCCL_DEBUG=INFO`` floods every job's log."""
+QUIET = ("VERSION", "WARN")
+"""Values of NCCL_DEBUG that may stay."""
+
+
+def debugs(name: str, value: str) -> bool:
+    """Return whether a variable of NCCL is for debugging, so that it must not be left set for everybody."""
+    if name == "NCCL_DEBUG":
+        return value.strip().upper() not in QUIET
+    return name.startswith("NCCL_") and name not in SYSTEM

@@ -1,0 +1,88 @@
+# Copyright: The gpunode maintainers
+# SPDX-License-Identifier: Apache-2.0
+"""Set values of the running kernel, and put them back."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kernel_values
+short_description: Set values of the running kernel, and put them back
+description:
+  - Writes settings below C(/proc/sys) and C(/sys/kernel/mm) of the running kernel. Files that a boot reads are not its
+    concern (M(gpunode.node.managed_files)).
+  - The values that were there before the first change are recorded. A setting that is no longer given gets its old
+    value back, and so do all with an empty O(values).
+  - A setting that the kernel does not know or refuses is reported as a warning; the others are set.
+options:
+  values:
+    description: Path of a setting to its value, several numbers separated by one blank.
+    type: dict
+    default: {}
+  memory:
+    description: File on the node that records what was there before.
+    type: path
+    required: true
+attributes:
+  check_mode:
+    support: full
+    description: Reports and shows what would be changed.
+  diff_mode:
+    support: full
+    description: Shows each value before and after.
+author:
+  - The gpunode maintainers
+"""
+
+EXAMPLES = r"""
+- name: Swap late
+  gpunode.node.kernel_values:
+    values:
+      /proc/sys/vm/swappiness: "10"
+    memory: /var/lib/example/before.json
+  become: true
+"""
+
+RETURN = r"""
+refused:
+  description: What the kernel does not know or refused, one line each.
+  returned: success
+  type: list
+  elements: str
+  sample: ["/proc/sys/vm/swap: the kernel does not know this setting"]
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpunode.node.plugins.module_utils import kernel_state
+from ansible_collections.gpunode.node.plugins.module_utils.kernel_state import RefusedError
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "values": {"type": "dict", "default": {}},
+            "memory": {"type": "path", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    wanted = {str(path): str(value) for path, value in module.params["values"].items()}
+    try:
+        diffs, refused = kernel_state.brought_about(wanted, module.params["memory"], pretend=module.check_mode)
+    except (RefusedError, OSError) as err:
+        module.fail_json(msg=" ".join(str(err).split()))
+    for line in refused:
+        module.warn(line)
+    shown = [
+        {
+            "before_header": one["path"],
+            "after_header": one["path"],
+            "before": f"{one['before']}\n",
+            "after": f"{one['after']}\n",
+        }
+        for one in diffs
+    ]
+    module.exit_json(changed=bool(diffs), refused=refused, diff=shown if module._diff else [])
+
+
+if __name__ == "__main__":
+    main()
