@@ -103,6 +103,7 @@ def test_the_checks_that_compare_with_the_catalog_are_known() -> None:
         "link.topology",
         "nvlink.count",
         "nvlink.speed",
+        "performance.clocks",
         "performance.collectives",
         "performance.host-copy",
         "performance.memory",
