@@ -49,6 +49,8 @@ class Seat:
     """For each step of the group: whoever does not come that long is missing. A collective has half of it, so that the
     ranks for which it fails come to the next step in time."""
     nodes: int = 1
+    notes: str | None = None
+    """A file that keeps who was missing once: a container that ended does not come back for the next part."""
 
 
 class Group:
@@ -95,6 +97,8 @@ class Group:
         }
 
     def __enter__(self) -> Group:
+        if self.seat.notes is not None and Path(self.seat.notes).exists():
+            raise Undetermined(Path(self.seat.notes).read_text(encoding="utf-8"))
         with self._naming():
             self._store = self._opened()
             self.share("here", None)
@@ -165,6 +169,10 @@ class Group:
         if not missing:
             return Trouble(f"the group of {size} ranks broke: {reason}", {**self.values, "missing": []})
         names = ", ".join(map(str, missing))
+        if self.seat.notes is not None:
+            note = f"not run: rank {names} of {size} was missing in an earlier part"
+            with contextlib.suppress(OSError):
+                Path(self.seat.notes).write_text(note, encoding="utf-8")
         text = f"rank{'s' if len(missing) > 1 else ''} {names} of {size} ended or did not answer within "
         return Trouble(f"{text}{self.seat.limit_s:g} s", {**self.values, "missing": missing})
 
