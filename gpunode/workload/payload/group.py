@@ -25,7 +25,7 @@ ABORT_S = 30.0
 """What PyTorch's own watchdog leaves of time after our limit: it ends the process without a word on who is missing."""
 FAREWELL_S = 3.0
 GRACE_S = 5.0
-"""After an error, for all ranks that are left to notice theirs."""
+"""More than a collective's own limit: for the ranks that are left to notice an error."""
 STORE_RANK = 0
 PORT_RANGE = range(1, 65536)
 
@@ -101,7 +101,8 @@ class Group:
             raise Undetermined(Path(self.seat.notes).read_text(encoding="utf-8"))
         with self._naming():
             self._store = self._opened()
-            self.share("here", None)
+            # From a part that broke, some ranks come later than others.
+            self.share("here", None, self.seat.limit_s * (2 if self._part else 1) + GRACE_S)
             self.start(0)
         return self
 
@@ -180,8 +181,8 @@ class Group:
         """The ranks that do not come together after an error: each that is left soon notices it, and says so."""
         if self._store is None:
             return [STORE_RANK]
-        # With Gloo the end of this rank's connections is an error on all others at once.
-        wait_s = self.seat.limit_s if self.seat.backend == "nccl" else max(GRACE_S, self.seat.limit_s / 2)
+        # A rank that waits for another one notices at the latest when its collective's own limit is over.
+        wait_s = self.seat.limit_s / 2 + GRACE_S
         try:
             self._store.set(f"lost/{self.seat.rank}", "1")
             missing = self._without("lost", wait_s)
@@ -192,7 +193,7 @@ class Group:
             self._take_leave()
         return missing
 
-    def share(self, step: str, value: Any) -> list[Any]:
+    def share(self, step: str, value: Any, limit_s: float | None = None) -> list[Any]:
         """Give a value to all ranks and return those of all, by rank.
 
         Trouble names a rank that is missing; RuntimeError where another rank has met an error.
@@ -201,7 +202,7 @@ class Group:
         key = f"{step}-{self._steps}"
         try:
             self._store.set(f"{key}/{self.seat.rank}", json.dumps(value))
-            missing = self._without(key, self.seat.limit_s, unless="lost")
+            missing = self._without(key, self.seat.limit_s if limit_s is None else limit_s, unless="lost")
             if not missing:
                 return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.seat.size)]
             self._store.set(f"lost/{self.seat.rank}", "1")
