@@ -97,6 +97,7 @@ STANDS_ON = {
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
+    "test_accounts": ("roles/accounts/", "gpunode/provisioning/accounts", "plugins/"),
     "test_matrix": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
@@ -119,6 +120,13 @@ STANDS_ON = {
         "roles/preflight/",
         "gpunode/provisioning/nvidia_driver",
         "gpunode/provisioning/preflight",
+    ),
+    "test_settings": (
+        "roles/kernel_tuning/",
+        "roles/ml_environment/",
+        "gpunode/tuning/",
+        "gpunode/provisioning/kernel_",
+        "gpunode/provisioning/ml_environment",
     ),
     "test_site": ("roles/nvidia_driver/", "plugins/", "playbooks/", "gpunode/provisioning/nvidia_driver"),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),

@@ -111,6 +111,8 @@ READERS: Mapping[str, Callable[[Seen], Any]] = {
     "sysctl": settings.sysctl,
     "limits": settings.limits,
     "environment": settings.environment,
+    "boot_settings": settings.boot_settings,
+    "boot_arguments": settings.boot_arguments,
     "time_sync": running.time_sync,
     "uptime_s": running.uptime_s,
     "load_1min": running.load_1min,

@@ -47,6 +47,7 @@ from gpunode.facts.models.software import (
 from gpunode.facts.models.system import (
     AutomaticUpdates,
     BootLog,
+    BootSetting,
     EnvironmentSetting,
     ForeignInstall,
     Kernel,
@@ -71,6 +72,7 @@ __all__ = [
     "BmcEvent",
     "BmcSensor",
     "BootLog",
+    "BootSetting",
     "CdiSpec",
     "ContainerSettings",
     "Cpu",
@@ -299,6 +301,10 @@ class NodeFacts(Fact):
     """``none``, ``integrity``, ``confidentiality``; ``none`` where the kernel has no such thing."""
     sysctl: dict[str, str] | None = None
     """Kernel settings by name, as far as the kernel has them: ``{"vm.swappiness": "60"}``."""
+    boot_settings: tuple[BootSetting, ...] | None = None
+    """What files of sysctl.d and tmpfiles.d set of these at the next boot."""
+    boot_arguments: tuple[str, ...] | None = None
+    """Words that the role kernel_tuning put onto the boot loader's command line; empty: none."""
     limits: Limits | None = None
     environment: tuple[EnvironmentSetting, ...] | None = None
     """Variables of a fixed list (CUDA_LAUNCH_BLOCKING, NCCL_DEBUG …) that are set for the whole system."""

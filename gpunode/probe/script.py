@@ -70,6 +70,7 @@ FILES = (
     "/etc/os-release",
     "/usr/lib/os-release",
     "/proc/cmdline",
+    "/var/lib/gpunode/kernel_tuning/command-line",
     "/proc/modules",
     "/proc/meminfo",
     "/proc/uptime",
@@ -438,6 +439,12 @@ SETTING = re.compile(
     re.M,
 )
 COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
+# Folders in the order in which one file hides another of its name: sysctl.d(5), tmpfiles.d(5).
+SYSCTL_FOLDERS = ("/etc/sysctl.d/", "/run/sysctl.d/", "/usr/local/lib/sysctl.d/", "/usr/lib/sysctl.d/")
+TMPFILES_FOLDERS = ("/etc/tmpfiles.d/", "/run/tmpfiles.d/", "/usr/local/lib/tmpfiles.d/", "/usr/lib/tmpfiles.d/")
+SYSCTL_LINE = re.compile(r"(?m)^[ \t]*-?[ \t]*(?P<name>[\w./-]+)[ \t]*=[ \t]*(?P<value>[^\n]*)$")
+HUGEPAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+HUGEPAGES_LINE = re.compile(r"(?m)^[ \t]*w\S*[ \t]+%s(?:[ \t]+\S+){4}[ \t]+(?P<value>\w+)[ \t]*$" % HUGEPAGES)
 
 KERNEL_NEWS = re.compile(
     r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
@@ -1193,6 +1200,38 @@ def settings_in(text: str) -> List[Tuple[str, str]]:
     return [(name, " ".join(value.split())[:400]) for name, value in found]
 
 
+def boot_settings(probe: Probe) -> None:
+    """What the next boot sets of SYSCTLS and of huge pages: a line ``path, name, value`` each, the last one wins."""
+    lines, problems = [], []
+    for folders, parse in ((SYSCTL_FOLDERS, sysctls_in), (TMPFILES_FOLDERS, hugepages_in)):
+        chosen: Dict[str, str] = {}
+        for folder in folders:
+            for name in probe.folder(folder) or []:
+                if name.endswith(".conf"):
+                    chosen.setdefault(name, folder + name)
+        for name in sorted(chosen):
+            try:
+                text = COMMENT.sub("", text_of(probe.content(chosen[name])))
+            except OSError as err:
+                problems.append("%s: %s" % (chosen[name], probe.reason(err) or "gone"))
+                continue
+            lines += ["\t".join((chosen[name],) + setting) for setting in parse(text)]
+    probe.note_look("boot-settings", "read sysctl.d and tmpfiles.d", lines, problems)
+
+
+def sysctls_in(text: str) -> List[Tuple[str, str]]:
+    """(name, value) of each of SYSCTLS that a file of sysctl.d sets."""
+    found = [(match.group("name"), match.group("value")) for match in SYSCTL_LINE.finditer(text)]
+    # The first separator of a name decides whether slashes or dots part it.
+    named = [(name.replace("/", ".") if "/" in name else name, value) for name, value in found]
+    return [(name, " ".join(value.split())[:400]) for name, value in named if name in SYSCTLS]
+
+
+def hugepages_in(text: str) -> List[Tuple[str, str]]:
+    """(name, value) where a file of tmpfiles.d writes how huge pages are given."""
+    return [("transparent_hugepage", match.group("value")) for match in HUGEPAGES_LINE.finditer(text)]
+
+
 def limits(probe: Probe) -> None:
     """The drop-ins of limits.conf."""
     for name in probe.folder("/etc/security/limits.d/") or []:
@@ -1489,6 +1528,7 @@ PASSIVE = (
     units,
     modprobe_settings,
     variables,
+    boot_settings,
     limits,
     cpu_clocks,
     disk_space,

@@ -78,6 +78,15 @@ class EnvironmentSetting(Fact):
     value: str
 
 
+class BootSetting(Fact):
+    """One kernel setting that the next boot sets, in the order in which files are read: the last of a name wins."""
+
+    path: str
+    name: str
+    """``vm.swappiness``, or ``transparent_hugepage``."""
+    value: str
+
+
 class AutomaticUpdates(Fact):
     """Upgrades that the system makes by itself."""
 

@@ -198,6 +198,9 @@ COMMANDS: dict[str, CommandResult] = {
     "repository-files": answer("/etc/apt/sources.list\n/etc/apt/sources.list.d/cuda.sources\n"),
     "apt-config": answer(APT_CONFIG),
     "variables": answer("/etc/environment\tCUDA_LAUNCH_BLOCKING\t1\nsystemd\tNCCL_DEBUG\tINFO\n"),
+    "boot-settings": answer(
+        "/usr/lib/sysctl.d/50-default.conf\tvm.swappiness\t60\n/etc/sysctl.d/90-gpunode.conf\tvm.swappiness\t10\n"
+    ),
     "cpu-clocks": answer(
         "scaling_driver\tintel_pstate\t8\nscaling_governor\tperformance\t6\nscaling_governor\tpowersave\t2\n"
     ),
@@ -242,6 +245,7 @@ FILES: dict[str, str | None] = {
     "/proc/self/status": "Cpus_allowed_list:\t0-2,8\n",
     "/proc/loadavg": "4.66 4.09 2.81 17/249 21657\n",
     "/proc/sys/vm/swappiness": "60\n",
+    "/var/lib/gpunode/kernel_tuning/command-line": None,
     "/proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t33554432\n",
     "/sys/module/": "ext4\nnvidia\nnvidia_uvm\nnvidiafb\n",
     "/sys/module/nvidia_uvm/parameters/uvm_debug_prints": "0\n",

@@ -212,6 +212,10 @@ def test_settings() -> None:
         Limit(path="/etc/security/limits.conf", domain="*", type="soft", item="memlock", value="unlimited"),
         Limit(path="/etc/security/limits.d/90-gpu.conf", domain="@gpu", type="-", item="nofile", value="1048576"),
     )
+    assert [(one.path, one.value) for one in facts.boot_settings or ()] == [
+        ("/usr/lib/sysctl.d/50-default.conf", "60"),
+        ("/etc/sysctl.d/90-gpunode.conf", "10"),
+    ]
     assert facts.environment == (
         EnvironmentSetting(path="/etc/environment", name="CUDA_LAUNCH_BLOCKING", value="1"),
         EnvironmentSetting(path="systemd", name="NCCL_DEBUG", value="INFO"),
