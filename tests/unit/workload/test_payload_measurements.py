@@ -56,9 +56,9 @@ def test_a_group_that_ended_well_has_the_values_of_its_first_rank() -> None:
 
 
 def test_records_of_several_containers_are_one_each() -> None:
-    good = {"record": "nccl.all-reduce", "error": None, "undetermined": None, "values": {"missing": []}}
+    good: dict[str, Any] = {"record": "nccl.all-reduce", "error": None, "undetermined": None, "values": {"missing": []}}
     lost = {**good, "record": "nccl.broadcast", "error": "rank 2 of 3 ended", "values": {"missing": [2]}}
-    own = {**lost, "error": "the group broke", "values": {"missing": []}}
+    own: dict[str, Any] = {**lost, "error": "the group broke", "values": {"missing": []}}
     later = {**good, "record": "ddp.sharded", "undetermined": "not run: rank 2 of 3 was missing"}
     found = joined({0: [good, own, later], 1: [good, lost, later], 2: [good]}, {2: "killed by signal 9"})
     assert [record["record"] for record in found] == ["nccl.all-reduce", "nccl.broadcast", "ddp.sharded"]
@@ -254,14 +254,14 @@ def test_a_directory_without_permission_is_named(tmp_path: Path, monkeypatch: py
     def refuse(**_: Any) -> str:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(storage.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
     refused = pytest.raises(Trouble, match=r"nothing can be written into .*Permission denied")
     with refused, storage.folder_in(str(tmp_path)):
         pass
 
 
 def test_a_full_file_system_is_named_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage.os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=4096))
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=4096))
     with pytest.raises(Trouble, match="0 MiB of free space"), storage.folder_in(str(tmp_path)):
         pass
     assert list(tmp_path.iterdir()) == []
