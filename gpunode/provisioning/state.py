@@ -111,6 +111,7 @@ class DnfState(Known):
     version: Text | None = None
     versionlock: bool = False
     runfile: bool = False
+    key: ModuleKey | None = None
 
 
 class Connection(Known):

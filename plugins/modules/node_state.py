@@ -89,6 +89,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     dnf_state,
     engine_state,
     files_state,
+    module_key,
     old_keys,
     ssh_state,
 )
@@ -155,6 +156,8 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
     probe = started(parameters["probe"])
     try:
         packages = package_state.taken(holder)
+        if packages is not None and not packages.get("error"):
+            packages["key"] = module_key.key()
         found: dict[str, Any] = files_state.taken(parameters["paths"], parameters["globs"], parameters["contents"])
         found["engine"] = engine_state.taken()
         found["connection"] = connection()
