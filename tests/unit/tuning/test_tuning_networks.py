@@ -186,7 +186,7 @@ def roce(version: str | None, *tables: tuple[int, ...], layer: str = "Ethernet")
         for hca, table in zip(hcas, gids, strict=True)
     )
     path = f"/usr/lib/x86_64-linux-gnu/libnccl.so.{version}"
-    library = LibraryFile.model_construct(path=path, version=version)
+    library = LibraryFile(name="libnccl", path=path, file=path, version=version, in_cache=True, used=True)
     return node(infiniband=found, libraries=(library,) if version else ())
 
 
