@@ -97,6 +97,7 @@ STANDS_ON = {
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
+    "test_accounts": ("roles/accounts/", "gpunode/provisioning/accounts", "plugins/"),
     "test_matrix": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunode.provisioning import (
+    accounts,
     cuda,
     dcgm,
     docker,
@@ -42,6 +43,7 @@ PLANS: dict[str, Plan] = {
     "updates": updates.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "ml_environment": ml_environment.plan,
+    "accounts": accounts.plan,
     "ssh_hardening": ssh_hardening.plan,
 }
 LOOKS: dict[str, Look] = {
@@ -58,5 +60,6 @@ LOOKS: dict[str, Look] = {
     "updates": updates.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "ml_environment": ml_environment.LOOK,
+    "accounts": accounts.LOOK,
     "ssh_hardening": ssh_hardening.LOOK,
 }

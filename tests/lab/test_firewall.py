@@ -305,3 +305,22 @@ def test_absent_takes_it_away(firewall: Roles, loaded: tuple[Run, Run], policy: 
     assert "inet gpunode" not in firewall.site.sh("nft list tables")
     assert firewall.site.sh("find /etc /var/lib/gpunode -path '*firewall*' -path '*gpunode*'") == ""
     assert firewall.done(*policy, "-e", "firewall_state=absent").recap["changed"] == 0
+
+
+def test_with_firewalld_the_policy_is_its_default_zone(firewall: Roles, policy: list[str]) -> None:
+    site = firewall.site
+    site.sh("apt-get install -y -q --no-install-recommends firewalld python3-dbus python3-gi polkitd && sleep 5")
+    site.sh("systemctl enable --now firewalld && firewall-cmd --state")
+    before = site.sh("cat /etc/firewalld/firewalld.conf; ls /etc/firewalld/zones")
+    firewall.done(*policy)
+    assert site.sh("firewall-cmd --get-default-zone").strip() == "gpunode"
+    assert scan(site, STRANGER) == {443: "open"}
+    found = scan(site, MONITOR)
+    assert {port for port, how in found.items() if how == "open"} == {443, 9100}
+    assert {port for port, how in scan(site, CLUSTER).items() if how == "open"} == set(LISTENS)
+    assert firewall.done(*policy).recap["changed"] == 0
+    wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=30)
+    assert "was reverted" in firewall.play(*wrong).output
+    assert logs_in(site)
+    firewall.done(*policy, "-e", "firewall_state=absent")
+    assert site.sh("cat /etc/firewalld/firewalld.conf; ls /etc/firewalld/zones") == before
