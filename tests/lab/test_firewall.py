@@ -169,6 +169,33 @@ def test_a_scan_shows_exactly_the_allowed_ports(site: Site, loaded: tuple[Run, R
     assert {port for port, how in everything.items() if how == "open"} == set(LISTENS)
 
 
+def test_a_policy_that_locks_out_reverts_by_itself(firewall: Roles, loaded: tuple[Run, Run]) -> None:
+    site = firewall.site
+    before = site.snapshot(), site.sh("nft -s list table inet gpunode")
+    wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=30)
+    started = time.monotonic()
+    run = firewall.play(*wrong)
+    assert run.rc != 0
+    assert "was reverted" in run.output, run.output
+    assert time.monotonic() - started < 240
+    assert (site.snapshot(), site.sh("nft -s list table inet gpunode")) == before
+    assert logs_in(site)
+
+
+def test_without_the_revert_it_does_lock_out(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
+    """Otherwise the drills above would prove nothing."""
+    site = firewall.site
+    wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=0)
+    try:
+        firewall.play(*wrong)
+        time.sleep(60)
+        assert not logs_in(site)
+    finally:
+        site.sh("systemctl stop gpunode-firewall")
+    assert logs_in(site)
+    firewall.done(*policy)
+
+
 def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, loaded: tuple[Run, Run]) -> None:
     site.sh("apt-get install -y -q --no-install-recommends docker.io iptables")
     site.sh(BOX)
@@ -194,6 +221,24 @@ def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, 
     site.sh("systemctl start gpunode-firewall; docker rm -f named unnamed")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"firewall_ssh_networks": ["10.0.0.0/8"]}, "would not let it in again"),
+        ({"firewall_cluster_networks": ["training"]}, "training is not a network"),
+        ({"firewall_extra_rules": ["tcp dport nonsense accept"]}, "nft rejects the rules"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_changes(
+    firewall: Roles, loaded: tuple[Run, Run], controller: str, changes: dict[str, Any], message: str
+) -> None:
+    before = firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")
+    run = firewall.play(*variables(**{"firewall_ssh_networks": [controller], **changes}))
+    assert run.rc != 0
+    assert message in " ".join(run.output.split())
+    assert (firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")) == before
+
+
 def test_what_is_damaged_is_repaired(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
     site = firewall.site
     before = site.snapshot(), site.sh("nft -s list table inet gpunode")
@@ -216,35 +261,16 @@ def test_the_rules_of_the_distributions_unit_do_not_take_it_away(firewall: Roles
     firewall.site.sh("systemctl start gpunode-firewall")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"firewall_ssh_networks": ["10.0.0.0/8"]}, "would not let it in again"),
-        ({"firewall_cluster_networks": ["training"]}, "training is not a network"),
-        ({"firewall_extra_rules": ["tcp dport nonsense accept"]}, "nft rejects the rules"),
-    ],
-)
-def test_bad_settings_are_refused_before_anything_changes(
-    firewall: Roles, loaded: tuple[Run, Run], controller: str, changes: dict[str, Any], message: str
-) -> None:
-    before = firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")
-    run = firewall.play(*variables(**{"firewall_ssh_networks": [controller], **changes}))
-    assert run.rc != 0
-    assert message in " ".join(run.output.split())
-    assert (firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")) == before
-
-
-def test_a_policy_that_locks_out_reverts_by_itself(firewall: Roles, loaded: tuple[Run, Run]) -> None:
+def test_the_rules_are_loaded_at_boot(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
     site = firewall.site
-    before = site.snapshot(), site.sh("nft -s list table inet gpunode")
-    wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=30)
-    started = time.monotonic()
-    run = firewall.play(*wrong)
-    assert run.rc != 0
-    assert "was reverted" in run.output, run.output
-    assert time.monotonic() - started < 240
-    assert (site.snapshot(), site.sh("nft -s list table inet gpunode")) == before
-    assert logs_in(site)
+    table = site.sh("nft -s list table inet gpunode")
+    site.node.restart()
+    site.node.wait()
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not logs_in(site):
+        time.sleep(2)
+    assert site.sh("nft -s list table inet gpunode") == table
+    assert firewall.done(*policy).recap["changed"] == 0
 
 
 def test_the_first_policy_that_locks_out_reverts_by_itself_too(
@@ -260,32 +286,6 @@ def test_the_first_policy_that_locks_out_reverts_by_itself_too(
     assert "inet gpunode" not in site.sh("nft list tables")
     assert site.sh(f"ls {RULES} {UNIT} 2>/dev/null || true") == ""
     assert logs_in(site)
-
-
-def test_without_the_revert_it_does_lock_out(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
-    """Otherwise the drills above would prove nothing."""
-    site = firewall.site
-    wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=0)
-    try:
-        firewall.play(*wrong)
-        time.sleep(60)
-        assert not logs_in(site)
-    finally:
-        site.sh("systemctl stop gpunode-firewall")
-    assert logs_in(site)
-    firewall.done(*policy)
-
-
-def test_the_rules_are_loaded_at_boot(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
-    site = firewall.site
-    table = site.sh("nft -s list table inet gpunode")
-    site.node.restart()
-    site.node.wait()
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not logs_in(site):
-        time.sleep(2)
-    assert site.sh("nft -s list table inet gpunode") == table
-    assert firewall.done(*policy).recap["changed"] == 0
 
 
 def test_absent_takes_it_away(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
