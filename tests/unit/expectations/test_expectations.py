@@ -164,6 +164,14 @@ def test_the_site_replaces_the_catalog_and_the_baseline_adds_to_it() -> None:
         assert (later.grade, later.origin) == (grade, "site.yml" if grade == "good" and baseline < 38 else "last run")
 
 
+def test_no_mark_is_above_what_the_machine_can_do() -> None:
+    """An H100 in a slot of Gen4 is held to the share of that slot, not to the figure of Gen5."""
+    slot = replace(shape("hgx-h100-8"), pcie={0: (4, 16)})
+    assert assess(Figure("host_to_device", 26, Where(), GIB), slot, CATALOG, GROSS).grade == "good"
+    found = assess(Figure("host_to_device", 20, Where(), GIB), slot, CATALOG, GROSS)
+    assert (found.grade, "copy-pcie" in (found.origin or "")) == ("low", True)
+
+
 def test_without_any_mark_the_figure_is_of_unknown_worth() -> None:
     found = assess(Figure("gemm_fp64", 30.0), shape("hgx-h100-8"), CATALOG, GROSS)
     assert (found.grade, found.limit, found.mark, found.ratio) == ("unknown", None, None, None)
