@@ -106,6 +106,7 @@ STANDS_ON = {
         "gpunode/provisioning/cdi",
         "gpunode/provisioning/containerd",
     ),
+    "test_reboot": ("playbooks/", "plugins/", "gpunode/provisioning/reboot", "roles/nvidia_driver/"),
     "test_roles_dnf": ("roles/cuda/", "roles/dcgm/", "roles/nvidia_container_toolkit/", "gpunode/provisioning/"),
     "test_prolog": ("gpunode/checks/", "gpunode/probe/", "contrib/"),
     "test_secure_boot": (
