@@ -117,6 +117,12 @@ STANDS_ON = {
         "gpunode/provisioning/fabric",
         "gpunode/provisioning/nvidia_fabric",
     ),
+    "test_firewall": (
+        "roles/firewall/",
+        "plugins/action/guarded_change",
+        "plugins/module_utils/guard",
+        "gpunode/provisioning/firewall",
+    ),
     "test_gpu_settings": (
         "roles/gpu_settings/",
         "gpunode/lab/simulator/",
@@ -126,6 +132,7 @@ STANDS_ON = {
     "test_hardware": ("gpunode/lab/", "gpunode/probe/", "gpunode/facts/"),
     "test_lab_zipapp": ("scripts/", "gpunode/probe/"),
     "test_lockout": ("plugins/", "gpunode/provisioning/ssh", "roles/ssh_hardening/"),
+    "test_accounts": ("roles/accounts/", "gpunode/provisioning/accounts", "plugins/"),
     "test_matrix": (
         "roles/nvidia_driver/",
         "roles/nvidia_repository/",
@@ -152,6 +159,13 @@ STANDS_ON = {
         "gpunode/provisioning/nvidia_driver",
         "gpunode/provisioning/preflight",
     ),
+    "test_settings": (
+        "roles/kernel_tuning/",
+        "roles/ml_environment/",
+        "gpunode/tuning/",
+        "gpunode/provisioning/kernel_",
+        "gpunode/provisioning/ml_environment",
+    ),
     "test_site": (
         "roles/nvidia_driver/",
         "plugins/",
@@ -169,6 +183,7 @@ STANDS_ON = {
     ),
     "test_site_dnf": ("roles/", "plugins/", "playbooks/", "gpunode/provisioning/", "gpunode/lab/packages/"),
     "test_ssh_hardening": ("roles/ssh_hardening/", "gpunode/provisioning/ssh", "plugins/"),
+    "test_updates": ("roles/updates/", "gpunode/provisioning/updates", "gpunode/provisioning/pending_updates"),
     "test_vendor_apt": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_vendor_lookalikes": ("gpunode/lab/packages/", "gpunode/lab/vendor/"),
     "test_workload_cdi": ("gpunode/workload/", "gpunode/fleet/"),

@@ -70,6 +70,7 @@ FILES = (
     "/etc/os-release",
     "/usr/lib/os-release",
     "/proc/cmdline",
+    "/var/lib/gpunode/kernel_tuning/command-line",
     "/proc/modules",
     "/proc/meminfo",
     "/proc/uptime",
@@ -99,6 +100,7 @@ FILES = (
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
     "/run/reboot-required.pkgs",
+    "/var/lib/gpunode/updates/pending.json",
     "/etc/gpunode/lab-node",
     "/etc/gpunode/gpu-settings.json",
     "/run/gpunode/gpu-settings.json",
@@ -110,6 +112,7 @@ FILTERED_FILES = (
     ("/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
+    ("/etc/group", re.compile(r"^(docker|sudo|wheel|admin):")),
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
 # Commands of which only the lines that matter are kept.
@@ -213,7 +216,8 @@ TREES = (
         None,
         ("fw_ver", "board_id", "hca_type", "device/uevent", "device/numa_node")
         + tuple("ports/*/" + name for name in ("state", "phys_state", "rate", "link_layer", "lid"))
-        + ("ports/*/gid_attrs/ndevs/0",)
+        # Programs use one of the first: link-local and IPv4, RoCE v1 and v2.
+        + ("ports/*/gid_attrs/ndevs/0", "ports/*/gid_attrs/types/[0-7]", "ports/*/gids/[0-7]")
         + tuple(
             "ports/*/counters/" + name
             for name in (
@@ -292,6 +296,11 @@ UNITS = (
     "multipathd.service",
     "kdump.service",
     "kdump-tools.service",
+    "gpunode-firewall.service",
+    "nftables.service",
+    "firewalld.service",
+    "ufw.service",
+    "apt-daily.timer",
     "apt-daily-upgrade.timer",
     "unattended-upgrades.service",
     "dnf-automatic.timer",
@@ -431,6 +440,12 @@ SETTING = re.compile(
     re.M,
 )
 COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
+# Folders in the order in which one file hides another of its name: sysctl.d(5), tmpfiles.d(5).
+SYSCTL_FOLDERS = ("/etc/sysctl.d/", "/run/sysctl.d/", "/usr/local/lib/sysctl.d/", "/usr/lib/sysctl.d/")
+TMPFILES_FOLDERS = ("/etc/tmpfiles.d/", "/run/tmpfiles.d/", "/usr/local/lib/tmpfiles.d/", "/usr/lib/tmpfiles.d/")
+SYSCTL_LINE = re.compile(r"(?m)^[ \t]*-?[ \t]*(?P<name>[\w./-]+)[ \t]*=[ \t]*(?P<value>[^\n]*)$")
+HUGEPAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+HUGEPAGES_LINE = re.compile(r"(?m)^[ \t]*w\S*[ \t]+%s(?:[ \t]+\S+){4}[ \t]+(?P<value>\w+)[ \t]*$" % HUGEPAGES)
 
 KERNEL_NEWS = re.compile(
     r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
@@ -1186,6 +1201,38 @@ def settings_in(text: str) -> List[Tuple[str, str]]:
     return [(name, " ".join(value.split())[:400]) for name, value in found]
 
 
+def boot_settings(probe: Probe) -> None:
+    """What the next boot sets of SYSCTLS and of huge pages: a line ``path, name, value`` each, the last one wins."""
+    lines, problems = [], []
+    for folders, parse in ((SYSCTL_FOLDERS, sysctls_in), (TMPFILES_FOLDERS, hugepages_in)):
+        chosen: Dict[str, str] = {}
+        for folder in folders:
+            for name in probe.folder(folder) or []:
+                if name.endswith(".conf"):
+                    chosen.setdefault(name, folder + name)
+        for name in sorted(chosen):
+            try:
+                text = COMMENT.sub("", text_of(probe.content(chosen[name])))
+            except OSError as err:
+                problems.append("%s: %s" % (chosen[name], probe.reason(err) or "gone"))
+                continue
+            lines += ["\t".join((chosen[name],) + setting) for setting in parse(text)]
+    probe.note_look("boot-settings", "read sysctl.d and tmpfiles.d", lines, problems)
+
+
+def sysctls_in(text: str) -> List[Tuple[str, str]]:
+    """(name, value) of each of SYSCTLS that a file of sysctl.d sets."""
+    found = [(match.group("name"), match.group("value")) for match in SYSCTL_LINE.finditer(text)]
+    # The first separator of a name decides whether slashes or dots part it.
+    named = [(name.replace("/", ".") if "/" in name else name, value) for name, value in found]
+    return [(name, " ".join(value.split())[:400]) for name, value in named if name in SYSCTLS]
+
+
+def hugepages_in(text: str) -> List[Tuple[str, str]]:
+    """(name, value) where a file of tmpfiles.d writes how huge pages are given."""
+    return [("transparent_hugepage", match.group("value")) for match in HUGEPAGES_LINE.finditer(text)]
+
+
 def limits(probe: Probe) -> None:
     """The drop-ins of limits.conf."""
     for name in probe.folder("/etc/security/limits.d/") or []:
@@ -1264,6 +1311,14 @@ def docker_daemon(probe: Probe) -> None:
     """What Docker's daemon says, where it runs already: asking would start one that waits at its socket."""
     if os.path.exists(probe.real("/run/docker.pid")):
         probe.run("docker-info", ["docker", "info", "--format", DOCKER_INFO])
+
+
+def packet_filter(probe: Probe) -> None:
+    """Rules of nftables without the contents of sets, and the sockets that wait for connections."""
+    probe.run("nft-ruleset", ["nft", "-j", "-t", "list", "ruleset"])
+    probe.run("nft-own", ["nft", "-s", "-t", "list", "table", "inet", "gpunode"])
+    probe.run("sockets", ["ss", "-H", "-l", "-n", "-t", "-u", "-p"])
+    probe.run("addresses", ["ip", "-o", "address", "show"])
 
 
 def cdi_specs(probe: Probe) -> None:
@@ -1474,6 +1529,7 @@ PASSIVE = (
     units,
     modprobe_settings,
     variables,
+    boot_settings,
     limits,
     cpu_clocks,
     disk_space,
@@ -1481,6 +1537,7 @@ PASSIVE = (
     device_nodes,
     device_holders,
     docker_daemon,
+    packet_filter,
     cdi_specs,
     kernel_log,
     earlier_xids,

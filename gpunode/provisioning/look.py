@@ -40,6 +40,7 @@ def parsed(text: str, where: str) -> bytes:
         "dnf": _valid(DnfState, document.get("dnf"), "dnf.", where),
         "ssh": _valid(SshState, document.get("ssh"), "ssh.", where),
         **{name: document.get(name) or {} for name in ("files", "contents", "engine")},
+        "connection": document.get("connection"),
     }
     state = _valid(NodeState, parts, "", where)
     return state.model_dump_json().encode() if state is not None else b""

@@ -187,25 +187,18 @@ def _for_modules(
     if state.apt is not None:
         yield from _no_headers(state.facts, state.apt)
     if not settings["allow_secure_boot"]:
-        # Through dnf no key is staged.
-        staged = bool(driver["mok_hash"]) and state.apt is not None
-        yield from _secure_boot(state.facts, state.apt, staged=staged)
+        yield from _secure_boot(state.facts, state.apt or state.dnf, staged=bool(driver["mok_hash"]))
 
 
-def _secure_boot(node: NodeFacts, apt: AptState | None, *, staged: bool) -> Iterator[str]:
-    key = apt.key if apt is not None else None
+def _secure_boot(node: NodeFacts, manager: AptState | DnfState | None, *, staged: bool) -> Iterator[str]:
+    key = manager.key if manager is not None else None
     if not node.secure_boot or staged or (key is not None and (key.enrolled or key.waits)):
         return
-    row = load().os_of(node.os.id, node.os.version_id) if node.os is not None else None
-    ways = (
-        "have a person enrol it (mokutil --import)"
-        if row is not None and row.manager == "dnf"
-        else "give nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
-        "take modules that Ubuntu signs (nvidia_driver_source: ubuntu)"
-    )
+    signed = "" if isinstance(manager, DnfState) else "take modules that Ubuntu signs (nvidia_driver_source: ubuntu), "
     yield (
-        f"secure-boot: secure boot is on and the key of modules built by DKMS is not known to be enrolled: {ways}, "
-        "or set preflight_allow_secure_boot: true"
+        f"secure-boot: secure boot is on and the key of modules built by DKMS is not known to be enrolled: "
+        "give nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
+        f"{signed}or set preflight_allow_secure_boot: true"
     )
 
 

@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunode.provisioning import (
+    accounts,
     cuda,
     dcgm,
     docker,
+    firewall,
     gpu_settings,
     kernel_tuning,
     ml_environment,
@@ -17,6 +19,7 @@ from gpunode.provisioning import (
     preflight,
     reboot,
     ssh_hardening,
+    updates,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -36,8 +39,11 @@ PLANS: dict[str, Plan] = {
     "cuda": cuda.plan,
     "dcgm": dcgm.plan,
     "docker": docker.plan,
+    "firewall": firewall.plan,
+    "updates": updates.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "ml_environment": ml_environment.plan,
+    "accounts": accounts.plan,
     "ssh_hardening": ssh_hardening.plan,
 }
 LOOKS: dict[str, Look] = {
@@ -50,7 +56,10 @@ LOOKS: dict[str, Look] = {
     "cuda": cuda.LOOK,
     "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
+    "firewall": firewall.LOOK,
+    "updates": updates.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "ml_environment": ml_environment.LOOK,
+    "accounts": accounts.LOOK,
     "ssh_hardening": ssh_hardening.LOOK,
 }

@@ -111,6 +111,16 @@ class DnfState(Known):
     version: Text | None = None
     versionlock: bool = False
     runfile: bool = False
+    key: ModuleKey | None = None
+
+
+class Connection(Known):
+    """The SSH connection over which the node was looked at, as the node sees it."""
+
+    client: Text
+    """Address that it comes from."""
+    port: int
+    """Port of the node that it leads to."""
 
 
 class NodeState(Known):
@@ -127,6 +137,8 @@ class NodeState(Known):
     """Only where a role asked for it (``parts``)."""
     engine: dict[str, Any] = {}
     """What the container engine answers: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
+    connection: Connection | None = None
+    """None where the node was not reached over SSH, or that is unknown."""
 
     def unit(self, name: str) -> Unit | None:
         """Return a unit that the probe looks at; None where it is not installed or not known."""

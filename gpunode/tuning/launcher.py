@@ -5,7 +5,7 @@
 Runs on nodes as ``python3 -I`` with Python 3.6 or later; the standard library is all it needs.
 
   gpunode-run torchrun --nproc-per-node 8 train.py        threads for 8 ranks, then the program
-  torchrun --no-python --nproc-per-node 8 gpunode-run python3 train.py
+  torchrun --no-python --nproc-per-node 8 gpunode-run ./train.py
                                                           the same for each rank, bound to the cores near its GPU
   gpunode-run --print docker                              arguments for docker run
 """

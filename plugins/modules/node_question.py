@@ -8,15 +8,15 @@ DOCUMENTATION = r"""
 module: node_question
 short_description: Answer one question of a plan
 description:
-  - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, or asks sshd what it would run
-    with, for a plan that cannot be completed without the answer (M(gpunode.node.role_plan)), or reads what is known to
-    be needed only now.
+  - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, has nft judge rules, or asks sshd
+    what it would run with, for a plan that cannot be completed without the answer (M(gpunode.node.role_plan)), or reads
+    what is known to be needed only now.
     Changes nothing on the node.
 options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, repository_key, signing_key, documents, ssh_login]
+    choices: [apt_preview, dnf_preview, nft_check, repository_key, signing_key, documents, ssh_login]
     required: true
   question:
     description: The question.
@@ -58,6 +58,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     apt_preview,
     dnf_transaction,
     files_state,
+    nft_check,
     repository_key,
     signing_key,
     ssh_state,
@@ -73,7 +74,15 @@ def main() -> None:
         argument_spec={
             "kind": {
                 "type": "str",
-                "choices": ["apt_preview", "dnf_preview", "repository_key", "signing_key", "documents", "ssh_login"],
+                "choices": [
+                    "apt_preview",
+                    "dnf_preview",
+                    "nft_check",
+                    "repository_key",
+                    "signing_key",
+                    "documents",
+                    "ssh_login",
+                ],
                 "required": True,
             },
             "question": {"type": "dict", "default": {}},
@@ -93,6 +102,7 @@ def main() -> None:
     answers: dict[str, Any] = {
         "apt_preview": apt_preview.answered,
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
+        "nft_check": nft_check.answered,
         "repository_key": repository_key.answered,
         "signing_key": signing_key.answered,
         "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},

@@ -119,6 +119,9 @@ def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, fo
         "compile_min_capability": "7.0",
         "gpus": {f"GPU-{index}": index for index in handed},
         "force": force,
+        "level": "standard",
+        "storage": None,
+        "burn_s": None,
         "user_site": True,
     }
     assert "gpus" in host.arguments[host.arguments.index("--tests") + 1].split(",")
