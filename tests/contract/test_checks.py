@@ -15,6 +15,7 @@ import mutants_fabric
 import mutants_gpu
 import mutants_host
 import mutants_links
+import mutants_ssh
 import mutants_workload
 import pytest
 from bundles import (
@@ -40,7 +41,16 @@ from gpunode.checks import Expectation, Status, registry
 from gpunode.report import unreachable
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
-TABLES = (mutants_driver, mutants_fabric, mutants_gpu, mutants_links, mutants_host, mutants_workload, mutants_exposure)
+TABLES = (
+    mutants_driver,
+    mutants_fabric,
+    mutants_gpu,
+    mutants_links,
+    mutants_host,
+    mutants_workload,
+    mutants_exposure,
+    mutants_ssh,
+)
 MUTANTS = [mutant for table in TABLES for mutant in table.MUTANTS]
 MISSING = {check: cases for table in TABLES for check, cases in table.MISSING.items()}
 HEALTHY: dict[Base, int] = {
