@@ -22,6 +22,10 @@ from gpunode.checks import (  # noqa: F401
     node,
     nvlink,
     packages,
+    performance,
+    performance_links,
+    performance_siblings,
+    performance_tools,
     power,
     processors,
     rdma,
@@ -38,6 +42,7 @@ from gpunode.checks.actions import Action, State
 from gpunode.checks.identity import Gpu, Identity, Stack, identify
 from gpunode.checks.registry import (
     LEVELS,
+    Baseline,
     Category,
     Check,
     Expectation,
@@ -54,6 +59,7 @@ from gpunode.checks.thresholds import Threshold
 __all__ = [
     "LEVELS",
     "Action",
+    "Baseline",
     "Category",
     "Check",
     "Expectation",

@@ -3,26 +3,28 @@
 import dataclasses
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from pydantic import BaseModel
 
 from gpunode import __version__
 from gpunode.catalog import load
-from gpunode.checks import LEVELS, Expectation, Level, identify, judge, registry
+from gpunode.checks import LEVELS, Baseline, Expectation, Level, identify, judge, registry
 from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.apart import Apart
+from gpunode.cli.baseline import read_baselines
 from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
+from gpunode.cli.measured_logs import must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
@@ -65,6 +67,19 @@ Item = TypeVar("Item")
     metavar="FILE",
     help="How strict to be, in YAML: limits, checks to mute or observe, own checks.  [default: gpunode_policy of -i]",
 )
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A report that --format json wrote: measured figures are compared with those of the same node in it.",
+)
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="KIND=FILE",
+    help="With --replay of one bundle: judge the saved output of nvbandwidth, nccl-tests or dcgm-diag with it.",
+)
 @click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
 @click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the bundles, as DIR/HOST.json.")
@@ -83,6 +98,8 @@ def command(  # noqa: PLR0913
     level: Level | None,
     expect: Path | None,
     policy_file: Path | None,
+    baseline: Path | None,
+    logs: tuple[str, ...],
     selected: tuple[str, ...],
     skipped: tuple[str, ...],
     save: Path | None,
@@ -110,6 +127,8 @@ def command(  # noqa: PLR0913
         level_must_exist(level)
         level_must_have_one(level, wanted)
     expectation = read_expectation(expect) if expect else Expectation()
+    baselines = read_baselines(baseline) if baseline else {}
+    printed = read_logs(logs, replay=replay)
     places = outputs_.outputs(ctx)
     runs = level != "quick" and reads_records(wanted)
     if workload.given and (replay or not runs):
@@ -127,13 +146,14 @@ def command(  # noqa: PLR0913
     folder = folder_for_bundles(save) if save else None
     started = now()
     files = bundle_files(selection.hosts) if replay else []
+    must_be_of_one(printed, files)
     targets = [] if replay else selection.targets()
     for target in targets:
         policies.add(target.name, target.policy)
     if not selected:
         # Those that policies of the inventory declare were not known before.
         wanted = wanted_checks(selected, skipped)
-    judging = Judging(expectation, level if replay else level or "standard", wanted, policies)
+    judging = Judging(expectation, level if replay else level or "standard", wanted, policies, baselines, printed)
     load()  # once, and not once in the process of each node
     with Apart(judge=judging.work) as apart:
         if replay:
@@ -201,6 +221,10 @@ class Judging:
     """None: each as deep as it was looked at."""
     wanted: set[str]
     policies: Policies
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    """By host."""
+    logs: Sequence[Mapping[str, Any]] = ()
+    """Saved outputs as records."""
     deepest: Level = "quick"
     """Of all that were judged."""
 
@@ -241,10 +265,13 @@ class Judging:
         ``name`` is the node's, by which the inventory may have a policy for it.
         """
         bundle = Bundle.from_json(text, where)
+        if self.logs:
+            bundle = bundle.model_copy(update={"results": [*bundle.results, *self.logs]})
         node = facts_from_bundle(bundle)
-        level = self.level or level_of(bundle)
+        level = self.level or ("deep" if self.logs else level_of(bundle))
         policy = self.policies.of(name)
-        findings = judge(node, self.expectation, level, self.wanted, policy=policy)
+        expectation = self.expectation.with_baseline(self.baselines.get(bundle.host))
+        findings = judge(node, expectation, level, self.wanted, policy=policy)
         report = judged(bundle.host, identify(node), findings, seconds, policy)
         return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
 

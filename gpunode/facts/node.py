@@ -33,7 +33,7 @@ from gpunode.facts.models.host import (
     NumaNode,
     Nvme,
 )
-from gpunode.facts.models.network import IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
+from gpunode.facts.models.network import Gid, IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
 from gpunode.facts.models.software import (
     CdiSpec,
@@ -89,6 +89,7 @@ __all__ = [
     "Fact",
     "FileSystem",
     "ForeignInstall",
+    "Gid",
     "GpuProcess",
     "GpuRule",
     "GpuSetting",

@@ -218,7 +218,8 @@ TREES = (
         None,
         ("fw_ver", "board_id", "hca_type", "device/uevent", "device/numa_node")
         + tuple("ports/*/" + name for name in ("state", "phys_state", "rate", "link_layer", "lid"))
-        + ("ports/*/gid_attrs/ndevs/0",)
+        # Programs use one of the first: link-local and IPv4, RoCE v1 and v2.
+        + ("ports/*/gid_attrs/ndevs/0", "ports/*/gid_attrs/types/[0-7]", "ports/*/gids/[0-7]")
         + tuple(
             "ports/*/counters/" + name
             for name in (

@@ -253,7 +253,7 @@ def _service_rules(policy: Policy, published: bool = False) -> list[str]:
     for service in policy.services:
         matches = [f"{service.protocol} dport {_ports(service.ports)}"]
         if published:
-            ports = (_port(*ends) for ends in _merged(service.ports))
+            ports = (_port(*ends) for ends in merged_ports(service.ports))
             matches = [f"meta l4proto {service.protocol} ct original proto-dst {port}" for port in ports]
         for match in matches:
             for family in _families(service.networks):
@@ -288,15 +288,15 @@ def _set(networks: Iterable[Network], family: Family) -> str:
 
 
 def _ports(ports: Sequence[tuple[int, int]]) -> str:
-    return f"{{ {', '.join(_port(*ends) for ends in _merged(ports))} }}"
+    return f"{{ {', '.join(_port(*ends) for ends in merged_ports(ports))} }}"
 
 
 def _port(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _merged(ports: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ports, ranges that touch or overlap as one: nft refuses overlapping intervals."""
+def merged_ports(ports: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ports, ranges that touch or overlap as one: nft refuses overlapping intervals."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ports):
         if merged and first <= merged[-1][1] + 1:

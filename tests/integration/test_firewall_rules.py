@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from gpunode.provisioning.firewall import WATCH, WATCHED_S, WATCHING
 from gpunode.provisioning.firewall_policy import TABLE, nft_text, policy_of
 
 pytestmark = [
@@ -223,6 +224,57 @@ def test_loading_again_replaces_the_table_and_leaves_those_of_others(world: Worl
     assert world.sh(world.node, f"nft -s -t list table inet {TABLE}") != before
     world.sh(world.node, f"nft delete table inet {TABLE}")
     assert world.sh(world.node, "nft list table inet engine") == engine
+
+
+STREAM = """
+import socket, time
+one = socket.create_server(("10.99.3.2", 7000)); print("up", flush=True)
+peer, _ = one.accept()
+while True:
+    peer.sendall(b"x"); time.sleep(0.4)
+"""
+RECEIVER = """
+import socket
+one = socket.create_connection(("10.99.3.2", 7000))
+while one.recv(1):
+    print("x", flush=True)
+"""
+
+
+def goes_on(world: World, watched: bool) -> bool:
+    """Return whether a node that receives alone still does when the first rules are loaded."""
+    engine = world.sh(world.node, "nft list table inet engine; nft delete table inet engine")
+    programs = []
+    try:
+        for space, program in ((world.outside, STREAM), (world.node, RECEIVER)):
+            argv = ["ip", "netns", "exec", space, sys.executable, "-I", "-c", program]
+            programs.append(subprocess.Popen(argv, stdout=subprocess.PIPE))
+            assert programs[-1].stdout is not None
+            programs[-1].stdout.readline()
+        if watched:
+            world.sh(world.node, f"nft '{WATCHING}'; sleep {WATCHED_S}")
+        world.load()
+        receiver = programs[1].stdout
+        assert receiver is not None
+        os.set_blocking(receiver.fileno(), False)
+        time.sleep(1)
+        receiver.read()
+        time.sleep(2)
+        return bool(receiver.read())
+    finally:
+        for process in programs:
+            process.kill()
+            process.wait()
+        world.sh(
+            world.node, f"nft delete table inet {TABLE}; nft add table inet {WATCH}; nft delete table inet {WATCH}"
+        )
+        world.sh(world.node, "nft -f -", engine)
+
+
+def test_a_connection_that_was_open_before_goes_on(world: World) -> None:
+    assert goes_on(world, watched=True)
+    # Otherwise what its server sends counts as new, unless an answer of the node happened to be under way.
+    assert not all(goes_on(world, watched=False) for _ in range(3))
 
 
 def test_what_nft_rejects_changes_nothing(world: World, tmp_path: Path) -> None:

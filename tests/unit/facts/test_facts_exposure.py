@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,15 @@ def test_what_no_rule_accepts(objects: list[dict[str, Any]], ipv4: bool, ipv6: b
     found = seen(*objects)
     assert found is not None
     assert (found.ipv4_refused, found.ipv6_refused) == (ipv4, ipv6)
+
+
+def test_firewalld_rejects_with_its_last_rule() -> None:
+    """Recorded from firewalld 1.3.3: its tables, and the chain of input with its rules."""
+    text = (Path(__file__).parents[2] / "fixtures/firewalld-ruleset.json").read_text(encoding="utf-8")
+    found = facts_with({"nft-ruleset": answer(text), "nft-own": answer("", 1)}).packet_filter
+    assert found is not None
+    assert found.refusing == ("inet firewalld",)
+    assert (found.ipv4_refused, found.ipv6_refused) == (True, True)
 
 
 def test_the_roles_own_table_by_its_digest() -> None:

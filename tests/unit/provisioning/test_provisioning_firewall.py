@@ -5,10 +5,11 @@ import re
 from typing import Any
 
 import pytest
-from node_samples import after, by_path, context, node, planned, settings_of
+from node_samples import after, by_path, context, file, node, planned, settings_of
 
 from gpunode.provisioning.firewall import LOADED, RULES, UNIT
 from gpunode.provisioning.firewall_policy import Policy, lets_in, nft_text, policy_of
+from gpunode.provisioning.firewall_zone import CONF, ZONE_FILE, with_default_zone
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
 
@@ -51,10 +52,7 @@ def settled(state: NodeState, manifest: Manifest, own: str | None = OWN, listed:
     document = there.model_dump()
     document["contents"][LOADED] = f"{digest}  -\n{listed}  -\n"
     document["facts"]["packet_filter"] = packet_filter(own)
-    document["facts"]["units"] = [
-        *(document["facts"]["units"] or ()),
-        {"name": UNIT, "load": "loaded", "active": "active", "sub": "exited", "enabled": "enabled"},
-    ]
+    document["facts"]["units"] = [*(document["facts"]["units"] or ()), unit(UNIT)]
     return NodeState.model_validate(document)
 
 
@@ -168,11 +166,69 @@ def test_nft_judges_new_rules_before_anything_changes() -> None:
     assert check.values["guarded"]["validate"] == []
 
 
-@pytest.mark.parametrize("name", ["ufw.service", "firewalld.service"])
-def test_one_owner_of_the_policy(name: str) -> None:
-    unit = {"name": name, "load": "loaded", "active": "active", "sub": "running", "enabled": "enabled"}
-    assert name in wanted(bare(units=[unit])).refusals[0]
-    assert wanted(bare(units=[{**unit, "active": "inactive"}])).refusals == ()
+def unit(name: str, active: str = "active") -> dict[str, Any]:
+    return {"name": name, "load": "loaded", "active": active, "sub": "running", "enabled": "enabled"}
+
+
+def test_ufw_is_another_owner_of_the_policy() -> None:
+    assert "ufw disable" in wanted(bare(units=[unit("ufw.service")])).refusals[0]
+    assert wanted(bare(units=[unit("ufw.service", "inactive")])).refusals == ()
+
+
+CONF_TEXT = "# firewalld config file\n\n# default zone\nDefaultZone=public\n\nCleanupOnExit=yes\n"
+
+
+def zoned(conf: str | None = CONF_TEXT) -> NodeState:
+    state = bare(units=[unit("firewalld.service")])
+    document = state.model_dump()
+    document["contents"][CONF] = conf
+    document["files"][CONF] = file(conf or "", mode="0640")
+    return NodeState.model_validate(document)
+
+
+def test_with_firewalld_the_policy_is_a_zone_and_the_table_has_no_input() -> None:
+    services = [service(name="web", ports=["80", "81-90"], rate=5)]
+    manifest = wanted(zoned(), services=services, cluster_networks=["192.168.7.0/24"])
+    zone = by_path(manifest, ZONE_FILE).content or ""
+    rules = [line.strip() for line in zone.splitlines() if "<rule" in line]
+    assert rules == [
+        '<rule family="ipv4"><source address="192.168.7.0/24"/><accept/></rule>',
+        '<rule family="ipv4"><source address="10.0.0.0/8"/><port port="22" protocol="tcp"/><accept/></rule>',
+        '<rule family="ipv4"><port port="80-90" protocol="tcp"/><accept><limit value="5/m"/></accept></rule>',
+        '<rule family="ipv6"><port port="80-90" protocol="tcp"/><accept><limit value="5/m"/></accept></rule>',
+    ]
+    table = by_path(manifest, RULES).content or ""
+    assert "hook input" not in table
+    assert "goto published" in table
+    conf = by_path(manifest, CONF)
+    assert conf.content == CONF_TEXT.replace("public", "gpunode")
+    assert conf.mode == "0640"
+    guarded = manifest.values["guarded"]
+    assert guarded["activate"][-1] == guarded["restore"][-1] == ["firewall-cmd", "--reload"]
+    assert ["firewall-offline-cmd", "--check-config"] in guarded["validate"]
+
+
+def test_firewalld_gets_its_default_zone_back() -> None:
+    manifest = wanted(zoned())
+    state = settled(zoned(), manifest)
+    assert wanted(state, answers={}).due_reasons == ()
+    gone = planned("firewall", state, context(), state="absent")
+    assert by_path(gone, CONF).content == CONF_TEXT
+    assert by_path(gone, ZONE_FILE).content is None
+    assert gone.values["reload"]
+    assert with_default_zone("A=b\n", "x") == "A=b\nDefaultZone=x\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "problem"),
+    [
+        (zoned(None), {}, "could not be read"),
+        (zoned(), {"extra_rules": ["accept"]}, "firewall_extra_rules"),
+        (zoned(), {"cluster_interfaces": ["ib0"]}, "firewall_cluster_interfaces"),
+    ],
+)
+def test_what_firewalld_cannot_do_is_refused(state: NodeState, changes: dict[str, Any], problem: str) -> None:
+    assert problem in wanted(state, **changes).refusals[0]
 
 
 def test_a_settled_node_is_not_asked_and_nothing_is_due() -> None:
