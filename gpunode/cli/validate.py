@@ -124,7 +124,6 @@ def command(  # noqa: PLR0913
     policies = Policies(policy_file, today())
     wanted = wanted_checks(selected, skipped)
     if level is not None:
-        level_must_exist(level)
         level_must_have_one(level, wanted)
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
@@ -166,14 +165,6 @@ def command(  # noqa: PLR0913
     for place in places:
         write(document, place, verbose=verbose)
     return exit_code(document, strict=strict)
-
-
-def level_must_exist(level: Level) -> None:
-    """Raise UsageError for a level that has no check of its own: it would promise what is not done."""
-    levels = {check.level for check in registry}
-    if level not in levels:
-        deepest = max(levels, key=LEVELS.index)
-        raise UsageError(f"--level {level}: there is no check of this level yet; --level {deepest} has them all")
 
 
 def level_must_have_one(level: Level, wanted: Iterable[str]) -> None:

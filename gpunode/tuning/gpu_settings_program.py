@@ -488,8 +488,8 @@ class Card:
         if setting == "mig_layout":
             self.gpu["mig_layout"] = instances(self.gpu) if self.gpu.get("mig_mode") else value
         if value is not None:
-            apply_one(self.gpu, setting, value)
-            say(self.gpu, setting, value, "restored", "")
+            result = apply_one(self.gpu, setting, value)
+            say(self.gpu, setting, value, "restored", LATER if result == "pending" else "")
         del self.before[setting]
         write(MEMORY, {uuid: values for uuid, values in self.memory.items() if values})
         if setting == "mig":

@@ -228,6 +228,7 @@ _HCA = "/sys/class/infiniband/mlx5_0/"
 _BRIDGE = "PCI_CLASS=60400\nPCI_ID=8086:347A\n"
 
 FILES: dict[str, str | None] = {
+    "/run/gpunode/gpu-settings.json": None,
     "/etc/group": "sudo:x:27:ada\ndocker:x:999:ada,bob\n",
     "/var/lib/gpunode/updates/pending.json": None,
     "/proc/driver/nvidia/gpus/": "0000:00:1e.0\n",
