@@ -185,7 +185,7 @@ def test_acs_is_switched_off_by_a_unit_on_bare_metal(bridge: str, state: str | N
     redirects = ({"slot": bridge, "enabled": ["ReqRedir"]},)
     adapter = {"slot": "0000:17:00.0", "vendor_id": "15b3", "device_id": "1021", "subsystem_id": None, "driver": None}
     card = ({**adapter, "class_id": "020700", "ports": ["0000:16:00.0", "0000:00:01.0"]},)
-    facts = {"pci_acs": redirects, "pci_io": card}
+    facts: dict[str, Any] = {"pci_acs": redirects, "pci_io": card}
     plan = planned(ROLE, metal(files={SETPCI[0]: file("")}, **facts), acs="off")
     assert "vfio-pci" in str(contents(plan)[kernel_files.ACS_PROGRAM])
     there = metal(files={SETPCI[0]: file("")}, **facts)
