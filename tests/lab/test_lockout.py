@@ -167,11 +167,9 @@ def started(site: Site, play: Path, drill: Drill, limit_s: int) -> "subprocess.P
         text=True,
         start_new_session=True,
     )
-    start = time.monotonic()
-    while site.node.run(["test", "-e", drill.path]).returncode != 0 or reachable(site):
-        assert time.monotonic() - start < 120, "the change was not made"
-        assert child.poll() is None or limit_s == 0, child.communicate()[0]
-        time.sleep(0.1)
+    # On the node itself: a look from here takes longer than the controller needs to notice that it is locked out.
+    site.node.run(["bash", "-c", f"until test -e {drill.path}; do sleep 0.05; done; sleep 1"], timeout_s=120)
+    assert site.node.run(["test", "-e", drill.path]).returncode == 0, "the change was not made"
     return child
 
 
@@ -268,7 +266,7 @@ def test_a_change_that_lets_the_controller_in_stays_and_nothing_is_left_armed(si
     assert reachable(site)
     assert "AllowUsers admin" in site.sh(f"cat {DROP_IN}")
     assert site.sh(
-        "systemctl list-unit-files 'gpunode-guard*' --no-legend; ls /var/lib/gpunode/guard/drill"
+        "systemctl list-unit-files 'gpunode-guard*' --no-legend || true; ls /var/lib/gpunode/guard/drill"
     ).split() == [
         "confirmed.json",
         "lock",
