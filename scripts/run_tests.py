@@ -141,6 +141,7 @@ STANDS_ON = {
         "gpunode/provisioning/driver",
         "gpunode/provisioning/nvidia_driver",
     ),
+    "test_measured_group": ("gpunode/workload/",),
     "test_podman_containerd": (
         "roles/nvidia_container_toolkit/",
         "gpunode/lab/simulator/",
