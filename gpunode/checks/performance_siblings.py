@@ -85,11 +85,11 @@ def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:
     reasons: list[str] = []
     broken: list[str] = []
     for record in (record for name in RECORDS for record in of(run.node, name)):
-        reason = why_no_figures(run.node, record, on_gpu=True)
+        reason = why_no_figures(run.node, record, on_gpu=True) or record.skipped or record.error or record.undetermined
         index = run.index_of(record)
         if reason is not None:
             reasons.append(reason)
-        elif record.error is None and record.undetermined is None and record.skipped is None:
+        else:
             values = values_of(record, KINDS.get(record.record, GemmValues))
             if isinstance(values, str):
                 broken.append(values)

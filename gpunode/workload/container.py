@@ -172,8 +172,9 @@ def run(engine: Engine, job: Job, output: Output, known: Confinement | None = No
     """
     trying = known or Confinement(user=_user(engine, job))
     while True:
-        container = _create(engine, job, trying)
+        container: str | None = None
         try:
+            container = _create(engine, job, trying)
             with engine.doing("start", f"starting a container of {job.image.name}"):
                 parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 attached = engine.api.attach_socket(container, parameters)
@@ -187,7 +188,8 @@ def run(engine: Engine, job: Job, output: Output, known: Confinement | None = No
         else:
             return trying
         finally:
-            remove(engine, container)
+            if container is not None:
+                remove(engine, container)
 
 
 def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> None:
