@@ -141,6 +141,7 @@ STANDS_ON = {
         "gpunode/provisioning/driver",
         "gpunode/provisioning/nvidia_driver",
     ),
+    "test_measured_group": ("gpunode/workload/",),
     "test_podman_containerd": (
         "roles/nvidia_container_toolkit/",
         "gpunode/lab/simulator/",
@@ -193,6 +194,7 @@ STANDS_ON = {
 # Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
 VM_STANDS_ON = {
     "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
+    "test_vm_acs": ("gpunode/provisioning/kernel_files",),
     "test_vm_machine": ("tests/vm/",),
 }
 

@@ -46,6 +46,7 @@ NEEDS_ROOT = frozenset(
     {
         *("kernel_log", "link_log", "earlier_boots"),  # dmesg and the journal
         "packet_filter",  # netlink
+        *("ssh_daemon", "private_keys", "empty_passwords"),  # host keys, homes, /etc/shadow
         *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
         *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
     }

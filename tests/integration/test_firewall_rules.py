@@ -183,13 +183,16 @@ def test_a_published_port_does_not_bypass_the_policy(world: World) -> None:
 
 @pytest.mark.parametrize("address", ["172.30.0.2", "fd30::2"])
 def test_a_container_is_not_reached_past_its_published_port(world: World, address: str) -> None:
-    """Over a route to its own address; what it opens itself is left to its engine."""
+    """Over a route to its own address; what it opens itself goes on, to the world and to the node."""
     outside = "10.99.3.2" if "." in address else "fd99:3::2"
     ask = f"{sys.executable} -I - {outside} {address} 1 80"
     assert json.loads(world.sh(world.outside, ask, SCANNER)) == {"80": "open"}
     world.load()
     try:
         assert json.loads(world.sh(world.outside, ask, SCANNER)) == {}
+        gateway = "172.30.0.1" if "." in address else "fd30::1"
+        inside = f"{sys.executable} -I - {address} {gateway} 1 5000"
+        assert json.loads(world.sh(world.container, inside, SCANNER)) == {"5000": "open"}
         back = f"{sys.executable} -I - {address} {outside} 1 4444"
         assert json.loads(world.sh(world.container, back, SCANNER)) == {"4444": "closed"}
     finally:

@@ -77,10 +77,11 @@ calls = 0
 plain = gemm.Product._plain
 def altered(self, result):
     global calls
-    plain(self, result)
+    found = plain(self, result)
     calls += 1
     if calls == 4:
-        result[300, 7] += 2
+        found[300, 7] += 2
+    return found
 gemm.Product._plain = altered
 product = gemm.run(None, None, NAME, 0.3)
 torch.Tensor.copy_, copy = (lambda self, *words, **more: COPY(self, *words, **more)), torch.Tensor.copy_

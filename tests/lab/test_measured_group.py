@@ -66,6 +66,13 @@ class Ground:
     def containers(self) -> list[Any]:
         return list(self.client.containers.list(all=True, filters={"network": self.network, "label": LABEL}))
 
+    def need_none_left(self) -> None:
+        """The engine removes a container by itself a moment after its end."""
+        until = time.monotonic() + 15
+        while self.containers and time.monotonic() < until:
+            time.sleep(0.2)
+        assert self.containers == []
+
 
 @pytest.fixture(scope="module")
 def ground() -> Iterator[Ground]:
@@ -100,7 +107,7 @@ def test_two_containers_reduce_and_train_together(ground: Ground) -> None:
     trained: TrainingValues = values["ddp.replicated"]
     assert (trained.ranks, trained.wrong) == (2, 0)
     assert trained.busbw_gb_per_s is not None
-    assert ground.containers == []
+    ground.need_none_left()
 
 
 def test_four_containers_run_every_collective_and_try_each_link(ground: Ground) -> None:
@@ -152,7 +159,7 @@ def test_a_container_that_is_killed_is_named_and_leaves_nothing(ground: Ground) 
     assert len(broken) == 1
     assert {"rank 2 of 4" in str(record["undetermined"]) for record in result.records[-1:]} == {True}
     assert ended - killed_at[0] < 20 + 20 + 30
-    assert ground.containers == []
+    ground.need_none_left()
 
 
 def _has_loaded(one: Any) -> bool:

@@ -114,7 +114,7 @@ class Group:
             # A reason of this rank's own: the others need not wait for it.
             with contextlib.suppress(Exception):
                 self._store.set(f"lost/{self.seat.rank}", "1")
-            self.stop()
+            self._abandon()
         elif isinstance(error, Exception):
             with self._naming():
                 raise error
@@ -154,6 +154,22 @@ class Group:
             with contextlib.suppress(Exception):
                 self.distributed.destroy_process_group()
 
+    def _abandon(self) -> None:
+        """Part from the ranks after an error. NCCL may wait for ever there: its processes end with the part."""
+        if self.seat.backend != "nccl":
+            self.stop()
+
+    def restart(self, generation: int) -> None:
+        """Connect the ranks anew after an exchange that failed: it may have broken the whole group."""
+        abort = getattr(getattr(self.distributed, "distributed_c10d", None), "_abort_process_group", None)
+        if self.seat.backend == "nccl" and abort is not None:
+            with contextlib.suppress(Exception):
+                abort()
+            self._started = False
+        self.stop()
+        self.share("again", None)
+        self.start(generation)
+
     @contextlib.contextmanager
     def _naming(self) -> Any:
         """Have an error of the group name the ranks that are missing."""
@@ -162,7 +178,7 @@ class Group:
         except (Trouble, Skip, Undetermined):
             raise
         except Exception as err:
-            self.stop()
+            self._abandon()
             raise self._lost(self._absent(), one_line(f"{type(err).__name__}: {err}")) from None
 
     def _lost(self, missing: list[int], reason: str = "") -> Trouble:
@@ -210,7 +226,7 @@ class Group:
             raise
         except Exception:
             missing = [STORE_RANK]
-        self.stop()
+        self._abandon()
         raise self._lost(missing)
 
     def _without(self, key: str, limit_s: float, unless: str | None = None) -> list[int]:

@@ -141,6 +141,17 @@ def test_a_saved_log_is_judged_for_its_node(capsys: Capture, bundle: Path, tmp_p
         assert (found["status"], found["measured"], found["figure"]["metric"]) == (status, rate, "all_reduce_busbw")
 
 
+def test_a_saved_log_asks_for_no_other_measurement(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    """A bundle that was collected without a workload: nothing else becomes an error because a log is there."""
+    document = hgx_measured() | {"results": []}
+    bundle.write_text(json.dumps(document))
+    before = {(one["check"], one["status"]) for one in judged(capsys, bundle)["nodes"][0]["findings"]}
+    log = tmp_path / "all_reduce_perf.log"
+    log.write_text(nccl_tests(HGX, 471.0))
+    found = judged(capsys, bundle, "--log", f"nccl-tests={log}")["nodes"][0]["findings"]
+    assert {(one["check"], one["status"]) for one in found} - before == {("performance.nccl-tests", "pass")}
+
+
 def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
     log = tmp_path / "some.log"
     log.write_text("garbage\n")

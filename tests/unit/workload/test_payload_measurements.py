@@ -380,3 +380,85 @@ def test_a_whole_gpu_is_not_needed_for_what_mig_devices_measure(monkeypatch: pyt
     skipped = {record["record"] for record in records if record["skipped"]}
     assert {"copy.peer", "nccl.all-reduce", "nccl.pairs", "ddp.replicated", "tools.nvbandwidth"} <= skipped
     assert {"copy.host", "memory.stream", "gemm.fp8", "burn.gemm"} <= set(ran)
+
+
+# --- a GPU that does not come back
+
+
+class Event:
+    """A CUDA event that is reached, or never."""
+
+    def __init__(self, *, reached: bool, at_ms: float = 0.0) -> None:
+        self.reached, self.at_ms = reached, at_ms
+
+    def record(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return self.reached
+
+    synchronize = record
+
+    def elapsed_time(self, other: "Event") -> float:
+        return other.at_ms - self.at_ms
+
+
+class Shared(dict[str, str]):
+    """A store that all ranks of a test share."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def hanging_group(monkeypatch: pytest.MonkeyPatch, store: Shared) -> Group:
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        init=lambda: None,
+        device_count=lambda: 2,
+        set_device=lambda _: None,
+        Event=lambda **_: Event(reached=False),
+    )
+    torch = SimpleNamespace(__version__="2", cuda=cuda, device=lambda _: SimpleNamespace(type="cuda"))
+    distributed = SimpleNamespace(
+        is_available=lambda: True,
+        is_nccl_available=lambda: True,
+        FileStore=lambda *_: store,
+        PrefixStore=lambda _, inner: inner,
+        init_process_group=lambda *_, **__: None,
+        # It would wait for ever, and nobody would be named.
+        destroy_process_group=lambda: pytest.fail("NCCL was asked to end while it hangs"),
+    )
+    monkeypatch.setattr("gpunode.workload.payload.group.torch_module", lambda: torch)
+    monkeypatch.setattr("gpunode.workload.payload.group.GRACE_S", 0.1)
+    monkeypatch.setattr("importlib.import_module", lambda _: distributed)
+    return Group(Seat(0, 2, "file:/x", "nccl", limit_s=0.2), 0)
+
+
+def test_a_collective_that_hangs_in_nccl_is_an_error_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Shared({"here-1/1": "null", "lost/1": "1"})
+    group = hanging_group(monkeypatch, store)
+    with pytest.raises(Trouble, match=r"NCCL did not come back within 0\.1 s") as trouble, group:
+        group.seconds(lambda: None, 3)
+    assert trouble.value.values["missing"] == []
+    assert store["lost/0"] == "1"
+
+
+def test_a_rank_that_does_not_report_after_a_hang_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = hanging_group(monkeypatch, Shared({"here-1/1": "null"}))
+    with pytest.raises(Trouble, match="rank 1 of 2") as trouble, group:
+        group.finish()
+    assert trouble.value.values == {"device": "cuda", "backend": "nccl", "ranks": 2, "nodes": 1, "missing": [1]}
+
+
+def test_a_rank_that_never_comes_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Trouble, match="rank 1 of 2"), hanging_group(monkeypatch, Shared()):
+        pass
+
+
+def test_times_on_a_gpu_are_those_of_its_events() -> None:
+    marks = [Event(reached=True, at_ms=10.0), Event(reached=True, at_ms=12.5)]
+    torch = SimpleNamespace(cuda=SimpleNamespace(Event=lambda **_: marks.pop(0)))
+    assert measuring.once(torch, SimpleNamespace(type="cuda"), lambda: None) == 0.0025
