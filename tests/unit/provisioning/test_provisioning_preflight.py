@@ -57,9 +57,10 @@ def reasons(state: NodeState, others: dict[str, Any] | None = None, **settings: 
         (("libcuda1 is not installed",), {"gpunode_roles": ["docker"]}, False),
     ],
 )
-def test_whether_the_driver_changes_is_known_before_the_repository_is_there(  # noqa: PLR0913
+def test_whether_the_driver_changes_is_known_before_the_repository_is_there(
     facts: dict[str, Any],
     driver: dict[str, Any],
+    *,
     monkeypatch: pytest.MonkeyPatch,
     due: tuple[str, ...],
     settings: dict[str, Any],
