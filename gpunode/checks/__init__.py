@@ -31,6 +31,7 @@ from gpunode.checks import (  # noqa: F401
     rdma,
     rdma_links,
     rdma_setup,
+    ssh,
     thermal,
     upkeep,
     wheels,

@@ -16,8 +16,11 @@ WITHOUT_PASSWORD = {
 }
 """Ports of services that answer everybody: docs.nvidia.com/datacenter/dcgm (nv-hostengine, dcgm-exporter),
 github.com/prometheus/node_exporter."""
-DOCKER_PLAIN, DOCKER_TLS = 2375, 2376
-"""docs.docker.com, dockerd: by convention without and with TLS."""
+TLS = "with TLS"
+DOCKER_API = {2375: "without TLS", 2376: TLS}
+"""Ports of Docker's API by convention: docs.docker.com, dockerd."""
+SWARM = {2377: "takes certificates alone", 7946: "has no API behind it"}
+"""Ports of a swarm, which are dockerd's too."""
 ADMINISTRATORS = ("sudo", "wheel", "admin")
 
 
@@ -96,13 +99,12 @@ def docker_api(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # no
     found = [
         one
         for one in node.listeners or ()
-        if one.protocol == "tcp" and (one.process == "dockerd" or one.port in {DOCKER_PLAIN, DOCKER_TLS})
+        if one.protocol == "tcp" and (one.process == "dockerd" or one.port in DOCKER_API)
     ]
-    # The ports of a swarm are dockerd's too: 2377 takes certificates alone, 7946 has no API behind it.
-    found = [one for one in found if one.port not in {2377, 7946}]
+    found = [one for one in found if one.port not in SWARM]
     outside = [one for one in found if not _loopback(one.address)]
     places = listed([f"{one.address} port {one.port}" for one in outside or found], 3)
-    if [one for one in outside if one.port != DOCKER_TLS]:
+    if [one for one in outside if DOCKER_API.get(one.port) != TLS]:
         yield Verdict(Status.FAIL, f"Docker's API listens on {places}", expected=0, measured=len(outside))
     elif found:
         message = f"Docker's API listens on {places}: every program that gets there is root without a certificate"

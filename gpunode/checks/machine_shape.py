@@ -1,10 +1,9 @@
 """What of a node decides how fast it can be, as the expectations ask for it."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from gpunode.checks.gpus import SeenGpu, seen_gpus
+from gpunode.checks.links import GENERATIONS, port_above
 from gpunode.checks.machine import nvswitches, platforms
 from gpunode.checks.registry import Verdict
 from gpunode.expectations import Shape
@@ -26,7 +25,7 @@ def shape_of(node: NodeFacts) -> Shape:
         count=len(gpus),
         nvswitch=bool(nvswitches(node)) or any(row.nvswitches for row in rows) or _in_rack(gpus),
         links=links_of(node, gpus),
-        pcie={gpu.said["index"]: link for gpu in gpus if (link := _pcie(gpu.part("pcie"))) is not None},
+        pcie={gpu.said["index"]: link for gpu in gpus if (link := _pcie(node, gpu)) is not None},
         platforms=frozenset(name for row in rows for name in (row.id, row.board) if name is not None),
     )
 
@@ -35,10 +34,19 @@ def _in_rack(gpus: list[SeenGpu]) -> bool:
     return any(gpu.known.get("fabric") == "rack" for gpu in gpus)
 
 
-def _pcie(said: Mapping[str, Any]) -> tuple[int, int] | None:
+def _pcie(node: NodeFacts, gpu: SeenGpu) -> tuple[int, int] | None:
     """Return generation and width that both ends support; None where nvidia-smi does not print them."""
+    said = gpu.part("pcie")
     gen, width = said.get("gen_max"), said.get("width_max")
-    return (gen, width) if gen and width else None
+    if not gen or not width:
+        return None
+    port = port_above(node, gpu.device) if gpu.device is not None else None
+    above = port.link if port is not None else None
+    if above is not None and above.width_max:
+        width = min(width, above.width_max)
+    if above is not None and above.speed_max_gt_per_s in GENERATIONS:
+        gen = min(gen, GENERATIONS[above.speed_max_gt_per_s])
+    return gen, width
 
 
 def links_of(node: NodeFacts, gpus: list[SeenGpu]) -> dict[Pair, int] | None:

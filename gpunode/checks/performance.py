@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
+from gpunode.catalog import Gpu
 from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
+from gpunode.checks.gpus import CATALOG
 from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thermal import HARDWARE, SOFTWARE_HEAT, WORDS
@@ -30,6 +32,22 @@ THROTTLED = Threshold(
     "of the samples",
     "More of them with a reason that is heat or a power brake: a failure (heat that software reacts to: a warning).",
     source="our choice: a single sample at the start of a load is no fault",
+    most=1,
+)
+CLOCK_LEAST = Threshold(
+    "performance.clocks.least",
+    0.5,
+    "of the model's maximum",
+    "A lower clock under load that no power limit explains (clocks that are locked low, say): a failure.",
+    source="our choice",
+    most=1,
+)
+CLOCK_CAPPED = Threshold(
+    "performance.clocks.capped",
+    0.35,
+    "of the model's maximum",
+    "A power limit that holds the clock lower under load warns.",
+    source="our choice: cards of 70 W run products at about half of their maximum",
     most=1,
 )
 DRIFT_WARNS = Threshold(
@@ -227,16 +245,35 @@ def _blocks(found: tuple[Corruption, ...]) -> str:
     "performance.clocks",
     (*(f"gemm.{dtype}" for dtype in GEMM_TYPES), "burn.gemm"),
     Loaded,
-    means="No heat and no power brake holds the clocks down while the GPU computes. A power limit is no fault.",
+    means="No heat, no power brake and no setting holds the clocks down while the GPU computes. A power limit is no "
+    "fault unless it leaves little of the clock.",
     remedy="Heat: fans, air flow, dust, ambient temperature. Power brake: power supplies, cabling, and the limit that "
-    "the chassis sets. nvidia-smi -q -d PERFORMANCE under load shows the reasons.",
+    "the chassis sets. Locked clocks: nvidia-smi -rgc, nvidia-smi -rac. A low power limit: gpu.power-limit. "
+    "nvidia-smi -q -d PERFORMANCE under load shows the reasons.",
     state="drain",
     actions=("fix_configuration", "replace_hardware"),
-    thresholds=(THROTTLED,),
+    thresholds=(THROTTLED, CLOCK_LEAST, CLOCK_CAPPED),
     scope="gpu",
 )
-def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
-    yield throttled(values.load, record.record)
+def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    held = throttled(values.load, record.record)
+    low = None if held.status is not Status.PASS else _low(values.load, run.shape.gpu, record.record)
+    yield held if low is None else low
+
+
+def _low(load: LoadState, gpu: Gpu | None, what: str) -> Verdict | None:
+    """Return the verdict on a clock that is low although neither heat nor a power brake is reported."""
+    if gpu is None or gpu.sm_clock_mhz is None or load.sm_clock_mhz is None:
+        return None
+    capped = (load.throttle_reasons or {}).get("sw_power_cap", 0) > THROTTLED.value
+    least, status = (CLOCK_CAPPED, Status.WARN) if capped else (CLOCK_LEAST, Status.FAIL)
+    expected = round(least.value * gpu.sm_clock_mhz)
+    if load.sm_clock_mhz >= expected:
+        return None
+    status = status if gpu.sure("sm_clock_mhz") else Status.WARN
+    why = "the power limit holds it there" if capped else "no reason is reported: are the clocks locked?"
+    text = f"{what}: {load.sm_clock_mhz:.0f} MHz under load, the model's maximum is {gpu.sm_clock_mhz}; {why}"
+    return Verdict(status, text, expected=expected, measured=load.sm_clock_mhz, unit="MHz", source=CATALOG)
 
 
 def throttled(load: LoadState, what: str) -> Verdict:

@@ -109,7 +109,7 @@ def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool)
         return "a network between nodes", Status.PASS
     if kinds & BY_NETWORK:
         return "no network within one node", Status.FAIL
-    if not run.shape.all_linked:
+    if not run.shape.ring_of_nvlinks:
         return "P2P or SHM over PCIe", Status.PASS
     if not kinds & NVLINKED:
         return "P2P over NVLink", Status.FAIL

@@ -1,6 +1,6 @@
 """``--log KIND=FILE``: the saved output of a program, as the record that the payload would have written of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,11 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.kinds import KINDS, decoded
 
 PROGRAMS = {"nvbandwidth": "nvbandwidth", "nccl-tests": "nccl-tests", "dcgm-diag": "dcgmi"}
+CHECKS = {
+    "tools.nvbandwidth": "performance.nvbandwidth",
+    "tools.nccl-tests": "performance.nccl-tests",
+    "tools.dcgm-diag": "performance.diagnostics",
+}
 MOST_BYTES = 48 * 1024
 """Of what a record keeps of an output (``ToolValues``)."""
 
@@ -20,6 +25,11 @@ def read_logs(logs: Sequence[str], *, replay: bool) -> list[dict[str, Any]]:
     if logs and not replay:
         raise UsageError("--log needs --replay BUNDLE: the bundle of the node on which the output was saved")
     return [_record(*_split(log)) for log in logs]
+
+
+def checks_of(logs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the checks that judge these records."""
+    return {CHECKS[log["record"]] for log in logs}
 
 
 def must_be_of_one(logs: Sequence[object], bundles: Sequence[Path]) -> None:

@@ -24,7 +24,7 @@ from gpunode.cli.apart import Apart
 from gpunode.cli.baseline import read_baselines
 from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
-from gpunode.cli.measured_logs import must_be_of_one, read_logs
+from gpunode.cli.measured_logs import checks_of, must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
@@ -124,7 +124,6 @@ def command(  # noqa: PLR0913
     policies = Policies(policy_file, today())
     wanted = wanted_checks(selected, skipped)
     if level is not None:
-        level_must_exist(level)
         level_must_have_one(level, wanted)
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
@@ -166,14 +165,6 @@ def command(  # noqa: PLR0913
     for place in places:
         write(document, place, verbose=verbose)
     return exit_code(document, strict=strict)
-
-
-def level_must_exist(level: Level) -> None:
-    """Raise UsageError for a level that has no check of its own: it would promise what is not done."""
-    levels = {check.level for check in registry}
-    if level not in levels:
-        deepest = max(levels, key=LEVELS.index)
-        raise UsageError(f"--level {level}: there is no check of this level yet; --level {deepest} has them all")
 
 
 def level_must_have_one(level: Level, wanted: Iterable[str]) -> None:
@@ -265,13 +256,17 @@ class Judging:
         ``name`` is the node's, by which the inventory may have a policy for it.
         """
         bundle = Bundle.from_json(text, where)
-        if self.logs:
-            bundle = bundle.model_copy(update={"results": [*bundle.results, *self.logs]})
         node = facts_from_bundle(bundle)
-        level = self.level or ("deep" if self.logs else level_of(bundle))
+        level = self.level or level_of(bundle)
         policy = self.policies.of(name)
         expectation = self.expectation.with_baseline(self.baselines.get(bundle.host))
         findings = judge(node, expectation, level, self.wanted, policy=policy)
+        if self.logs:
+            # As deep as their own checks alone: of the other measurements nothing was to be collected.
+            ids = self.wanted & checks_of(self.logs)
+            read = facts_from_bundle(bundle.model_copy(update={"results": [*bundle.results, *self.logs]}))
+            findings = [one for one in findings if one.check not in ids]
+            findings += judge(read, expectation, "deep", ids, policy=policy)
         report = judged(bundle.host, identify(node), findings, seconds, policy)
         return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
 

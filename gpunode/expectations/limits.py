@@ -114,14 +114,14 @@ def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
         what = "network adapters of a node, as a ring uses them"
         return PhysicalLimit(shape.network_gb_per_s, "network", what, shape.network_sure)
     gpu = shape.gpu
-    if shape.all_linked and gpu is not None and gpu.nvlink is not None:
+    if shape.ring_of_nvlinks and gpu is not None and gpu.nvlink is not None:
         path: Path = "nvswitch" if shape.nvswitch else "nvlink"
         rate = limits.nvlink_gb_per_s(gpu.nvlink, _used_links(shape))
         return PhysicalLimit(rate, path, f"NVLinks of {gpu.name}, as a ring uses them", gpu.sure("nvlink"))
-    if shape.all_linked is None:
+    if shape.ring_of_nvlinks is None:
         return None
     slowest = [limit for number in range(shape.count) if (limit := _pcie(shape, number)) is not None]
-    if len(slowest) < shape.count:
+    if not slowest or len(slowest) < shape.count:
         return None
     least = min(slowest, key=lambda limit: limit.value)
     return PhysicalLimit(least.value, "pcie", f"{least.what}, as a ring uses it", least.sure)

@@ -37,14 +37,27 @@ class Shape:
         return self.links.get((min(first, second), max(first, second)))
 
     @property
-    def all_linked(self) -> bool | None:
-        """Whether NVLink connects every two GPUs; None where it is not known."""
+    def ring_of_nvlinks(self) -> bool | None:
+        """Whether NVLinks can carry a ring over all GPUs; None where the links are not known.
+
+        Switches and meshes can, and so can a cube of eight, in which not every two GPUs are linked. Bridged pairs and
+        islands of four cannot.
+        """
         if self.nvswitch:
             return True
         if self.links is None:
             return None
-        pairs = self.count * (self.count - 1) // 2
-        return pairs > 0 and sum(1 for number in self.links.values() if number) == pairs
+        near: dict[int, set[int]] = {}
+        for (first, second), number in self.links.items():
+            if number:
+                near.setdefault(first, set()).add(second)
+                near.setdefault(second, set()).add(first)
+        reached, waiting = set[int](), [*near][:1]
+        while waiting:
+            gpu = waiting.pop()
+            reached.add(gpu)
+            waiting += near[gpu] - reached
+        return len(reached) == self.count > 1 and all(len(others) >= min(2, self.count - 1) for others in near.values())
 
 
 def of_platform(catalog: Catalog, platform: Platform) -> Shape:

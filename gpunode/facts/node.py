@@ -33,7 +33,7 @@ from gpunode.facts.models.host import (
     NumaNode,
     Nvme,
 )
-from gpunode.facts.models.network import IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
+from gpunode.facts.models.network import Gid, IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
 from gpunode.facts.models.software import (
     CdiSpec,
@@ -44,6 +44,7 @@ from gpunode.facts.models.software import (
     ModuleFile,
     Package,
 )
+from gpunode.facts.models.ssh import KeyFile, SshDaemon
 from gpunode.facts.models.system import (
     AutomaticUpdates,
     BootLog,
@@ -88,6 +89,7 @@ __all__ = [
     "Fact",
     "FileSystem",
     "ForeignInstall",
+    "Gid",
     "GpuProcess",
     "GpuRule",
     "GpuSetting",
@@ -98,6 +100,7 @@ __all__ = [
     "Kernel",
     "KernelEvent",
     "KernelLog",
+    "KeyFile",
     "LibraryFile",
     "Limit",
     "Limits",
@@ -127,6 +130,7 @@ __all__ = [
     "Record",
     "Repository",
     "Smi",
+    "SshDaemon",
     "TimeSync",
     "ToolRun",
     "Unit",
@@ -148,6 +152,7 @@ MAY_BE_NONE = frozenset(
         "gpu_settings",
         "packet_filter",
         "pending_updates",
+        "ssh_daemon",
     }
 )
 """Facts whose None says something as long as they have no gap; any other None was not seen."""
@@ -288,6 +293,13 @@ class NodeFacts(Fact):
     addresses: tuple[Address, ...] | None = None
     root_groups: dict[str, tuple[str, ...]] | None = None
     """Members of ``docker``, ``sudo``, ``wheel`` and ``admin``, as far as the node has these groups."""
+
+    ssh_daemon: SshDaemon | None = None
+    """None without a gap: the node has no OpenSSH server. This and the next two are gaps without root."""
+    private_keys: tuple[KeyFile, ...] | None = None
+    """The daemon's host keys, and keys in the homes below /home and in root's."""
+    empty_passwords: tuple[str, ...] | None = None
+    """Accounts with a shell that need no password."""
 
     # The management controller
     bmc_access: BmcAccess | None = None

@@ -13,6 +13,7 @@ one after another, and only where the module is loaded already, for ``nvidia-smi
 After one that does not come back in time no other is started.
 """
 
+import base64
 import collections
 import datetime
 import errno
@@ -26,6 +27,7 @@ import select
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -216,7 +218,8 @@ TREES = (
         None,
         ("fw_ver", "board_id", "hca_type", "device/uevent", "device/numa_node")
         + tuple("ports/*/" + name for name in ("state", "phys_state", "rate", "link_layer", "lid"))
-        + ("ports/*/gid_attrs/ndevs/0",)
+        # Programs use one of the first: link-local and IPv4, RoCE v1 and v2.
+        + ("ports/*/gid_attrs/ndevs/0", "ports/*/gid_attrs/types/[0-7]", "ports/*/gids/[0-7]")
         + tuple(
             "ports/*/counters/" + name
             for name in (
@@ -461,6 +464,13 @@ IPMI_COMMANDS = (
     ("ipmi-power-supplies", ["ipmitool", "sdr", "type", "Power Supply"]),
     ("ipmi-events", ["ipmitool", "sel", "list", "last", IPMI_EVENTS]),
 )
+SSHD_SETTINGS = re.compile(
+    r"^(port|permitrootlogin|passwordauthentication|kbdinteractiveauthentication|permitemptypasswords"
+    r"|authenticationmethods|kexalgorithms|ciphers|macs) "
+)
+KEY_KIND = re.compile(r"^(sk-)?(ssh|ecdsa)-[a-z0-9-]{3,40}(@openssh\.com)?$")
+PRIVATE_KEY_FOLDERS = ("/root/.ssh/*", "/home/*/.ssh/*")
+LOGIN_SHELL = re.compile(r"^(?!.*/(nologin|false|sync|shutdown|halt)$)")
 CDI_FOLDERS = ("/etc/cdi/", "/var/run/cdi/")
 CDI_TOKEN = re.compile(r"\"?\b(cdiVersion|kind|name|hostPath)\"?\s{0,4}:\s{0,4}\"?([^\"\s,}\]]{1,300})")
 LIBRARY_VERSION = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)$")
@@ -1320,6 +1330,83 @@ def packet_filter(probe: Probe) -> None:
     probe.run("addresses", ["ip", "-o", "address", "show"])
 
 
+def ssh_daemon(probe: Probe) -> None:
+    """What sshd runs with, private keys (path, mode, owner, type, bits, time), and accounts without a password.
+
+    Of keys and passwords nothing else leaves the node.
+    """
+    probe.run("sshd-settings", ["sshd", "-T"], keep=SSHD_SETTINGS)
+    paths = probe.matching("/etc/ssh/ssh_host_*_key")
+    for folder in PRIVATE_KEY_FOLDERS:
+        paths += probe.matching(folder)
+    lines, problems = [], [] if os.geteuid() == 0 else ["keys of others are seen by root alone"]
+    for path in paths[:TREE_ENTRIES]:
+        line = private_key(probe, path) if path.isprintable() else None
+        if line:
+            lines.append(line)
+    probe.note_look("private-keys", "look at private keys", lines, problems)
+    accounts, problems = [], []
+    try:
+        shells = {row[0]: row[6] for row in account_rows(probe, "/etc/passwd", 7)}
+        hashes = {row[0]: row[1] for row in account_rows(probe, "/etc/shadow", 9)}
+        accounts = [name for name, hashed in hashes.items() if not hashed and LOGIN_SHELL.search(shells.get(name, ""))]
+    except OSError as err:
+        problems.append("the passwords could not be looked at: %s" % (probe.reason(err) or "/etc/shadow is not there"))
+    probe.note_look("empty-passwords", "look for empty passwords", sorted(accounts), problems)
+
+
+def account_rows(probe: Probe, path: str, width: int) -> List[List[str]]:
+    """The lines of one of the databases of accounts, cut into their fields."""
+    rows = [line.split(":") for line in text_of(probe.content(path)).splitlines()]
+    return [row for row in rows if len(row) == width]
+
+
+def private_key(probe: Probe, path: str) -> Optional[str]:
+    """One line on a private key; None where the file is none. The type is that of the public key beside it."""
+    try:
+        there = os.lstat(probe.real(path))
+        if not stat.S_ISREG(there.st_mode):
+            return None
+        with open(probe.real(path), "rb") as stream:
+            if b"PRIVATE KEY-----" not in stream.read(64):
+                return None
+    except OSError:
+        return None
+    kind, bits = "", 0
+    try:
+        kind, bits = key_kind(text_of(probe.content(path + ".pub")))
+    except (OSError, ValueError, struct.error):
+        pass  # Without a public key beside it the type is not known.
+    row = (
+        path,
+        "%04o" % stat.S_IMODE(there.st_mode),
+        user_name(there.st_uid),
+        kind,
+        str(bits),
+        str(int(there.st_mtime)),
+    )
+    return "\t".join(row)
+
+
+def key_kind(text: str) -> Tuple[str, int]:
+    """Type and size in bits of a public key; ValueError where it is none."""
+    words = text.split(None, 2)
+    # A link could lead anywhere: nothing but the name of a kind of key is taken from the file.
+    if len(words) < 2 or not KEY_KIND.match(words[0]):
+        raise ValueError("no public key")
+    kind, data = words[0], base64.b64decode(words[1])
+    sizes = {"ssh-ed25519": 256, "ssh-dss": 1024}
+    if kind.startswith("ecdsa-sha2-nistp"):
+        return kind, int(kind[-3:])
+    if kind != "ssh-rsa":
+        return kind, sizes.get(kind, 0)
+    at = 0
+    for _ in range(2):
+        at += 4 + struct.unpack(">I", data[at : at + 4])[0]
+    length = struct.unpack(">I", data[at : at + 4])[0]
+    return kind, int.from_bytes(data[at + 4 : at + 4 + length], "big").bit_length()
+
+
 def cdi_specs(probe: Probe) -> None:
     """CDI specifications: ``file PATH SIZE``, its versions, kinds, names and host paths, and those that are missing."""
     lines, problems = [], []
@@ -1537,6 +1624,7 @@ PASSIVE = (
     device_holders,
     docker_daemon,
     packet_filter,
+    ssh_daemon,
     cdi_specs,
     kernel_log,
     earlier_xids,

@@ -99,6 +99,15 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Network:
+    """An engine's network that joins the containers of a group."""
+
+    name: str
+    alias: str
+    """By which the others find this container there."""
+
+
+@dataclass(frozen=True)
 class Job:
     """What one container is made for."""
 
@@ -109,6 +118,8 @@ class Job:
     """As the watchdog inside has it."""
     as_nobody: bool = True
     """Not as root: the GPUs' device files are open to everybody."""
+    network: Network | None = None
+    """None: nothing but its own loopback."""
     storage: str | None = None
     """A directory of the node that the container gets at the same path, to measure its storage."""
     plain: bool = False
@@ -161,8 +172,9 @@ def run(engine: Engine, job: Job, output: Output, known: Confinement | None = No
     """
     trying = known or Confinement(user=_user(engine, job))
     while True:
-        container = _create(engine, job, trying)
+        container: str | None = None
         try:
+            container = _create(engine, job, trying)
             with engine.doing("start", f"starting a container of {job.image.name}"):
                 parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 attached = engine.api.attach_socket(container, parameters)
@@ -176,7 +188,8 @@ def run(engine: Engine, job: Job, output: Output, known: Confinement | None = No
         else:
             return trying
         finally:
-            remove(engine, container)
+            if container is not None:
+                remove(engine, container)
 
 
 def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> None:
@@ -247,7 +260,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
     ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES)]
     host = api.create_host_config(
         auto_remove=True,
-        network_mode="none",
+        network_mode=job.network.name if job.network else "none",
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
         log_config=LogConfig(type="none"),
@@ -268,6 +281,10 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
     # A user without an entry in the image's /etc/passwd has neither name nor home.
     environment = {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode"} if confinement.user else {}  # noqa: S108
     environment |= job.devices.variables
+    joining = {}
+    if job.network and job.network.name != "host":
+        endpoint = api.create_endpoint_config(aliases=[job.network.alias])
+        joining["networking_config"] = api.create_networking_config({job.network.name: endpoint})
     with engine.doing("start", f"creating a container of {job.image.name}"):
         created = api.create_container(
             job.image.id,
@@ -276,11 +293,12 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
             command=[],
             environment=environment,
             user=confinement.user,
-            labels={LABEL: "payload", LIMIT_LABEL: str(int(job.limit_s))},
+            labels={LABEL: job.network.alias if job.network else "payload", LIMIT_LABEL: str(int(job.limit_s))},
             working_dir="/",
             stdin_open=True,  # for one client alone: it closes when that goes
             tty=False,
             host_config=host,
+            **joining,
         )
     return str(created["Id"])
 

@@ -27,7 +27,7 @@ TESTS = {
 """What the payload runs at each level."""
 _END_S = 10.0
 """What the payload's limit leaves of the node's: for the end of its processes and of the container."""
-_STOP_S = 4.0
+STOP_S = 4.0
 """What the payload's own limit leaves of the watchdog's: for the end of a part that hangs, and the last records."""
 _LEAST_S = 8.0
 DEFAULTS_S = 20.0
@@ -141,7 +141,7 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
 def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
     """Return the limits of a container for which none are asked: what a user's plain ``docker run`` gets here."""
     started, output = time.monotonic(), Output()
-    job = Job(image, Devices("none"), _sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
+    job = Job(image, Devices("none"), sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
     reason = None
     try:
         container.run(replace(found, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
@@ -223,11 +223,11 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
 def _need_all(output: Output, took_s: float, limit_s: float) -> None:
     """Raise LaunchFailure where the payload came to its end by leaving parts out for lack of time."""
     names = [str(record["record"]) for record in output.records if record.get("undetermined") is not None]
-    if names and took_s >= limit_s - _STOP_S:
+    if names and took_s >= limit_s - STOP_S:
         parts = f"{len(names)} part{'s' if len(names) > 1 else ''}"
         raise LaunchFailure(
             "time-limit",
-            f"{limit_s - _STOP_S:.0f} s were not enough for {parts} of the payload, {names[0]} the first "
+            f"{limit_s - STOP_S:.0f} s were not enough for {parts} of the payload, {names[0]} the first "
             "(--workload-timeout S)",
         )
 
@@ -250,11 +250,12 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
         "burn_s": wish.burn_s,
         "user_site": not wish.in_container,
     }
-    words = ("--tests", TESTS[wish.level], "--settings", json.dumps(settings), "--limit", f"{limit_s - _STOP_S:.0f}")
-    return _sent(MAIN, limit_s, *words)
+    words = ("--tests", TESTS[wish.level], "--settings", json.dumps(settings), "--limit", f"{limit_s - STOP_S:.0f}")
+    return sent(MAIN, limit_s, *words)
 
 
-def _sent(main: str, limit_s: float, *words: str) -> Program:
+def sent(main: str, limit_s: float, *words: str) -> Program:
+    """Return the payload as a container's Python is given it, with the watchdog and its limit."""
     watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
     payload = payload_zip(main)
     lengths = (str(len(watchdog)), str(len(payload)))

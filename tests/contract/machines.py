@@ -26,6 +26,7 @@ from machine_shapes import (
     Machine,
     recorded,
 )
+from machine_ssh import ssh_commands
 
 __all__ = [
     "DRIVER_NODE",
@@ -54,7 +55,7 @@ def bundle(machine: Machine) -> Document:
     files |= dict(host_files(machine)) | dict(pci_files(machine)) | dict(driver_files(machine))
     commands |= host_commands(machine) | driver_commands(machine) | pci_commands(machine)
     files |= dict(exposure_files(machine))
-    commands |= exposure_commands(machine)
+    commands |= exposure_commands(machine) | ssh_commands()
     if machine.nvidia_repository:
         as_from_nvidia(machine, commands, files)
     return document

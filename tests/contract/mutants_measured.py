@@ -179,6 +179,23 @@ MUTANTS = [
     ),
     Mutant(
         "performance.clocks",
+        "clocks that are locked low",
+        hgx_measured,
+        [
+            *value(hgx_measured, "gemm.bf16", "load", "throttle_reasons", new={}),
+            *value(hgx_measured, "gemm.bf16", "load", "sm_clock_mhz", new=700.0),
+        ],
+        becomes=Status.FAIL,
+    ),
+    Mutant(
+        "performance.clocks",
+        "a power limit that leaves little",
+        hgx_measured,
+        value(hgx_measured, "gemm.fp64", "load", "sm_clock_mhz", new=600.0),
+        becomes=WARN,
+    ),
+    Mutant(
+        "performance.clocks",
         "heat that software reacts to",
         hgx_measured,
         value(hgx_measured, "burn.gemm", "load", "throttle_reasons", new={"sw_thermal_slowdown": 0.5}),

@@ -16,6 +16,7 @@ import mutants_gpu
 import mutants_host
 import mutants_links
 import mutants_measured
+import mutants_ssh
 import mutants_workload
 import pytest
 from bundles import (
@@ -52,6 +53,7 @@ TABLES = (
     mutants_workload,
     mutants_exposure,
     mutants_measured,
+    mutants_ssh,
 )
 MUTANTS = [mutant for table in TABLES for mutant in table.MUTANTS]
 MISSING = {check: cases for table in TABLES for check, cases in table.MISSING.items()}

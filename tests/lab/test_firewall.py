@@ -154,7 +154,7 @@ def test_it_is_loaded_as_announced_and_a_second_run_changes_nothing(
         "enabled",
     ]
     before = firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")
-    run = firewall.done(*policy)
+    run = firewall.done(*policy, "-e", "gpunode_force=true")
     assert run.recap["changed"] == 0, run.changed
     assert (firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")) == before
     assert "gpunode_watch" not in before[1]
@@ -169,81 +169,6 @@ def test_a_scan_shows_exactly_the_allowed_ports(site: Site, loaded: tuple[Run, R
     assert {port for port, how in everything.items() if how == "open"} == set(LISTENS)
 
 
-def test_a_published_port_follows_the_policy_and_dockers_rules_stay(
-    firewall: Roles, loaded: tuple[Run, Run], policy: list[str]
-) -> None:
-    site = firewall.site
-    site.sh("apt-get install -y -q --no-install-recommends docker.io iptables")
-    site.sh(BOX)
-    docker = site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#")
-    assert scan(site, MONITOR, [8080, 8081]) == {8080: "open"}
-    assert scan(site, STRANGER, [8080, 8081]) == {}
-    assert scan(site, CLUSTER, [8080, 8081]) == {8080: "open", 8081: "open"}
-    # Over IPv6 it is docker-proxy that listens.
-    assert scan(site, MONITOR, [8080, 8081], version=6) == {8080: "open"}
-    assert scan(site, STRANGER, [8080, 8081], version=6) == {}
-    # What containers open themselves goes out, to each other and to the world.
-    gateway = site.sh("docker network inspect bridge -f '{{(index .IPAM.Config 0).Gateway}}'").strip()
-    fetch = "docker run --rm box /bin/busybox wget -q -O - http://{}/index.html"
-    assert site.sh(fetch.format(f"{gateway}:8081")) == "hello\n"
-    assert site.sh(fetch.format("10.99.1.1:8080")) == "hello\n"
-    site.sh("docker run --rm box /bin/busybox nc -w 5 10.99.3.2 4444 < /dev/null")
-    assert firewall.done(*policy).recap["changed"] == 0
-    site.sh("systemctl restart gpunode-firewall")
-    assert site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#") == docker
-    site.sh("systemctl restart docker; docker start named unnamed")
-    assert scan(site, STRANGER, [8080, 8081]) == {}
-    site.sh("systemctl stop gpunode-firewall")
-    assert scan(site, STRANGER, [8080, 8081]) == {8080: "open", 8081: "open"}
-    site.sh("systemctl start gpunode-firewall; docker rm -f named unnamed")
-
-
-def test_what_is_damaged_is_repaired(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
-    site = firewall.site
-    before = site.snapshot(), site.sh("nft -s list table inet gpunode")
-    for damage in (
-        "nft delete table inet gpunode",
-        "nft flush chain inet gpunode services",
-        f"echo '# damaged' >> {RULES}",
-        "systemctl disable --now --quiet gpunode-firewall",
-    ):
-        site.sh(damage)
-        run = firewall.done(*policy)
-        assert run.recap["changed"] == 1, damage
-        assert (site.snapshot(), site.sh("nft -s list table inet gpunode")) == before, damage
-
-
-def test_the_rules_of_the_distributions_unit_do_not_take_it_away(firewall: Roles, loaded: tuple[Run, Run]) -> None:
-    """nftables.service flushes everything when it starts, stops and reloads."""
-    for verb in ("start", "restart", "reload", "stop"):
-        firewall.site.sh(f"systemctl {verb} nftables.service")
-        if verb != "stop":
-            assert scan(firewall.site, STRANGER, [443, 5000]) == {443: "open"}, verb
-    firewall.site.sh("systemctl start gpunode-firewall")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"firewall_ssh_networks": []}, "firewall_ssh_networks is empty"),
-        ({"firewall_ssh_networks": ["10.0.0.1/8"]}, "write 10.0.0.0/8 for the network"),
-        ({"firewall_ssh_networks": ["10.0.0.0/8"]}, "would not let it in again"),
-        ({"firewall_ssh_ports": ["2222"]}, "would not let it in again"),
-        ({"firewall_cluster_networks": ["training"]}, "training is not a network"),
-        ({"firewall_services": [{"name": "a", "ports": ["http"], "networks": ["any"]}]}, "http is not a port"),
-        ({"firewall_extra_rules": ["tcp dport nonsense accept"]}, "nft rejects the rules"),
-    ],
-)
-def test_bad_settings_are_refused_before_anything_changes(
-    firewall: Roles, loaded: tuple[Run, Run], controller: str, changes: dict[str, Any], message: str
-) -> None:
-    before = firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")
-    run = firewall.play(*variables(**{"firewall_ssh_networks": [controller], **changes}))
-    assert run.rc != 0
-    assert message in " ".join(run.output.split())
-    assert (firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")) == before
-
-
 def test_a_policy_that_locks_out_reverts_by_itself(firewall: Roles, loaded: tuple[Run, Run]) -> None:
     site = firewall.site
     before = site.snapshot(), site.sh("nft -s list table inet gpunode")
@@ -254,21 +179,6 @@ def test_a_policy_that_locks_out_reverts_by_itself(firewall: Roles, loaded: tupl
     assert "was reverted" in run.output, run.output
     assert time.monotonic() - started < 240
     assert (site.snapshot(), site.sh("nft -s list table inet gpunode")) == before
-    assert logs_in(site)
-
-
-def test_the_first_policy_that_locks_out_reverts_by_itself_too(
-    firewall: Roles, loaded: tuple[Run, Run], policy: list[str]
-) -> None:
-    site = firewall.site
-    firewall.done(*policy, "-e", "firewall_state=absent")
-    assert "inet gpunode" not in site.sh("nft list tables")
-    wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=30)
-    run = firewall.play(*wrong)
-    assert run.rc != 0
-    assert "was reverted" in run.output, run.output
-    assert "inet gpunode" not in site.sh("nft list tables")
-    assert site.sh(f"ls {RULES} {UNIT} 2>/dev/null || true") == ""
     assert logs_in(site)
 
 
@@ -286,6 +196,72 @@ def test_without_the_revert_it_does_lock_out(firewall: Roles, loaded: tuple[Run,
     firewall.done(*policy)
 
 
+def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, loaded: tuple[Run, Run]) -> None:
+    site.sh("apt-get install -y -q --no-install-recommends docker.io iptables")
+    site.sh(BOX)
+    docker = site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#")
+    assert scan(site, MONITOR, [8080, 8081]) == {8080: "open"}
+    assert scan(site, STRANGER, [8080, 8081]) == {}
+    assert scan(site, CLUSTER, [8080, 8081]) == {8080: "open", 8081: "open"}
+    # Over IPv6 it is docker-proxy that listens.
+    assert scan(site, MONITOR, [8080, 8081], version=6) == {8080: "open"}
+    assert scan(site, STRANGER, [8080, 8081], version=6) == {}
+    # What containers open themselves goes out, to each other and to the world.
+    gateway = site.sh("docker network inspect bridge -f '{{(index .IPAM.Config 0).Gateway}}'").strip()
+    for place in (f"{gateway} 8081", "10.99.1.1 8080"):
+        request = r"printf 'GET /index.html HTTP/1.0\r\n\r\n'"
+        said = site.sh(f"{request} | docker run --interactive --rm box /bin/busybox nc -w 5 {place}")
+        assert said.endswith("hello\n"), said
+    site.sh("docker run --rm box /bin/busybox nc -w 5 10.99.3.2 4444 < /dev/null")
+    site.sh("systemctl restart gpunode-firewall")
+    assert site.sh("iptables-save -t nat | grep -v ^#; iptables-save -t filter | grep -v ^#") == docker
+    site.sh("systemctl restart docker; docker start named unnamed")
+    assert scan(site, STRANGER, [8080, 8081]) == {}
+    site.sh("systemctl stop gpunode-firewall")
+    assert scan(site, STRANGER, [8080, 8081]) == {8080: "open", 8081: "open"}
+    site.sh("systemctl start gpunode-firewall; docker rm -f named unnamed")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"firewall_ssh_networks": ["10.0.0.0/8"]}, "would not let it in again"),
+        ({"firewall_cluster_networks": ["training"]}, "training is not a network"),
+        ({"firewall_extra_rules": ["tcp dport nonsense accept"]}, "nft rejects the rules"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_changes(
+    firewall: Roles, loaded: tuple[Run, Run], controller: str, changes: dict[str, Any], message: str
+) -> None:
+    before = firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")
+    run = firewall.play(*variables(**{"firewall_ssh_networks": [controller], **changes}))
+    assert run.rc != 0
+    assert message in " ".join(run.output.split())
+    assert (firewall.site.snapshot(), firewall.site.sh("nft -s list ruleset")) == before
+
+
+def test_what_is_damaged_is_repaired(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
+    site = firewall.site
+    before = site.snapshot(), site.sh("nft -s list table inet gpunode")
+    for damage in (
+        "nft flush chain inet gpunode services",
+        f"echo '# damaged' >> {RULES}; systemctl disable --now --quiet gpunode-firewall",
+    ):
+        site.sh(damage)
+        run = firewall.done(*policy)
+        assert run.recap["changed"] == 1, damage
+        assert (site.snapshot(), site.sh("nft -s list table inet gpunode")) == before, damage
+
+
+def test_the_rules_of_the_distributions_unit_do_not_take_it_away(firewall: Roles, loaded: tuple[Run, Run]) -> None:
+    """nftables.service flushes everything when it starts, stops and reloads."""
+    for verb in ("start", "restart", "reload", "stop"):
+        firewall.site.sh(f"systemctl {verb} nftables.service")
+        if verb != "stop":
+            assert scan(firewall.site, STRANGER, [443, 5000]) == {443: "open"}, verb
+    firewall.site.sh("systemctl start gpunode-firewall")
+
+
 def test_the_rules_are_loaded_at_boot(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:
     site = firewall.site
     table = site.sh("nft -s list table inet gpunode")
@@ -296,6 +272,21 @@ def test_the_rules_are_loaded_at_boot(firewall: Roles, loaded: tuple[Run, Run], 
         time.sleep(2)
     assert site.sh("nft -s list table inet gpunode") == table
     assert firewall.done(*policy).recap["changed"] == 0
+
+
+def test_the_first_policy_that_locks_out_reverts_by_itself_too(
+    firewall: Roles, loaded: tuple[Run, Run], policy: list[str]
+) -> None:
+    site = firewall.site
+    firewall.done(*policy, "-e", "firewall_state=absent")
+    assert "inet gpunode" not in site.sh("nft list tables")
+    wrong = variables(firewall_ssh_networks=["10.0.0.0/8"], firewall_require_controller=False, firewall_revert_s=30)
+    run = firewall.play(*wrong)
+    assert run.rc != 0
+    assert "was reverted" in run.output, run.output
+    assert "inet gpunode" not in site.sh("nft list tables")
+    assert site.sh(f"ls {RULES} {UNIT} 2>/dev/null || true") == ""
+    assert logs_in(site)
 
 
 def test_absent_takes_it_away(firewall: Roles, loaded: tuple[Run, Run], policy: list[str]) -> None:

@@ -71,18 +71,20 @@ class Product:
         self.compared, self.wrong = 0, 0
         self.blocks: list[dict[str, Any]] = []
 
-    def _plain(self, result: Any) -> None:
-        self.torch.matmul(self.one, self.other, out=result)
+    def _plain(self, result: Any) -> Any:
+        return self.torch.matmul(self.one, self.other, out=result)
 
-    def _scaled(self, result: Any) -> None:
-        self.torch._scaled_mm(
-            self.one, self.other, scale_a=self._unit, scale_b=self._unit, out_dtype=self.torch.bfloat16, out=result
+    def _scaled(self, _: Any) -> Any:
+        # Its variant with an own result has another shape in each release.
+        found = self.torch._scaled_mm(
+            self.one, self.other, scale_a=self._unit, scale_b=self._unit, out_dtype=self.torch.bfloat16
         )
+        # Until PyTorch 2.4 the largest value came with it.
+        return found[0] if isinstance(found, tuple) else found
 
     def batch(self) -> None:
         """Compute every result once."""
-        for result in self.found:
-            self.multiply(result)
+        self.found = [self.multiply(result) for result in self.found]
 
     def compare(self) -> None:
         """Compare every element of all results; one number comes back from the device where nothing is wrong."""

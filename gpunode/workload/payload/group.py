@@ -25,7 +25,7 @@ ABORT_S = 30.0
 """What PyTorch's own watchdog leaves of time after our limit: it ends the process without a word on who is missing."""
 FAREWELL_S = 3.0
 GRACE_S = 5.0
-"""After an error, for all ranks that are left to notice theirs."""
+"""More than a collective's own limit: for the ranks that are left to notice an error."""
 STORE_RANK = 0
 PORT_RANGE = range(1, 65536)
 
@@ -49,6 +49,8 @@ class Seat:
     """For each step of the group: whoever does not come that long is missing. A collective has half of it, so that the
     ranks for which it fails come to the next step in time."""
     nodes: int = 1
+    notes: str | None = None
+    """A file that keeps who was missing once: a container that ended does not come back for the next part."""
 
 
 class Group:
@@ -95,9 +97,12 @@ class Group:
         }
 
     def __enter__(self) -> Group:
+        if self.seat.notes is not None and Path(self.seat.notes).exists():
+            raise Undetermined(Path(self.seat.notes).read_text(encoding="utf-8"))
         with self._naming():
             self._store = self._opened()
-            self.share("here", None)
+            # From a part that broke, some ranks come later than others.
+            self.share("here", None, self.seat.limit_s * (2 if self._part else 1) + GRACE_S)
             self.start(0)
         return self
 
@@ -109,7 +114,7 @@ class Group:
             # A reason of this rank's own: the others need not wait for it.
             with contextlib.suppress(Exception):
                 self._store.set(f"lost/{self.seat.rank}", "1")
-            self.stop()
+            self._abandon()
         elif isinstance(error, Exception):
             with self._naming():
                 raise error
@@ -149,6 +154,22 @@ class Group:
             with contextlib.suppress(Exception):
                 self.distributed.destroy_process_group()
 
+    def _abandon(self) -> None:
+        """Part from the ranks after an error. NCCL may wait for ever there: its processes end with the part."""
+        if self.seat.backend != "nccl":
+            self.stop()
+
+    def restart(self, generation: int) -> None:
+        """Connect the ranks anew after an exchange that failed: it may have broken the whole group."""
+        abort = getattr(getattr(self.distributed, "distributed_c10d", None), "_abort_process_group", None)
+        if self.seat.backend == "nccl" and abort is not None:
+            with contextlib.suppress(Exception):
+                abort()
+            self._started = False
+        self.stop()
+        self.share("again", None)
+        self.start(generation)
+
     @contextlib.contextmanager
     def _naming(self) -> Any:
         """Have an error of the group name the ranks that are missing."""
@@ -157,7 +178,7 @@ class Group:
         except (Trouble, Skip, Undetermined):
             raise
         except Exception as err:
-            self.stop()
+            self._abandon()
             raise self._lost(self._absent(), one_line(f"{type(err).__name__}: {err}")) from None
 
     def _lost(self, missing: list[int], reason: str = "") -> Trouble:
@@ -165,6 +186,10 @@ class Group:
         if not missing:
             return Trouble(f"the group of {size} ranks broke: {reason}", {**self.values, "missing": []})
         names = ", ".join(map(str, missing))
+        if self.seat.notes is not None:
+            note = f"not run: rank {names} of {size} was missing in an earlier part"
+            with contextlib.suppress(OSError):
+                Path(self.seat.notes).write_text(note, encoding="utf-8")
         text = f"rank{'s' if len(missing) > 1 else ''} {names} of {size} ended or did not answer within "
         return Trouble(f"{text}{self.seat.limit_s:g} s", {**self.values, "missing": missing})
 
@@ -172,8 +197,8 @@ class Group:
         """The ranks that do not come together after an error: each that is left soon notices it, and says so."""
         if self._store is None:
             return [STORE_RANK]
-        # With Gloo the end of this rank's connections is an error on all others at once.
-        wait_s = self.seat.limit_s if self.seat.backend == "nccl" else max(GRACE_S, self.seat.limit_s / 2)
+        # A rank that waits for another one notices at the latest when its collective's own limit is over.
+        wait_s = self.seat.limit_s / 2 + GRACE_S
         try:
             self._store.set(f"lost/{self.seat.rank}", "1")
             missing = self._without("lost", wait_s)
@@ -184,7 +209,7 @@ class Group:
             self._take_leave()
         return missing
 
-    def share(self, step: str, value: Any) -> list[Any]:
+    def share(self, step: str, value: Any, limit_s: float | None = None) -> list[Any]:
         """Give a value to all ranks and return those of all, by rank.
 
         Trouble names a rank that is missing; RuntimeError where another rank has met an error.
@@ -193,7 +218,7 @@ class Group:
         key = f"{step}-{self._steps}"
         try:
             self._store.set(f"{key}/{self.seat.rank}", json.dumps(value))
-            missing = self._without(key, self.seat.limit_s, unless="lost")
+            missing = self._without(key, self.seat.limit_s if limit_s is None else limit_s, unless="lost")
             if not missing:
                 return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.seat.size)]
             self._store.set(f"lost/{self.seat.rank}", "1")
@@ -201,7 +226,7 @@ class Group:
             raise
         except Exception:
             missing = [STORE_RANK]
-        self.stop()
+        self._abandon()
         raise self._lost(missing)
 
     def _without(self, key: str, limit_s: float, unless: str | None = None) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from gpunode.workload.payload import copies, external, gemm, nccl, pairs, storage, stream, training
@@ -155,7 +156,8 @@ class Measurements:
     def _seats(self, folder: str) -> list[Seat]:
         """Where this container's ranks sit: in a group of its own, or in the one that the settings name."""
         if self._settings.get("seats"):
-            return [seat_of(values) for values in self._settings["seats"]]
+            notes = str(Path(self._folder, "missing")) if self._folder else None
+            return [seat_of({**values, "notes": notes}) for values in self._settings["seats"]]
         ranks = len(self._whole) if self._devices else RANKS_ON_PROCESSOR[self._level]
         backend = "nccl" if self._devices else "gloo"
         limit_s = RANK_LIMIT_S[self._level]

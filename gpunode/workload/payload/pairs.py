@@ -96,10 +96,7 @@ def run(seat: Seat, part: int) -> dict[str, Any]:
             if alone(links):
                 found.update({link: verdict(link, answers, exchange.size) for link in links & search.bad})
             if any(answer is not None and answer["error"] for answer in answers):
-                # What failed between two ranks may have broken the whole group.
-                group.stop()
-                group.share("again", None)
-                group.start(search.rounds)
+                group.restart(search.rounds)
     rate = None if single_s is None else significant(exchange.size / single_s / 1e9)
     return {
         **group.values,

@@ -130,6 +130,24 @@ def test_a_baseline_without_figures_of_a_real_gpu_is_refused(capsys: Capture, bu
     assert "cannot be read" in refused(capsys, "--replay", bundle, "--baseline", tmp_path / "absent.json")
 
 
+def test_a_figure_of_another_message_size_is_no_baseline(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(judged(capsys, bundle)))
+    document = hgx_measured()
+    for record in document["results"]:
+        if record["record"] == "nccl.broadcast":
+            record["values"]["rows"][2] |= {"size_bytes": 2**30, "busbw_gb_per_s": 320.0}
+        if record["record"] == "nccl.all-gather":
+            record["values"]["rows"][2] |= {"busbw_gb_per_s": 320.0}
+    bundle.write_text(json.dumps(document))
+    found = {
+        one["figure"]["metric"]: (one["status"], one["figure"]["message_bytes"])
+        for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.collectives")
+    }
+    assert found["broadcast_busbw"] == ("pass", 2**30)
+    assert found["all_gather_busbw"] == ("warn", 2**33)
+
+
 def test_a_saved_log_is_judged_for_its_node(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
     document = hgx_measured()
     document["results"] = [one for one in document["results"] if not one["record"].startswith("tools.")]
@@ -139,6 +157,17 @@ def test_a_saved_log_is_judged_for_its_node(capsys: Capture, bundle: Path, tmp_p
         log.write_text(nccl_tests(HGX, rate))
         (found,) = of(judged(capsys, bundle, "--log", f"nccl-tests={log}"), "performance.nccl-tests")
         assert (found["status"], found["measured"], found["figure"]["metric"]) == (status, rate, "all_reduce_busbw")
+
+
+def test_a_saved_log_asks_for_no_other_measurement(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    """A bundle that was collected without a workload: nothing else becomes an error because a log is there."""
+    document = hgx_measured() | {"results": []}
+    bundle.write_text(json.dumps(document))
+    before = {(one["check"], one["status"]) for one in judged(capsys, bundle)["nodes"][0]["findings"]}
+    log = tmp_path / "all_reduce_perf.log"
+    log.write_text(nccl_tests(HGX, 471.0))
+    found = judged(capsys, bundle, "--log", f"nccl-tests={log}")["nodes"][0]["findings"]
+    assert {(one["check"], one["status"]) for one in found} - before == {("performance.nccl-tests", "pass")}
 
 
 def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, tmp_path: Path) -> None:

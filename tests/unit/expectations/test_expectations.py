@@ -81,6 +81,30 @@ def test_the_links_of_the_node_decide_what_a_pair_and_a_ring_carry() -> None:
     assert (of_two.path, of_two.value) == ("nvlink", 300)
 
 
+CUBE = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 1, (2, 6): 2, (3, 7): 2}
+CUBE |= {(4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 1}
+
+
+def test_a_node_whose_gpus_are_unknown_has_no_limit_and_breaks_nothing() -> None:
+    unknown = Shape(None, 0, links={})
+    for metric in METRICS:
+        where = Where(0, 1 if metric == "peer_to_peer" else None, ranks=8)
+        found = assess(Figure(metric, 1.0, where, 16 * GIB), unknown, CATALOG, GROSS)
+        assert (found.grade, found.limit) == ("unknown", None), metric
+
+
+def test_a_cube_of_eight_carries_a_ring_and_islands_do_not() -> None:
+    pairs = [(first, second) for first in range(8) for second in range(first + 1, 8)]
+    cube = model("v100-sxm2-32gb", 8, links={pair: CUBE.get(pair, 0) for pair in pairs})
+    ring = limit_of("all_reduce_busbw", cube, Where())
+    assert ring is not None
+    assert (ring.path, ring.value) == ("nvlink", 150)
+    islands = model("h200-nvl", 8, links={pair: 6 * (pair[0] // 4 == pair[1] // 4) for pair in pairs})
+    apart = limit_of("all_reduce_busbw", islands, Where())
+    assert apart is not None
+    assert apart.path == "pcie"
+
+
 def test_the_slowest_pcie_link_limits_a_ring() -> None:
     cards = model("l40s", 4, links=dict.fromkeys([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], 0))
     narrow = replace(cards, pcie={2: (4, 8)})
@@ -162,6 +186,14 @@ def test_the_site_replaces_the_catalog_and_the_baseline_adds_to_it() -> None:
     for baseline, grade in ((41.0, "good"), (43.0, "low"), (46.0, "bad")):
         later = assess(figure, eight, CATALOG, replace(site, baseline=baseline, baseline_origin="last run"))
         assert (later.grade, later.origin) == (grade, "site.yml" if grade == "good" and baseline < 38 else "last run")
+
+
+def test_no_mark_is_above_what_the_machine_can_do() -> None:
+    """An H100 in a slot of Gen4 is held to the share of that slot, not to the figure of Gen5."""
+    slot = replace(shape("hgx-h100-8"), pcie={0: (4, 16)})
+    assert assess(Figure("host_to_device", 26, Where(), GIB), slot, CATALOG, GROSS).grade == "good"
+    found = assess(Figure("host_to_device", 20, Where(), GIB), slot, CATALOG, GROSS)
+    assert (found.grade, "copy-pcie" in (found.origin or "")) == ("low", True)
 
 
 def test_without_any_mark_the_figure_is_of_unknown_worth() -> None:

@@ -228,6 +228,7 @@ _HCA = "/sys/class/infiniband/mlx5_0/"
 _BRIDGE = "PCI_CLASS=60400\nPCI_ID=8086:347A\n"
 
 FILES: dict[str, str | None] = {
+    "/run/gpunode/gpu-settings.json": None,
     "/etc/group": "sudo:x:27:ada\ndocker:x:999:ada,bob\n",
     "/var/lib/gpunode/updates/pending.json": None,
     "/proc/driver/nvidia/gpus/": "0000:00:1e.0\n",
@@ -245,6 +246,7 @@ FILES: dict[str, str | None] = {
     "/proc/self/status": "Cpus_allowed_list:\t0-2,8\n",
     "/proc/loadavg": "4.66 4.09 2.81 17/249 21657\n",
     "/proc/sys/vm/swappiness": "60\n",
+    "/etc/gpunode/gpu-settings.json": None,
     "/var/lib/gpunode/kernel_tuning/command-line": None,
     "/proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t33554432\n",
     "/sys/module/": "ext4\nnvidia\nnvidia_uvm\nnvidiafb\n",
@@ -320,6 +322,11 @@ FILES: dict[str, str | None] = {
     _HCA + "ports/1/counters/link_downed": "1\n",
     _HCA + "ports/1/hw_counters/out_of_sequence": "5\n",
     _HCA + "ports/1/gid_attrs/ndevs/0": "ib0\n",
+    _HCA + "ports/1/gid_attrs/types/0": "IB/RoCE v1\n",
+    _HCA + "ports/1/gids/0": "fe80:0000:0000:0000:0e42:a1ff:fe5e:0001\n",
+    _HCA + "ports/1/gid_attrs/types/3": "RoCE v2\n",
+    _HCA + "ports/1/gids/3": "0000:0000:0000:0000:0000:ffff:0a01:0203\n",
+    _HCA + "ports/1/gids/4": "0000:0000:0000:0000:0000:0000:0000:0000\n",
     "/etc/security/limits.conf": "# a comment\n*  soft  memlock  unlimited  # why\nbroken line\n",
     "/etc/security/limits.d/": "90-gpu.conf\nREADME\n",
     "/etc/security/limits.d/90-gpu.conf": "@gpu\t-\tnofile\t1048576\n",

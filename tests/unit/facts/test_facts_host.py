@@ -10,6 +10,7 @@ from gpunode.facts.node import (
     CpuNode,
     EnvironmentSetting,
     FileSystem,
+    Gid,
     IbPort,
     Limit,
     Machine,
@@ -191,6 +192,7 @@ def test_network() -> None:
             link_layer="InfiniBand",
             lid=26,
             interfaces=("ib0",),
+            gids=(Gid(index=0, type="IB/RoCE v1", ipv4=False), Gid(index=3, type="RoCE v2", ipv4=True)),
             counters={"link_downed": 1, "out_of_sequence": 5},
         ),
     )

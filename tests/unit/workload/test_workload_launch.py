@@ -217,7 +217,7 @@ def test_a_payload_that_left_parts_out_for_lack_of_time_did_not_come_to_its_end(
 
     monkeypatch.setattr(container, "run", run_one)
     monkeypatch.setattr(launching, "provide", lambda *_: Image("site/image:1", "sha256:1", brought=False))
-    monkeypatch.setattr(launching, "_STOP_S", stop_s)
+    monkeypatch.setattr(launching, "STOP_S", stop_s)
     *_, own = run(way, node(gpus=0), named=True)
     assert own["values"]["kind"] == kind
     assert ("versions.torch the first" in str(own["error"])) is (kind == "time-limit")
