@@ -31,6 +31,8 @@ DROP_IN = "/etc/ssh/sshd_config.d/01-drill.conf"
 SOCKET = "/etc/systemd/system/ssh.socket.d/drill.conf"
 KEYS = "/home/admin/.ssh/authorized_keys"
 OUTCOME = "/var/lib/gpunode/guard/drill/outcome.json"
+RELOADED = "/run/drill-reloaded"
+HOLD_S = 15
 RELOAD = [["systemctl", "reload", "ssh.service"]]
 PLAY = """
 - hosts: all
@@ -42,6 +44,7 @@ PLAY = """
         files: "{{ drill.files }}"
         units: "{{ drill.units }}"
         activate: "{{ drill.activate }}"
+        restore: "{{ drill.restore }}"
         limit_s: "{{ drill.limit_s }}"
       become: true
 """
@@ -63,12 +66,13 @@ class Drill:
     group: str = "root"
     by_socket: bool = False
 
-    def variables(self, limit_s: int) -> str:
-        """The play's variables as JSON."""
+    def variables(self, limit_s: int, *, hold: bool = False) -> str:
+        """The play's variables as JSON. ``hold``: the controller waits behind the reload, to be struck there."""
         mode = "0600" if self.owner != "root" else "0644"
         file = {"path": self.path, "content": self.content, "owner": self.owner, "group": self.group, "mode": mode}
-        drill = {"files": [file], "units": self.units, "activate": self.activate, "limit_s": limit_s}
-        return json.dumps({"drill": drill})
+        activate = [*self.activate, *([["touch", RELOADED], ["sleep", str(HOLD_S)]] if hold else [])]
+        drill = {"files": [file], "units": self.units, "activate": activate, "restore": self.activate}
+        return json.dumps({"drill": {**drill, "limit_s": limit_s}})
 
 
 ALLOW_LIST = Drill(DROP_IN, "AllowUsers somebody\n")
@@ -113,7 +117,7 @@ def repaired(site: Site) -> Iterator[None]:
     before = site.sh(f"cat {KEYS}")
     yield
     site.sh(
-        f"rm -rf {DROP_IN} {SOCKET} /var/lib/gpunode/guard; systemctl daemon-reload; "
+        f"rm -rf {DROP_IN} {SOCKET} {RELOADED} /var/lib/gpunode/guard; systemctl daemon-reload; "
         "systemctl disable --now ssh.socket; systemctl enable ssh.service; systemctl restart ssh.service"
     )
     done = site.node.run(["tee", KEYS], env={})
@@ -154,7 +158,9 @@ def awaited(site: Site, limit_s: float) -> float:
 def started(site: Site, play: Path, drill: Drill, limit_s: int) -> "subprocess.Popen[str]":
     """Start the play and return when its change is in force on the node."""
     program = Path(sys.executable).with_name("ansible-playbook")
-    argv = [str(part) for part in (program, "-i", site.lab.inventory_path, play, "-e", drill.variables(limit_s))]
+    argv = [
+        str(part) for part in (program, "-i", site.lab.inventory_path, play, "-e", drill.variables(limit_s, hold=True))
+    ]
     # A control connection of an earlier play could outlive a kill.
     environment = {**ansible_environment(), "ANSIBLE_NOCOLOR": "1"}
     child = subprocess.Popen(
@@ -167,9 +173,8 @@ def started(site: Site, play: Path, drill: Drill, limit_s: int) -> "subprocess.P
         text=True,
         start_new_session=True,
     )
-    # On the node itself: a look from here takes longer than the controller needs to notice that it is locked out.
-    site.node.run(["bash", "-c", f"until test -e {drill.path}; do sleep 0.05; done; sleep 1"], timeout_s=120)
-    assert site.node.run(["test", "-e", drill.path]).returncode == 0, "the change was not made"
+    site.node.run(["bash", "-c", f"until test -e {RELOADED}; do sleep 0.05; done"], timeout_s=120)
+    assert child.poll() is None, child.communicate()[0]
     return child
 
 
@@ -209,8 +214,8 @@ def test_a_controller_killed_right_after_the_reload_leaves_the_old_state(site: S
     awaited(site, LIMIT_S + LATE_S)
     found = outcome(site)
     assert found["by"] == "by the timer on the node"
-    # Second-accurate: systemd's default would allow a minute.
-    assert LIMIT_S <= found["after_s"] <= LIMIT_S + 3
+    # systemd's default accuracy would allow a minute; what is beyond a second is the machine's.
+    assert LIMIT_S <= found["after_s"] <= LIMIT_S + 8
     assert site.sh(STATE) == before
 
 
