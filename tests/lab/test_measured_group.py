@@ -66,7 +66,7 @@ class Ground:
     @property
     def containers(self) -> list[Any]:
         # Without a second question about each: one that has ended since would be an error.
-        found = {"network": self.network, "label": LABEL}
+        found: dict[str, Any] = {"network": self.network, "label": LABEL}
         return list(self.client.containers.list(all=True, filters=found, sparse=True))
 
     def need_none_left(self) -> None:
