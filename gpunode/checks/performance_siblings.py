@@ -10,7 +10,7 @@ from gpunode.checks.measurements import MeasuredNode, unmeasured, why_no_figures
 from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import listed
-from gpunode.checks.workload import of
+from gpunode.checks.workload import component, of
 from gpunode.expectations import unit_of
 from gpunode.facts.models.measured import GEMM_TYPES, DeviceCopyValues, GemmValues, HostCopyValues, StreamValues
 from gpunode.facts.models.workload import Values, values_of
@@ -86,16 +86,16 @@ def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:
     broken: list[str] = []
     for record in (record for name in RECORDS for record in of(run.node, name)):
         reason = why_no_figures(run.node, record, on_gpu=True) or record.skipped or record.error or record.undetermined
-        index = run.index_of(record)
         if reason is not None:
             reasons.append(reason)
         else:
             values = values_of(record, KINDS.get(record.record, GemmValues))
             if isinstance(values, str):
                 broken.append(values)
-            elif index is not None:
+            else:
+                gpu = component(run.node, record)
                 for metric, value in _figures(record.record, values):
-                    found[metric][f"gpu{index}"] = max(value, found[metric].get(f"gpu{index}", 0.0))
+                    found[metric][gpu] = max(value, found[metric].get(gpu, 0.0))
     return found, reasons, broken
 
 

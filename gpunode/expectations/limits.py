@@ -121,7 +121,7 @@ def _collective(shape: Shape, where: Where) -> PhysicalLimit | None:
     if shape.ring_of_nvlinks is None:
         return None
     slowest = [limit for number in range(shape.count) if (limit := _pcie(shape, number)) is not None]
-    if len(slowest) < shape.count:
+    if not slowest or len(slowest) < shape.count:
         return None
     least = min(slowest, key=lambda limit: limit.value)
     return PhysicalLimit(least.value, "pcie", f"{least.what}, as a ring uses it", least.sure)

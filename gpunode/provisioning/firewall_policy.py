@@ -205,6 +205,8 @@ def nft_text(policy: Policy, *, host: bool = True) -> str:
             "type filter hook input priority filter; policy drop;",
             "ct state vmap { established : accept, related : accept, invalid : drop }",
             'iif "lo" accept',
+            # Containers reach published ports, the name server of their engine and agents at the node itself.
+            *(f'iifname "{name}" accept' for name in policy.container_interfaces),
             *ICMP,
             "jump services",
             *policy.extra,

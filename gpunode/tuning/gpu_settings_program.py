@@ -555,7 +555,6 @@ def main(argv: list[str]) -> int:
         tell(f"nothing more could be set: {type(err).__name__}: {err}", 3)
         return 1
     if argv == ["restore"]:
-        place(REPORT).unlink(missing_ok=True)
         return 1 if any(card.entries for card in cards) else 0
     if not daemon_runs():
         tell("nvidia-persistenced does not run: the settings are lost when no process uses a GPU", 4)

@@ -261,6 +261,9 @@ def main(argv: List[str]) -> int:
     options = parsed(argv)
     allowed = sorted(os.sched_getaffinity(0))
     given = dict(os.environ)
+    # torchrun sets 1 where nobody said anything; who wants 1 says --threads 1.
+    if "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1":
+        del given["OMP_NUM_THREADS"]
     try:
         settings = configuration(options.config)
         rank, ranks = local_rank(given), ranks_of(options, given)

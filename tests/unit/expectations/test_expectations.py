@@ -85,6 +85,14 @@ CUBE = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5)
 CUBE |= {(4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 1}
 
 
+def test_a_node_whose_gpus_are_unknown_has_no_limit_and_breaks_nothing() -> None:
+    unknown = Shape(None, 0, links={})
+    for metric in METRICS:
+        where = Where(0, 1 if metric == "peer_to_peer" else None, ranks=8)
+        found = assess(Figure(metric, 1.0, where, 16 * GIB), unknown, CATALOG, GROSS)
+        assert (found.grade, found.limit) == ("unknown", None), metric
+
+
 def test_a_cube_of_eight_carries_a_ring_and_islands_do_not() -> None:
     pairs = [(first, second) for first in range(8) for second in range(first + 1, 8)]
     cube = model("v100-sxm2-32gb", 8, links={pair: CUBE.get(pair, 0) for pair in pairs})

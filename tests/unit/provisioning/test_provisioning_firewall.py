@@ -100,6 +100,7 @@ def test_everything_is_in_its_chain() -> None:
     chains = dict(re.findall(r"(?s)\tchain (\w+) \{\n(.*?)\n\t\}", text))
     assert list(chains) == ["input", "forward", "services", "published", "routed"]
     assert "policy drop" in chains["input"]
+    assert all('iifname "docker0" accept' in chains[chain] for chain in ("input", "forward"))
     assert chains["input"].index("jump services") < chains["input"].index("tcp dport 7 accept")
     assert "ip saddr { 192.168.7.0/24 } accept" in chains["services"]
     assert "ip6 saddr { fd01::/64 } accept" in chains["routed"]
