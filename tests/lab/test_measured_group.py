@@ -131,14 +131,15 @@ def test_four_containers_run_every_collective_and_try_each_link(ground: Ground) 
     assert (links.links, links.cleared + len(links.bad)) == (6, 6)
 
 
-def test_a_container_that_is_killed_is_named_and_leaves_nothing(ground: Ground) -> None:
-    """One of four, as soon as the first record is there: the others name it within their limit, and end."""
+@pytest.mark.parametrize(("members", "dies"), [(2, 1), (4, 2)])
+def test_a_container_that_is_killed_is_named_and_leaves_nothing(ground: Ground, members: int, dies: int) -> None:
+    """As soon as it has joined: the others name it within their limit, and end."""
     killed_at: list[float] = []
 
     def kill() -> None:
         until = time.monotonic() + 300
         while time.monotonic() < until:
-            for one in ground.listed("rank-2"):
+            for one in ground.listed(f"rank-{dies}"):
                 if _has_joined(ground.client, one):
                     ground.client.api.kill(one)
                     killed_at.append(time.monotonic())
@@ -147,20 +148,20 @@ def test_a_container_that_is_killed_is_named_and_leaves_nothing(ground: Ground) 
 
     killer = threading.Thread(target=kill)
     killer.start()
-    result = ground.run(4, tests="nccl", run_limit_s=540.0)
+    result = ground.run(members, tests="nccl", run_limit_s=540.0)
     ended = time.monotonic()
     killer.join(10)
-    assert killed_at, "nothing was killed"
-    assert list(result.failures) == [2]
+    assert killed_at, f"nothing was killed: {result}"
+    assert list(result.failures) == [dies], result
     broken = [record for record in result.records if record["error"]]
     assert broken
     for record in broken:
-        assert record["values"]["missing"] == [2], record
-        assert "rank 2 of 4" in record["error"]
-        assert "rank 2: the payload" in record["error"]
+        assert record["values"]["missing"] == [dies], record
+        assert f"rank {dies} of {members}" in record["error"]
+        assert f"rank {dies}: the payload" in record["error"]
     # One part waited for it, no longer than its limit and a little; the others know that it does not come back.
     assert len(broken) == 1
-    assert {"rank 2 of 4" in str(record["undetermined"]) for record in result.records[-1:]} == {True}
+    assert {f"rank {dies} of {members}" in str(record["undetermined"]) for record in result.records[-1:]} == {True}
     assert ended - killed_at[0] < START_S + 2 * RANK_LIMIT_S + 60
     ground.need_none_left()
 
