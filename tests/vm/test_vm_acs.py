@@ -35,7 +35,8 @@ def ports(vm: Machine) -> dict[str, str]:
     """Return the ACS control register of each port, by the class of what is below it."""
     found = {}
     for line in vm.sh(
-        "for port in $(lspci -D -d ::0604 | cut -d' ' -f1); do for below in /sys/bus/pci/devices/$port/0000:*; do "
+        "cd /sys/bus/pci/devices; "
+        "for port in $(lspci -D -d ::0604 | cut -d' ' -f1); do for below in $port/????:??:??.?; do "
         'echo "$(cat $below/class) $port $(setpci -s $port ECAP_ACS+6.w)"; done; done'
     ).splitlines():
         kind, port, value = line.split()
