@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard
 from firewall_world import ADMIN, CLUSTER, LISTENS, MONITOR, PORTS, SCANNER, SETTINGS, STRANGER, World
 
-from gpunode.provisioning.firewall import WATCH, WATCHED_S, WATCHING
+from gpunode.provisioning.firewall import REMOVE, UNIT, WATCH, WATCHED_S, WATCHING
 from gpunode.provisioning.firewall_policy import TABLE, nft_text, policy_of
 
 pytest_plugins = ("firewall_fixtures",)
@@ -163,3 +164,40 @@ def test_what_nft_rejects_changes_nothing(world: World, tmp_path: Path) -> None:
     assert subprocess.run(argv, capture_output=True, timeout=30, check=False).returncode != 0
     assert world.sh(world.node, "nft list ruleset") == before
     world.sh(world.node, f"nft delete table inet {TABLE}")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_policy_that_locks_out_is_reverted_by_the_guard(world: World, tmp_path: Path, first: bool) -> None:
+    """The guard's program with the role's commands; that its timer and unit fire is shown by its own tests."""
+    rules = tmp_path / "firewall.nft"
+
+    def runner(argv: list[str]) -> tuple[int, str]:
+        if argv[0] in {"systemctl", "systemd-run"}:
+            if argv[1] != "reload-or-restart":
+                return 0, "active"
+            argv = ["nft", "-f", str(rules)]
+        inside = ["ip", "netns", "exec", world.node, *argv]
+        done = subprocess.run(inside, capture_output=True, text=True, timeout=30, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    if not first:
+        rules.write_text(nft_text(policy_of(SETTINGS)), encoding="utf-8")
+        world.load()
+    before = world.scan(ADMIN, [22])
+    restore = [["nft", REMOVE]] if first else [["systemctl", "reload-or-restart", UNIT]]
+    guard = Guard("firewall", tmp_path / "guard", tmp_path / "units", runner)
+    record = {"name": "firewall", "token": "a", "paths": [str(rules)], "units": [], "restore": restore}
+    try:
+        guard.arm(record, "", 60)
+        rules.write_text(nft_text(policy_of({**SETTINGS, "ssh_networks": ["192.0.2.0/24"]})), encoding="utf-8")
+        world.sh(world.node, f"nft -f {rules}")
+        assert before == {22: "open"}
+        assert world.scan(ADMIN, [22]) == {}
+        outcome = guard.restore("by the timer on the node")
+        assert outcome is not None
+        assert outcome["failed"] == []
+        assert world.scan(ADMIN, [22]) == {22: "open"}
+        assert rules.exists() is not first
+        assert (TABLE in world.sh(world.node, "nft list tables")) is not first
+    finally:
+        world.sh(world.node, f"nft '{REMOVE}'")
