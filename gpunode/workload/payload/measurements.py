@@ -85,9 +85,14 @@ class Measurements:
         }
         names = [name for name in MEASUREMENTS if name in wanted]
         for number, name in enumerate(names):
-            left_s = sum(SECONDS[one][self._level] for one in names[number:])
+            left_s = sum(self._about_s(one) for one in names[number:])
             self._tell(f"measuring {name} ({number + 1} of {len(names)})", min(left_s, self._clock.left(left_s)))
             yield from parts[name]()
+
+    def _about_s(self, name: str) -> float:
+        """About how long a measurement takes."""
+        longer_s = float(self._settings.get("burn_s") or BURN_S) - BURN_S if name == "burn" else 0.0
+        return SECONDS[name][self._level] + longer_s
 
     # --- each device by itself
 
