@@ -207,6 +207,9 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--burn", "long", "--level", "deep"], ["--burn", '"long" is not a number of seconds']),
         (["validate", "--burn", "90", "--level", "deep", "--workload-timeout", "90"], ["--burn 90", "2070"]),
         (["validate", "--storage", "data", "--level", "deep"], ["--storage", '"data" is not the absolute path']),
+        (["validate", "--storage", "/opt/", "--level", "deep"], ["--storage /opt/", "--no-container"]),
+        (["validate", "--storage", "/data/../usr/local", "--level", "deep"], ["/usr/local", "--no-container"]),
+        (["validate", "--storage", "//run", "--level", "deep"], ["--storage //run", "--no-container"]),
         (["validate", "--no-container", "--image-timeout", "60"], ["--no-container", "--image-timeout"]),
         (["validate", "--workload-timeout", "nan"], ["--workload-timeout", '"nan" is not a number of seconds']),
         (["validate", "--workload-timeout", "inf"], ["--workload-timeout", "range"]),
@@ -411,6 +414,9 @@ def test_a_workload_follows_the_probe_unless_the_level_is_quick(
     assert (then := asked["then"].wish).burn_s == then.run_limit_s - 2100 + measurements.BURN_S == 600
     gpunode("validate", "--level", "deep", "--burn", "10")
     assert asked["then"].wish.run_limit_s == 2100
+    for options in (["--storage", "/tmp", "--no-container"], ["--storage", "/opt/data"], ["--storage", "/variable"]):
+        gpunode("validate", "--level", "deep", *options)
+        assert asked["then"].wish.storage == options[1]
     gpunode("validate", "--select", "gpu.count,driver.closure")  # nobody would read what it records
     assert asked["then"] is None
 
