@@ -292,9 +292,7 @@ def test_a_colon_in_the_directory_is_no_list_of_directories(tmp_path: Path, monk
     directory.mkdir()
     programs = tmp_path / "programs"
     programs.mkdir()
-    _program(
-        programs, "fio", f'case "$*" in *--directory=*:*) echo failed parsing >&2; exit 1;; esac; cat {FIO}'
-    )
+    _program(programs, "fio", f'case "$*" in *--directory=*:*) echo failed parsing >&2; exit 1;; esac; cat {FIO}')
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     monkeypatch.setattr(storage, "PATTERNS", (("randread", 4096, 2, 4),))
     values = storage.fio(str(directory), 1.0)
