@@ -115,4 +115,8 @@ def unmeasured(node: NodeFacts, records: tuple[str, ...]) -> Verdict | None:
     missing = f"there is no record {' or '.join(records)}"
     if pointer is not None:
         return Verdict(Status.SKIP, f"{missing} ({pointer})")
-    return Verdict(Status.ERROR, f"{missing}: the payload did not come that far")
+    levels = {record.values.get("level") for record in of(node, "container")}
+    why = (
+        "the payload did not come that far" if "deep" in levels else "not written at level standard, or cut off before"
+    )
+    return Verdict(Status.ERROR, f"{missing}: {why}")

@@ -88,6 +88,7 @@ def fio(directory: str | None, seconds: float) -> dict[str, Any]:
         for pattern, block, jobs, depth in PATTERNS:
             answer = _run_fio(
                 program,
+                folder,
                 f"--name={pattern}",
                 f"--rw={pattern}",
                 f"--bs={block}",
@@ -95,7 +96,6 @@ def fio(directory: str | None, seconds: float) -> dict[str, Any]:
                 f"--iodepth={depth}",
                 f"--size={size}",
                 f"--runtime={seconds:g}",
-                f"--directory={folder}",
                 "--filename_format=gpunode.$jobnum",
             )
             version = str(answer.get("fio version", "")).replace("fio-", "") or None
@@ -112,10 +112,12 @@ def fio(directory: str | None, seconds: float) -> dict[str, Any]:
         }
 
 
-def _run_fio(program: str, *words: str) -> dict[str, Any]:
+def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
+    """Run fio in the folder, and return its JSON: as an option it would take a colon in the path for two folders."""
     try:
         done = subprocess.run(
             [program, "--output-format=json", *FIO_OPTIONS, *words],
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=FIO_LIMIT_S,
