@@ -72,6 +72,8 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
         figure = Figure(f"{name}_busbw", largest.busbw_gb_per_s, where, largest.size_bytes, algorithm)
         what = f"{name} over {counted(values.ranks, 'GPU')}, {largest.size_bytes / 2**20:.0f} MiB"
         yield judged(figure, run.shape, run.expect, "node", what=what)
+        if all(row.wrong is None for row in values.rows):
+            yield Verdict(Status.ERROR, f"{name}: its values were not compared with the right ones")
 
 
 @measurement_check(

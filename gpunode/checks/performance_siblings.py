@@ -47,8 +47,8 @@ Figures = Mapping[str, Mapping[str, float]]
     level="standard",
     needs=("records",),
     needs_gpu=True,
-    means="No GPU of the node is much slower than the others in copies, memory and products. No table of expected "
-    "figures is needed for that.",
+    means="No GPU of the node is much slower than the others of its model in copies, memory and products. No table of "
+    "expected figures is needed for that.",
     remedy="Compare that GPU with the others: link.pcie-width, link.numa, performance.clocks, gpu.power-limit, "
     "gpu.throttling, gpu.clocks; then swap it with another slot. What stays with the card is the card.",
     state="observe",
@@ -64,8 +64,8 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     found, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
     for reason in broken:
         yield Verdict(Status.ERROR, reason)
-    several = {metric: values for metric, values in found.items() if len(values) > 1}
-    slow = [verdict for metric, values in several.items() for verdict in _slow(metric, values)]
+    several = {metric: alike for metric, values in found.items() if (alike := _of_one_model(node, values))}
+    slow = [verdict for metric, alike in several.items() for values in alike for verdict in _slow(metric, values)]
     yield from slow
     if broken:
         return
@@ -73,10 +73,20 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         status = Status.SKIP if reasons else Status.ERROR
         yield Verdict(status, next(iter(reasons), "no figure of a GPU was recorded"))
     elif not several:
-        yield Verdict(Status.SKIP, "a single GPU was measured: there is none to compare it with")
+        yield Verdict(Status.SKIP, "no two GPUs of one model were measured: there is none to compare one with")
     elif not slow:
-        number = max(len(values) for values in several.values())
+        number = max(sum(map(len, alike)) for alike in several.values())
         yield Verdict(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
+
+
+def _of_one_model(node: NodeFacts, values: Mapping[str, float]) -> list[dict[str, float]]:
+    """Return the figures of each model that the node has at least two measured GPUs of."""
+    document = (node.smi.document if node.smi else None) or {}
+    models = {f"gpu{gpu['index']}": gpu.get("name") for gpu in document.get("gpus", ())}
+    alike: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
+    for gpu, value in values.items():
+        alike[models.get(gpu)][gpu] = value
+    return [group for group in alike.values() if len(group) > 1]
 
 
 def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:

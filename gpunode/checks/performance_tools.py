@@ -1,6 +1,6 @@
 """Checks on what external programs printed (nvbandwidth, nccl-tests, dcgmi diag), and on storage."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -21,17 +21,36 @@ LINKS = "performance.host-copy and performance.peer-copy name checks of the link
 def answer_of(values: ToolValues, parse: Callable[[str], dict[str, Any]]) -> Answer | Verdict:
     """Return a program's output as its parser reads it, or the verdict on one that cannot be read."""
     name = PurePosixPath(values.program).name
-    ended = f"{name} ended with status {values.exit_code}" if values.exit_code else None
+    ended = _ended(values)
     try:
         answer = parse(values.stdout)
     except ParseError as err:
         said = next((line.strip() for line in values.stderr.splitlines() if line.strip()), "")
         cut = "; only the beginning was kept" if values.cut else ""
-        reason = f"{ended}: {said[:200]}" if ended and said else str(err)
+        reason = f"{ended}: {said[:200] or err}" if ended else str(err)
         return Verdict(Status.ERROR, f"{name}: {reason}{cut}")
     if answer.get("error"):
         return Verdict(Status.ERROR, f"{name}: {answer['error']['message']}")
     return answer
+
+
+def _ended(values: ToolValues) -> str | None:
+    """Return how a program that did not succeed ended; None for one that did."""
+    if values.exit_code < 0:
+        return f"was ended by signal {-values.exit_code}"
+    return f"ended with status {values.exit_code}" if values.exit_code else None
+
+
+def _whole_run(values: ToolValues, found: Iterable[Verdict]) -> Iterator[Verdict]:
+    """Yield the verdicts, and one more where they are good although the program did not come to a good end."""
+    good = True
+    for verdict in found:
+        good = good and verdict.status in (Status.PASS, Status.SKIP)
+        yield verdict
+    ended = _ended(values)
+    if good and ended is not None:
+        text = f"{PurePosixPath(values.program).name} {ended}: what it printed may not be all"
+        yield Verdict(Status.ERROR, text, expected=0, measured=values.exit_code)
 
 
 def _name(figure: Figure) -> str:
@@ -78,7 +97,7 @@ def by_nvbandwidth(values: ToolValues, record: Record, run: MeasuredNode) -> Ite
         yield answer
         return
     found = list(_verdicts(tools.of_nvbandwidth(answer), run))
-    yield from found
+    yield from _whole_run(values, found)
     if not found:
         yield Verdict(Status.ERROR, "nvbandwidth printed no figure between host and GPU or between GPUs")
 
@@ -101,8 +120,11 @@ def by_nccl_tests(values: ToolValues, record: Record, run: MeasuredNode) -> Iter
     if isinstance(answer, Verdict):
         yield answer
         return
+    if values.cut:
+        yield Verdict(Status.ERROR, "the output is too long for the record: only its beginning was kept")
+        return
     program = PurePosixPath(values.program).name.removesuffix("_mpi").removesuffix("_perf")
-    yield from _verdicts(tools.of_nccl_tests(answer, program), run)
+    yield from _whole_run(values, _verdicts(tools.of_nccl_tests(answer, program), run))
 
 
 OF_DIAG = {
@@ -128,7 +150,7 @@ OF_DIAG = {
 )
 def diagnostics(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     answer = answer_of(values, dcgm_diag.parse)
-    yield from [answer] if isinstance(answer, Verdict) else of_diag(answer)
+    yield from [answer] if isinstance(answer, Verdict) else _whole_run(values, of_diag(answer))
 
 
 def of_diag(answer: Answer) -> Iterator[Verdict]:

@@ -1,6 +1,7 @@
 """The report of ``--baseline``: a node's own earlier figures."""
 
 import json
+from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from pydantic import ValidationError
 
 from gpunode.checks import Baseline
 from gpunode.checks.registry import Status
+from gpunode.checks.words import listed
+from gpunode.cli.yaml_file import first_error
 from gpunode.errors import UsageError
 from gpunode.expectations import is_metric
 from gpunode.report import NodeReport, Report
@@ -23,7 +26,7 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
     except OSError as err:
         raise UsageError(f"--baseline {path}: cannot be read: {err.strerror}") from None
     except (ValueError, RecursionError) as err:
-        detail = err.errors(include_url=False)[0]["msg"] if isinstance(err, ValidationError) else str(err)
+        detail = first_error(err) if isinstance(err, ValidationError) else str(err)
         raise UsageError(f"--baseline {path}: not a report of gpunode validate --format json: {detail}") from None
     found = {node.host: of_node(node, f"{path.name} of {report.finished_at}") for node in report.nodes}
     baselines = {host: baseline for host, baseline in found.items() if baseline.figures}
@@ -32,6 +35,15 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
             f"--baseline {path}: no figure of a real GPU in it: run gpunode validate --level standard first"
         )
     return baselines
+
+
+def without_figures(nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> str | None:
+    """Return a line that names the nodes of which the report has no figure; None where it has figures of all."""
+    # Of two bundles of one host, the second has its file behind the name; a node that was not reached is not simulated
+    # and not real.
+    reached = [node.host for node in nodes if node.simulated is not None]
+    absent = [host for host in reached if host.partition(" (")[0] not in baselines]
+    return f"it has no figure of {listed(absent, most=5)}: nothing was compared with it there" if absent else None
 
 
 def of_node(node: NodeReport, origin: str) -> Baseline:

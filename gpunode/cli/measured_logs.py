@@ -32,6 +32,13 @@ def checks_of(logs: Iterable[Mapping[str, Any]]) -> set[str]:
     return {CHECKS[log["record"]] for log in logs}
 
 
+def must_be_judged(logs: Iterable[Mapping[str, Any]], wanted: Iterable[str]) -> None:
+    """Raise UsageError where --select or --skip leaves out the check that judges a log."""
+    left_out = sorted(checks_of(logs) - set(wanted))
+    if left_out:
+        raise UsageError(f"--log: {left_out[0]} judges it, and --select or --skip leaves that check out")
+
+
 def must_be_of_one(logs: Sequence[object], bundles: Sequence[Path]) -> None:
     """Raise UsageError where logs would have to be judged with several nodes, or none."""
     if logs and len(bundles) != 1:

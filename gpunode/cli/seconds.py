@@ -17,10 +17,13 @@ class Seconds(click.FloatRange):
         super().__init__(min=least_s, max=LONGEST_S)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
         if math.isnan(number):
-            self.fail(f"{value!r} is no time.", param, ctx)
-        return number
+            self.fail(f'"{value}" is not a number of seconds (example: 90).', param, ctx)
+        return super().convert(number, param, ctx)
 
 
 class Duration(Seconds):

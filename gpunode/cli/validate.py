@@ -21,10 +21,10 @@ from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.apart import Apart
-from gpunode.cli.baseline import read_baselines
+from gpunode.cli.baseline import read_baselines, without_figures
 from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
-from gpunode.cli.measured_logs import checks_of, must_be_of_one, read_logs
+from gpunode.cli.measured_logs import checks_of, must_be_judged, must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
@@ -34,7 +34,7 @@ from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
-from gpunode.printable import printable_json
+from gpunode.printable import printable, printable_json
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unchecked, unreachable
 
@@ -128,6 +128,7 @@ def command(  # noqa: PLR0913
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
     printed = read_logs(logs, replay=replay)
+    must_be_judged(printed, wanted)
     places = outputs_.outputs(ctx)
     runs = level != "quick" and reads_records(wanted)
     if workload.given and (replay or not runs):
@@ -161,6 +162,8 @@ def command(  # noqa: PLR0913
             then = following(workload, apart) if runs else None
             answers = selection.collect(apart, save=folder, then=then, targets=targets)
             nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
+    if baseline and (line := without_figures(nodes, baselines)):
+        click.echo(printable(f"gpunode: --baseline {baseline}: {line}"), err=True)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
         write(document, place, verbose=verbose)

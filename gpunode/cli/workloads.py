@@ -50,8 +50,9 @@ class Options:
 
     @property
     def run_limit_s(self) -> float:
-        """How long a node's workload may run."""
-        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S[self.level]
+        """How long a node's workload may run; a longer sustained load than the usual one has its time beside."""
+        longer_s = max(0.0, (self.burn_s or 0.0) - BURN_S)
+        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S[self.level] + longer_s
 
     @property
     def image_limit_s(self) -> float:
@@ -79,6 +80,7 @@ NAMES = (
 )
 DEEP_ONLY = ("--storage", "--burn")
 WORKLOAD_TIMEOUT_S = {"standard": 900.0, "deep": 2100.0}
+BURN_S = 120.0
 IMAGE_TIMEOUT_S = 1800.0
 
 
@@ -109,7 +111,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="SECONDS",
                 help="Hard limit for a node's workload, image aside.  [default: "
                 + ", ".join(f"{limit_s:g} at level {level}" for level, limit_s in WORKLOAD_TIMEOUT_S.items())
-                + "]",
+                + ", and what --burn is longer than its default]",
             ),
             click.option(
                 "--image-timeout",
@@ -128,7 +130,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "burn_s",
                 type=Seconds(1),
                 metavar="SECONDS",
-                help="Level deep: length of the sustained load.  [default: 120]",
+                help=f"Level deep: length of the sustained load.  [default: {BURN_S:g}]",
             ),
         )
     ):
@@ -145,7 +147,14 @@ def read_wish(options: Options) -> Wish:
     if options.no_container and (options.image or options.image_file):
         raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
     if options.storage is not None and not PurePosixPath(options.storage).is_absolute():
-        raise UsageError(f"--storage: expected the path of a directory of the nodes from / on, found {options.storage}")
+        raise UsageError(
+            f'--storage: "{options.storage}" is not the absolute path of a directory of the nodes (example: /data)'
+        )
+    if options.burn_s is not None and options.burn_s >= options.run_limit_s:
+        raise UsageError(
+            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: "
+            f"leave --workload-timeout out, or name at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
+        )
     file = read_image_file(options.image_file) if options.image_file else None
     return Wish(
         image=functools.partial(_image, options.image, file),

@@ -23,7 +23,8 @@ from gpunode.provisioning.state import Look, NodeState
 
 ROLE = "firewall"
 UNIT = "gpunode-firewall.service"
-RULES = "/etc/gpunode/firewall.nft"
+FOLDER = "/etc/gpunode"
+RULES = f"{FOLDER}/firewall.nft"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 ENABLED = f"/etc/systemd/system/sysinit.target.wants/{UNIT}"
 LOADED = "/run/gpunode/firewall.loaded"
@@ -32,7 +33,7 @@ MEMORY = "/var/lib/gpunode/firewall"
 BEFORE = f"{MEMORY}/packages-before"
 NFT = "/usr/sbin/nft"
 ZONE_BEFORE = f"{MEMORY}/default-zone-before"
-LOOK = Look(paths=(RULES, UNIT_FILE, MEMORY, ZONE_FILE), contents=(BEFORE, LOADED, CONF, ZONE_BEFORE))
+LOOK = Look(paths=(FOLDER, RULES, UNIT_FILE, MEMORY, ZONE_FILE), contents=(BEFORE, LOADED, CONF, ZONE_BEFORE))
 FIREWALLD, UFW = "firewalld.service", "ufw.service"
 REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
 WATCH = f"{TABLE}_watch"
@@ -106,7 +107,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     return Manifest(
         role=ROLE,
         files=files,
-        folders=(ManagedFolder(path=MEMORY),),
+        folders=(ManagedFolder(path=FOLDER), ManagedFolder(path=MEMORY)),
         packages=AptChange(install=wanted, memory=BEFORE, lock_wait_s=wait)
         if state.apt is not None
         else DnfChange(install=wanted, memory=BEFORE, lock_wait_s=wait),
@@ -192,7 +193,9 @@ def _guarded(
     # firewall-cmd asks the daemon, which reads the files itself: the offline tool judges those that are not there yet.
     zone = [["firewall-cmd", "--reload"]] if zoned else []
     judge = [["firewall-offline-cmd", "--check-config"]] if zoned else []
-    unable = context.check and "nftables" not in state.installed
+    # In check mode there is no nft yet, or no folder in which the file could be shown to it.
+    there = state.files.get(FOLDER)
+    unable = context.check and ("nftables" not in state.installed or there is None or there.kind != "folder")
     return {
         "files": [file.model_dump(mode="json", exclude={"validate_with", "expect_sha256"}) for file in files],
         "keep": [ENABLED],
@@ -248,7 +251,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     return Manifest(
         role=ROLE,
         files=tuple(files),
-        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, FOLDER)),
         packages=packages,
         units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None else (),
         due_reasons=(*leaving, *([left] if left else [])),

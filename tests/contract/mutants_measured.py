@@ -42,6 +42,25 @@ def printed(base: Base, tool: str, old: str, new: str) -> list[Edit]:
     return [Edit(("results", place, "values", "stdout"), old, new)]
 
 
+def values_of(base: Base, record: str) -> dict[str, Any]:
+    """Return the values of the first record of a name."""
+    found: dict[str, Any] = next(one["values"] for one in base()["results"] if one["record"] == record)
+    return found
+
+
+def cut_short(base: Base, tool: str) -> list[Edit]:
+    """Return the edit by which a record keeps the first half alone of what a tool printed."""
+    values = values_of(base, f"tools.{tool}")
+    half = values["stdout"][: len(values["stdout"]) // 2]
+    return [result(base(), f"tools.{tool}", "values", new=values | {"stdout": half, "cut": True})]
+
+
+def uncompared(base: Base, record: str) -> list[Edit]:
+    """Return the edit by which no result of a collective was compared."""
+    rows = [row | {"wrong": None} for row in values_of(base, record)["rows"]]
+    return value(base, record, "rows", new=rows)
+
+
 def diag(base: Base, gpu: int, status: str, warning: str) -> list[Edit]:
     """Return the edit by which ``dcgmi diag`` reports one GPU."""
     document = base()
@@ -425,3 +444,7 @@ for tool, check in (("nvbandwidth", "nvbandwidth"), ("nccl-tests", "nccl-tests")
     MISSING[f"performance.{check}"].append(
         (hgx_measured, value(hgx_measured, f"tools.{tool}", "stdout", new="garbage\n"))
     )
+    # Good so far, and then a crash.
+    MISSING[f"performance.{check}"].append((hgx_measured, value(hgx_measured, f"tools.{tool}", "exit_code", new=-11)))
+MISSING["performance.nccl-tests"].append((hgx_measured, cut_short(hgx_measured, "nccl-tests")))
+MISSING["performance.collectives"].append((hgx_measured, uncompared(hgx_measured, "nccl.broadcast")))

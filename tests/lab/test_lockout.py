@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -208,8 +209,7 @@ def test_without_the_revert_the_same_drill_locks_the_node(site: Site, play: Path
 def test_a_controller_killed_right_after_the_reload_leaves_the_old_state(site: Site, play: Path) -> None:
     before = prepared(site, ALLOW_LIST)
     child = started(site, play, ALLOW_LIST, LIMIT_S)
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
+    killed(child)
     assert not reachable(site)
     awaited(site, LIMIT_S + LATE_S)
     found = outcome(site)
@@ -222,11 +222,21 @@ def test_a_controller_killed_right_after_the_reload_leaves_the_old_state(site: S
 def test_without_the_revert_a_killed_controller_leaves_the_node_locked(site: Site, play: Path) -> None:
     prepared(site, ALLOW_LIST)
     child = started(site, play, ALLOW_LIST, 0)
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
+    killed(child)
     time.sleep(LIMIT_S)
     assert not reachable(site)
+
+
+def killed(child: "subprocess.Popen[str]") -> None:
+    """Kill the controller with all that it started: Ansible's workers have sessions of their own."""
+    doomed = [child.pid]
+    for pid in doomed:
+        found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, timeout=30, check=False)
+        doomed += [int(word) for word in found.stdout.split()]
+    for pid in doomed:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    child.communicate()
 
 
 def power_cut(site: Site) -> None:

@@ -13,7 +13,12 @@ PORTS = (
     *("-machine", "q35"),
     # One port above a network adapter, one above nothing that moves data between devices.
     *("-device", "pcie-root-port,id=above,chassis=1,slot=1", "-device", "pcie-root-port,id=other,chassis=2,slot=2"),
-    *("-netdev", "user,id=net1", "-device", "virtio-net-pci,netdev=net1,bus=above,mac=52:54:00:12:34:57,romfile="),
+    *(
+        "-netdev",
+        "user,id=net1,net=10.0.9.0/24",
+        "-device",
+        "virtio-net-pci,netdev=net1,bus=above,mac=52:54:00:12:34:57,romfile=",
+    ),
     *("-device", "virtio-rng-pci,bus=other"),
 )
 REDIRECT = "001d"
@@ -30,7 +35,8 @@ def ports(vm: Machine) -> dict[str, str]:
     """Return the ACS control register of each port, by the class of what is below it."""
     found = {}
     for line in vm.sh(
-        "for port in $(lspci -D -d ::0604 | cut -d' ' -f1); do for below in /sys/bus/pci/devices/$port/0000:*; do "
+        "cd /sys/bus/pci/devices; "
+        "for port in $(lspci -D -d ::0604 | cut -d' ' -f1); do for below in $port/????:??:??.?; do "
         'echo "$(cat $below/class) $port $(setpci -s $port ECAP_ACS+6.w)"; done; done'
     ).splitlines():
         kind, port, value = line.split()

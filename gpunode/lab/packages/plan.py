@@ -228,8 +228,10 @@ def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> No
 
 
 def _rpm_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
-    """Scriptlets, where they decide what is on a node: modules, headers and the index of modules."""
-    steps: dict[str, list[str]] = {"post": [], "preun": []}
+    """Scriptlets, where they decide what is on a node: accounts, modules, headers and the index of modules."""
+    steps: dict[str, list[str]] = {"pre": [], "post": [], "preun": []}
+    for user in row.users:
+        steps["pre"].append(_RPM_USER.format(user=user))
     for part in row.parts(values["release"]):
         if part.dkms:
             tree = {"name": part.name, "release": values["release"]}
@@ -317,6 +319,10 @@ if [ "$1" = remove ]; then
 """
 _HEADERS_REMOVE = """\
     rm -rf {seen}
+"""
+_RPM_USER = """\
+getent group {user} >/dev/null || groupadd --system {user}
+getent passwd {user} >/dev/null || useradd --system --gid {user} --no-create-home --shell /sbin/nologin {user}
 """
 # As the spec file in NVIDIA/yum-packaging-dkms-nvidia does it: for the running kernel, and a failure goes unnoticed.
 _RPM_DKMS_BUILD = """\

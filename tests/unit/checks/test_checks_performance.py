@@ -141,6 +141,25 @@ def test_one_gpu_slower_than_its_siblings_is_found_without_any_mark() -> None:
     assert (slow.status, slow.component, slow.source) == (Status.FAIL, "gpu2", "the other GPUs of the node")
 
 
+def test_a_gpu_is_compared_with_those_of_its_model_alone() -> None:
+    """A node with two cards of another model, which are slower by nature."""
+    document = deepcopy(pcie_measured())
+    answer = document["commands"]["nvidia-smi-xml"]
+    head, *gpus = answer["stdout"].split("<product_name>")
+    small = [gpu.replace("NVIDIA L40S<", "NVIDIA L4<") if number > 1 else gpu for number, gpu in enumerate(gpus)]
+    answer["stdout"] = "<product_name>".join([head, *small])
+    for record in document["results"]:
+        if record["record"] == "gemm.fp64" and record["component"] in ("cuda:2", "cuda:3"):
+            record["values"]["tflops"] *= 1 / 3
+    (alike,) = found(document, "performance.siblings")
+    assert alike.status is Status.PASS
+    for record in document["results"]:
+        if record["record"] == "gemm.fp64" and record["component"] == "cuda:3":
+            record["values"]["tflops"] /= 2
+    (slow,) = found(document, "performance.siblings")
+    assert (slow.status, slow.component) == (Status.FAIL, "gpu3")
+
+
 def test_the_links_of_the_node_decide_about_a_collective() -> None:
     """The same figures are good over PCIe, and a failure where NVSwitches join the GPUs."""
     slow = deepcopy(hgx_measured())

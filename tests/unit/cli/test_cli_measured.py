@@ -108,7 +108,11 @@ def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path,
     other = json.loads(earlier.read_text())
     other["nodes"][0]["host"] = "another"
     earlier.write_text(json.dumps(other))
-    # Another node's report says nothing of this one.
+    # Another node's report says nothing of this one, and whoever gave it learns that.
+    run(["validate", "--replay", str(bundle), "--baseline", str(earlier)])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "earlier.json" in line
+    assert json.loads(bundle.read_text())["host"] in line
     assert "fail" not in {
         one["status"] for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")
     }
@@ -186,4 +190,6 @@ def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, t
     assert "--replay" in refused(capsys, "gpu-01", "--log", f"nccl-tests={log}")
     second = tmp_path / "second.json"
     second.write_text(bundle.read_text())
+    for leaves_out in (("--skip", "performance.nccl-tests"), ("--select", "gpu.count")):
+        assert "performance.nccl-tests judges it" in refused(capsys, *replay, f"nccl-tests={log}", *leaves_out)
     assert "2 bundles" in refused(capsys, "--replay", bundle, second, "--log", f"nccl-tests={log}")

@@ -18,6 +18,7 @@ from gpunode.checks import Expectation, registry
 from gpunode.cli import run
 from gpunode.isolation import Limits
 from gpunode.probe.bundle import Bundle
+from gpunode.workload.payload import measurements
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 
@@ -203,12 +204,15 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--storage", "/data"], ["--storage", "--level deep"]),
         (["validate", "--burn", "60", "--level", "standard"], ["--burn", "--level deep"]),
         (["validate", "--burn", "0", "--level", "standard"], ["--burn"]),
+        (["validate", "--burn", "long", "--level", "deep"], ["--burn", '"long" is not a number of seconds']),
+        (["validate", "--burn", "90", "--level", "deep", "--workload-timeout", "90"], ["--burn 90", "2070"]),
+        (["validate", "--storage", "data", "--level", "deep"], ["--storage", '"data" is not the absolute path']),
         (["validate", "--no-container", "--image-timeout", "60"], ["--no-container", "--image-timeout"]),
-        (["validate", "--workload-timeout", "nan"], ["--workload-timeout", "'nan' is no time"]),
+        (["validate", "--workload-timeout", "nan"], ["--workload-timeout", '"nan" is not a number of seconds']),
         (["validate", "--workload-timeout", "inf"], ["--workload-timeout", "range"]),
         (["validate", "--image", ""], ["--image: an image needs a name"]),
         (["validate", "--select", "gpu.count", "--image", "x"], ["no check that is selected reads a", "--image"]),
-        (["validate", "--timeout", "nan"], ["--timeout", "'nan' is no time"]),
+        (["validate", "--timeout", "nan"], ["--timeout", '"nan" is not a number of seconds']),
         (["validate", "--replay"], ["--replay needs a bundle"]),
         (["validate", "--replay", "/no/such.json"], ["/no/such.json: no such file"]),
         (["validate", "--replay", str(BUNDLE), "gpu-node-1"], ["gpu-node-1: no such file"]),
@@ -403,6 +407,10 @@ def test_a_workload_follows_the_probe_unless_the_level_is_quick(
     assert then.wish.image(None) == "site/image:1"
     gpunode("validate", "--no-container")
     assert not asked["then"].wish.in_container
+    gpunode("validate", "--level", "deep", "--burn", "600")
+    assert (then := asked["then"].wish).burn_s == then.run_limit_s - 2100 + measurements.BURN_S == 600
+    gpunode("validate", "--level", "deep", "--burn", "10")
+    assert asked["then"].wish.run_limit_s == 2100
     gpunode("validate", "--select", "gpu.count,driver.closure")  # nobody would read what it records
     assert asked["then"] is None
 

@@ -346,3 +346,16 @@ def test_the_page_lists_what_is_assumed_today() -> None:
     script = Path(__file__).resolve().parents[3] / "scripts/lab_vendor_page.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_rpm_packages_have_the_scriptlets_that_decide_what_is_on_a_node() -> None:
+    """The account that the daemon's unit names, modules for the running kernel whatever DKMS answers, and headers."""
+    scripts = {built.name: built.scripts for built in contents(repositories()["rhel9"]) if built.scripts}
+    assert "useradd --system --gid nvidia-persistenced" in scripts["nvidia-persistenced"]["pre"]
+    for name, tree in (("kmod-nvidia-open-dkms", "nvidia-open"), ("kmod-nvidia-latest-dkms", "nvidia")):
+        assert f"dkms $step -m {tree} -v " in scripts[name]["post"]
+        assert scripts[name]["post"].count("|| :") == scripts[name]["preun"].count("|| :") == 1
+    for system in ("rocky9", "rocky10"):
+        (devel,) = (built for built in contents(repositories()[system]) if built.name == "kernel-devel")
+        assert f"seen=/usr/src/kernels/{devel.version}.x86_64\n" in devel.scripts["post"]
+        assert "{" not in devel.scripts["post"].replace("${seen%/*}", "")

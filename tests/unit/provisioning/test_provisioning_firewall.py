@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from node_samples import after, by_path, context, file, node, planned, settings_of
 
-from gpunode.provisioning.firewall import LOADED, RULES, UNIT
+from gpunode.provisioning.firewall import FOLDER, LOADED, RULES, UNIT
 from gpunode.provisioning.firewall_policy import Policy, lets_in, nft_text, policy_of
 from gpunode.provisioning.firewall_zone import CONF, ZONE_FILE, with_default_zone
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
@@ -165,6 +165,14 @@ def test_nft_judges_new_rules_before_anything_changes() -> None:
     assert first.values["guarded"]["validate"] == [["/usr/sbin/nft", "-c", "-f", RULES]]
     check = planned("firewall", bare(installed={}), context(check=True), **SETTINGS)
     assert check.values["guarded"]["validate"] == []
+    # In check mode the folder is not made, so that nft could not be shown the file in it.
+    assert FOLDER in {folder.path for folder in first.folders}
+    there = planned("firewall", bare(), context(check=True, answers=ANSWER), **SETTINGS)
+    assert there.values["guarded"]["validate"] == []
+    made = node(INSTALLED, files={FOLDER: {"kind": "folder", "mode": "0755"}}, facts={"packet_filter": packet_filter()})
+    run = context(check=True, answers=ANSWER)
+    shown = planned("firewall", made, run, **SETTINGS, require_controller=False)
+    assert shown.values["guarded"]["validate"] == [["/usr/sbin/nft", "-c", "-f", RULES]]
 
 
 def unit(name: str, active: str = "active") -> dict[str, Any]:
