@@ -8,7 +8,7 @@ from gpunode.checks.performance import corrupted
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
-from gpunode.expectations import Figure
+from gpunode.expectations import Figure, Shape
 from gpunode.expectations.assess import sums_in_switch
 from gpunode.expectations.limits import Where
 from gpunode.facts.models.measured import COLLECTIVES, BadLink, NcclValues, PairsValues, TrainingValues
@@ -80,6 +80,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     "performance.transport",
     OF_ALL,
     NcclValues,
+    broken_in="performance.collectives",
     means="NCCL moves data by the fastest transport that the machine has: within the switches (NVLS) or NVLink before "
     "shared memory, InfiniBand or RoCE before TCP sockets.",
     remedy=TRANSPORTS,
@@ -111,6 +112,10 @@ def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool)
         return "a network between nodes", Status.PASS
     if kinds & BY_NETWORK:
         return "no network within one node", Status.FAIL
+    if run.shape.ring_of_nvlinks is None and _may_be_linked(run.shape):
+        # What moved over P2P moved over the best that there is; of shared memory nobody knows.
+        status = Status.PASS if kinds & NVLINKED else Status.ERROR
+        return "P2P; which NVLinks join the GPUs is not known (nvidia-smi topo -m)", status
     if not run.shape.ring_of_nvlinks:
         return "P2P or SHM over PCIe", Status.PASS
     if not kinds & NVLINKED:
@@ -118,6 +123,11 @@ def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool)
     if reduces and values.ranks >= NVLS_RANKS.value and sums_in_switch(run.shape) and "NVLS" not in kinds:
         return "NVLS: these NVSwitches can reduce", Status.WARN
     return "NVLink", Status.PASS
+
+
+def _may_be_linked(shape: Shape) -> bool:
+    """Return whether GPUs of this model can have NVLinks; True also for an unknown model."""
+    return shape.gpu is None or shape.gpu.nvlink is not None
 
 
 @measurement_check(

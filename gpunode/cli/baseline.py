@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 
+import click
 from pydantic import ValidationError
 
 from gpunode.checks import Baseline
@@ -13,6 +14,7 @@ from gpunode.checks.words import listed
 from gpunode.cli.yaml_file import first_error
 from gpunode.errors import UsageError
 from gpunode.expectations import is_metric
+from gpunode.printable import printable
 from gpunode.report import NodeReport, Report
 
 GOOD = (Status.PASS, Status.WARN, Status.SKIP)
@@ -37,13 +39,15 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
     return baselines
 
 
-def without_figures(nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> str | None:
-    """Return a line that names the nodes of which the report has no figure; None where it has figures of all."""
-    # Of two bundles of one host, the second has its file behind the name; a node that was not reached is not simulated
-    # and not real.
+def say_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapping[str, Baseline]) -> None:
+    """Name the nodes of which the report has no figure on stderr."""
+    # Of two bundles of one host, the second has its file behind the name; of a node that was not reached nobody knows
+    # whether it is simulated.
     reached = [node.host for node in nodes if node.simulated is not None]
     absent = [host for host in reached if host.partition(" (")[0] not in baselines]
-    return f"it has no figure of {listed(absent, most=5)}: nothing was compared with it there" if absent else None
+    if absent:
+        line = f"gpunode: --baseline {path}: it has no figure of {listed(absent, most=5)}: nothing was compared there"
+        click.echo(printable(line), err=True)
 
 
 def of_node(node: NodeReport, origin: str) -> Baseline:

@@ -21,7 +21,7 @@ from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.apart import Apart
-from gpunode.cli.baseline import read_baselines, without_figures
+from gpunode.cli.baseline import read_baselines, say_without_figures
 from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
 from gpunode.cli.measured_logs import checks_of, must_be_judged, must_be_of_one, read_logs
@@ -30,11 +30,12 @@ from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
 from gpunode.cli.selection import Say, Selection, refuse_asking
 from gpunode.cli.workloads import Options, Workload
+from gpunode.cli.write_expect import must_be_writable, write_expectation
 from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
-from gpunode.printable import printable, printable_json
+from gpunode.printable import printable_json
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unchecked, unreachable
 
@@ -74,6 +75,12 @@ Item = TypeVar("Item")
     help="A report that --format json wrote: measured figures are compared with those of the same node in it.",
 )
 @click.option(
+    "--write-expect",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the measured figures, less 10 %, as a file for --expect.",
+)
+@click.option(
     "--log",
     "logs",
     multiple=True,
@@ -99,6 +106,7 @@ def command(  # noqa: PLR0913
     expect: Path | None,
     policy_file: Path | None,
     baseline: Path | None,
+    write_expect: Path | None,
     logs: tuple[str, ...],
     selected: tuple[str, ...],
     skipped: tuple[str, ...],
@@ -131,14 +139,9 @@ def command(  # noqa: PLR0913
     must_be_judged(printed, wanted)
     places = outputs_.outputs(ctx)
     runs = level != "quick" and reads_records(wanted)
-    if workload.given and (replay or not runs):
-        reason = "--level quick runs no workload" if level == "quick" else "no check that is selected reads a workload"
-        reason = "--replay asks no node" if replay else reason
-        raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
-    if level == "deep":
-        workload = dataclasses.replace(workload, level="deep")
-    elif any(name in workloads.DEEP_ONLY for name in workload.given):
-        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured at --level deep")
+    workload = at_level(workload, level, runs=runs, replay=replay)
+    if write_expect is not None:
+        must_be_writable(write_expect, measures=runs or replay)
     if replay:
         refuse_asking("--replay asks no node")
         if save is not None:
@@ -162,12 +165,27 @@ def command(  # noqa: PLR0913
             then = following(workload, apart) if runs else None
             answers = selection.collect(apart, save=folder, then=then, targets=targets)
             nodes = sorted(judging.answers(answers, apart), key=lambda node: node.host)
-    if baseline and (line := without_figures(nodes, baselines)):
-        click.echo(printable(f"gpunode: --baseline {baseline}: {line}"), err=True)
+    if baseline:
+        say_without_figures(baseline, nodes, baselines)
     document = report(nodes, level=judging.deepest, version=__version__, started_at=started, finished_at=now())
     for place in places:
         write(document, place, verbose=verbose)
+    if write_expect is not None:
+        write_expectation(write_expect, nodes)
     return exit_code(document, strict=strict)
+
+
+def at_level(workload: Options, level: Level | None, *, runs: bool, replay: bool) -> Options:
+    """Return the workload's options at the level. Raises UsageError for those that nothing would read there."""
+    if workload.given and (replay or not runs):
+        reason = "--level quick runs no workload" if level == "quick" else "no check that is selected reads a workload"
+        reason = "--replay asks no node" if replay else reason
+        raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
+    if level == "deep":
+        return dataclasses.replace(workload, level="deep")
+    if any(name in workloads.DEEP_ONLY for name in workload.given):
+        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured at --level deep")
+    return workload
 
 
 def level_must_have_one(level: Level, wanted: Iterable[str]) -> None:

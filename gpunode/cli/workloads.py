@@ -24,7 +24,7 @@ from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import payload_settings
-from gpunode.workload import ImageFile, LaunchFailure, Stream, Wish, failed, launch, read_image_file
+from gpunode.workload import ImageFile, LaunchFailure, Stream, Wish, failed, hides_image, launch, read_image_file
 
 DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
@@ -149,6 +149,11 @@ def read_wish(options: Options) -> Wish:
     if options.storage is not None and not PurePosixPath(options.storage).is_absolute():
         raise UsageError(
             f'--storage: "{options.storage}" is not the absolute path of a directory of the nodes (example: /data)'
+        )
+    if options.storage is not None and not options.no_container and hides_image(options.storage):
+        raise UsageError(
+            f"--storage {options.storage}: containers have a directory of their own there: name another one, or use "
+            "--no-container"
         )
     if options.burn_s is not None and options.burn_s >= options.run_limit_s:
         raise UsageError(

@@ -72,6 +72,8 @@ def first_error(err: ValidationError) -> str:
     """Return what a model says against its input, as one line: place, what is wrong, what was found."""
     first = err.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "missing":
+        return f"{place}: missing"[:400]
     if first["type"] == "value_error":
         # Of a validator of ours, whose message names what it found.
         return f"{place}: {first['ctx']['error']}"[:400]

@@ -63,7 +63,7 @@ def _memory(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:
             name="kernel.numa_balancing",
             value="0",
             reason="jobs are bound by their launcher; the kernel's moving of pages costs faults in pinned memory's way",
-            source=f"Azure/azhpc-images, provisioning guides (reference, 1e); {OURS}",
+            source=f"Azure/azhpc-images; {OURS}",
         )
     else:
         for name in ("vm.zone_reclaim_mode", "kernel.numa_balancing"):

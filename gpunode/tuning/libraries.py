@@ -10,7 +10,8 @@ from gpunode.tuning.launcher import threads_per_rank
 from gpunode.tuning.model import LeftAlone, Setting
 from gpunode.tuning.profiles import Traits
 
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+THREADS = {"OMP_NUM_THREADS": "torchrun would set 1", "MKL_NUM_THREADS": "the same as OMP_NUM_THREADS"}
+"""Variables, and what their reason ends with."""
 NEW_NAME = Version("2.10")
 """The first PyTorch to read PYTORCH_ALLOC_CONF alone; later ones read the old name too, with a warning."""
 
@@ -37,7 +38,7 @@ def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     gpus = len(node.gpus_on_bus or ())
     usable = usable_cores(node)
     if usable is None:
-        reason = f"the processor's cores were not seen: {node.gap('cpu') or 'not told'}"
+        reason = f"the processor's cores were not seen: {node.gap('cpu') or 'lscpu reports none'}"
     elif gpus == 0:
         reason = "no GPU: the node is not shared by one process a GPU"
     elif usable < gpus:
@@ -46,12 +47,11 @@ def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
         which = "physical cores"
         if usable != physical_cores(node):
             which = f"of {physical_cores(node)} physical cores that a cpuset allows,"
-        for name in THREADS:
+        for name, otherwise in THREADS.items():
             yield Setting(
                 name=name,
                 value=str(threads_per_rank(usable, gpus)),
-                reason=f"{usable} {which} for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; "
-                "torchrun would set 1",
+                reason=f"{usable} {which} for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; {otherwise}",
                 source="common practice; torchrun's default: catalog (sources.yml, pt_run)",
             )
         yield LeftAlone(name="OMP_PROC_BIND", reason="binding is the launcher's: gpunode-run, mpirun")

@@ -3,8 +3,9 @@
 ``launch`` is handed the way to a node and runs the payload over it; docs/workload.md tells what it may and may not do.
 """
 
+from gpunode.workload.container import hides_image
 from gpunode.workload.image import ImageFile, read_image_file
 from gpunode.workload.launch import Wish, failed, launch
 from gpunode.workload.way import LaunchFailure, Stream, Way
 
-__all__ = ["ImageFile", "LaunchFailure", "Stream", "Way", "Wish", "failed", "launch", "read_image_file"]
+__all__ = ["ImageFile", "LaunchFailure", "Stream", "Way", "Wish", "failed", "hides_image", "launch", "read_image_file"]

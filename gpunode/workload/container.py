@@ -1,11 +1,12 @@
 """One container for one run: what it may and may not do, its output, and its end whatever happens.
 
-Nothing of the node is mounted into it and no file of it stays on the node: the payload comes over its stdin. Stdin
-closes with the connection, at whose end the watchdog inside ends the container; so it does at its time limit, should
-nobody notice that the connection is gone. The engine then removes it by itself.
+Nothing of the node but the directory of --storage is mounted into it, and no file of it stays on the node: the payload
+comes over its stdin. Stdin closes with the connection, at whose end the watchdog inside ends the container; so it does
+at its time limit, should nobody notice that the connection is gone. The engine then removes it by itself.
 """
 
 import contextlib
+import posixpath
 import secrets
 import socket
 import struct
@@ -105,6 +106,21 @@ class Network:
     name: str
     alias: str
     """By which the others find this container there."""
+
+
+SYSTEM_FOLDERS = tuple(
+    f"/{name}"
+    for name in ("bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var/run")
+)
+"""What lies in them is the image's or the engine's: a directory of the node in its place would hide it."""
+IMAGE_FOLDERS = ("/", "/opt", "/tmp", "/var")  # noqa: S108
+"""What lies below them may be the node's."""
+
+
+def hides_image(directory: str) -> bool:
+    """Return whether a directory of the node, at its own path in a container, would hide what a container needs."""
+    path = posixpath.normpath(directory).replace("//", "/")
+    return path in IMAGE_FOLDERS or any(path == one or path.startswith(f"{one}/") for one in SYSTEM_FOLDERS)
 
 
 @dataclass(frozen=True)

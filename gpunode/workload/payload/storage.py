@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import json
 import os
@@ -37,7 +36,6 @@ SAMPLES, BATCH, ROUNDS = 128, 16, 3
 MAX_WORKERS = 32
 ENOUGH = 0.95
 """Of the best throughput: more workers than this needs bring nothing."""
-O_DIRECT_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -88,6 +86,7 @@ def fio(directory: str | None, seconds: float) -> dict[str, Any]:
         for pattern, block, jobs, depth in PATTERNS:
             answer = _run_fio(
                 program,
+                folder,
                 f"--name={pattern}",
                 f"--rw={pattern}",
                 f"--bs={block}",
@@ -95,7 +94,6 @@ def fio(directory: str | None, seconds: float) -> dict[str, Any]:
                 f"--iodepth={depth}",
                 f"--size={size}",
                 f"--runtime={seconds:g}",
-                f"--directory={folder}",
                 "--filename_format=gpunode.$jobnum",
             )
             version = str(answer.get("fio version", "")).replace("fio-", "") or None
@@ -112,10 +110,12 @@ def fio(directory: str | None, seconds: float) -> dict[str, Any]:
         }
 
 
-def _run_fio(program: str, *words: str) -> dict[str, Any]:
+def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
+    """Run fio in the folder, and return its JSON: as an option it would take a colon in the path for two folders."""
     try:
         done = subprocess.run(
             [program, "--output-format=json", *FIO_OPTIONS, *words],
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=FIO_LIMIT_S,

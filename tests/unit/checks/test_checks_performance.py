@@ -160,6 +160,36 @@ def test_a_gpu_is_compared_with_those_of_its_model_alone() -> None:
     assert (slow.status, slow.component) == (Status.FAIL, "gpu3")
 
 
+def test_a_part_that_broke_is_one_failure() -> None:
+    """Its clocks and transports are not failures of their own, with a remedy that does not help."""
+    document = deepcopy(hgx_measured())
+    for record in document["results"]:
+        if record["record"] in ("gemm.bf16", "burn.gemm", "nccl.all-gather"):
+            record |= {"error": "CUDA error: uncorrectable ECC error encountered", "values": {}}
+    for check in ("gemm", "burn", "collectives"):
+        assert Status.FAIL in {one.status for one in found(document, f"performance.{check}")}
+    for check in ("clocks", "transport"):
+        assert {one.status for one in found(document, f"performance.{check}")} == {Status.PASS, Status.SKIP}
+
+
+def test_shared_memory_is_not_good_where_the_links_of_the_gpus_are_not_known() -> None:
+    """Cards of a model that bridges can join, and a topology that was not seen."""
+    document = deepcopy(pcie_measured())
+    for record in document["results"]:
+        if record["record"].startswith("nccl.") and "kinds" in record["values"]:
+            record["values"] |= {"kinds": ["SHM"], "transports": {"SHM/direct/direct": 8}}
+    before = {one.status for one in found(document, "performance.transport")}
+    del document["commands"]["nvidia-smi-topo"]
+    # L40S have no NVLink at all.
+    assert before == {one.status for one in found(document, "performance.transport")} == {Status.PASS}
+    for name, answer in document["commands"].items():
+        if name.startswith("lspci"):
+            answer["stdout"] = answer["stdout"].replace("10de:26b9", "10de:20b5")
+    smi = document["commands"]["nvidia-smi-xml"]
+    smi["stdout"] = smi["stdout"].replace("NVIDIA L40S<", "NVIDIA A100 80GB PCIe<").replace("26B910DE", "20B510DE")
+    assert {one.status for one in found(document, "performance.transport")} == {Status.ERROR}
+
+
 def test_the_links_of_the_node_decide_about_a_collective() -> None:
     """The same figures are good over PCIe, and a failure where NVSwitches join the GPUs."""
     slow = deepcopy(hgx_measured())

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gpunode.cli import run
 
@@ -193,3 +194,36 @@ def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, t
     for leaves_out in (("--skip", "performance.nccl-tests"), ("--select", "gpu.count")):
         assert "performance.nccl-tests judges it" in refused(capsys, *replay, f"nccl-tests={log}", *leaves_out)
     assert "2 bundles" in refused(capsys, "--replay", bundle, second, "--log", f"nccl-tests={log}")
+
+
+def test_measured_figures_become_a_file_for_expect(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    document = hgx_measured()
+    for record in document["results"]:
+        if record["record"] == "gemm.fp64" and record["component"] == "cuda:2":
+            record["values"]["tflops"] = 52.0
+        if record["record"] == "gemm.bf16" and record["component"] == "cuda:2":
+            record["values"]["tflops"] = 100.0
+    bundle.write_text(json.dumps(document))
+    site = tmp_path / "site.yml"
+    judged(capsys, bundle, "--write-expect", site)
+    figures = yaml.safe_load(site.read_text())["figures"]
+    # The least of eight; a GPU that failed is no example.
+    assert (figures["gemm_fp64"], figures["gemm_bf16"]) == (46.8, 631.8)
+    assert figures["host_to_device"] == 49.5
+    found = of(judged(capsys, bundle, "--expect", site), "performance.gemm")
+    assert {one["source"] for one in found} == {"site file (figures)"}
+    assert {one["component"] for one in found if one["status"] == "fail"} == {"gpu2"}
+
+
+def test_a_file_for_expect_is_refused_before_and_not_written_without_figures(
+    capsys: Capture, bundle: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "there.yml"
+    there.write_text("gpus: 8\n")
+    assert "exists" in refused(capsys, "--replay", bundle, "--write-expect", there)
+    assert there.read_text() == "gpus: 8\n"
+    assert "not a directory" in refused(capsys, "--replay", bundle, "--write-expect", tmp_path / "no" / "site.yml")
+    assert "--level standard" in refused(capsys, "gpu-01", "--level", "quick", "--write-expect", tmp_path / "new.yml")
+    bundle.write_text(json.dumps(hgx_measured() | {"simulated": True}))
+    assert "no figure of a real GPU" in refused(capsys, "--replay", bundle, "--write-expect", tmp_path / "new.yml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.json", "there.yml"]

@@ -1,6 +1,9 @@
 # ruff: noqa: E501 - lines are as long as the tools print them
 """What the probe's further sources say on a node with one T4: typed after the tools' formats, not recorded."""
 
+import json
+from pathlib import Path
+
 from facts_answer import answer
 
 from gpunode.probe import CommandResult
@@ -165,7 +168,9 @@ ADDRESSES = r"""1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever
 2: eth0    inet 10.0.0.7/24 brd 10.0.0.255 scope global eth0\       valid_lft forever preferred_lft forever
 2: eth0    inet6 fe80::5054:ff:fe12:3456/64 scope link \       valid_lft forever preferred_lft forever
 """
+SSH = json.loads((Path(__file__).parents[2] / "fixtures" / "ssh" / "daemon.json").read_text(encoding="utf-8"))
 COMMANDS: dict[str, CommandResult] = {
+    **{name: answer(said["stdout"], said["rc"]) for name, said in SSH.items()},
     "nft-ruleset": answer(RULESET),
     "nft-own": answer("", 1, "Error: No such file or directory\n"),
     "sockets": answer(SOCKETS),

@@ -286,6 +286,20 @@ def test_no_directory_and_no_fio_are_skips(tmp_path: Path, monkeypatch: pytest.M
         storage.fio(str(tmp_path), 1.0)
 
 
+def test_a_colon_in_the_directory_is_no_list_of_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fio reads --directory: the double stands for its run alone and prints what fio 3.33 printed, in any folder."""
+    directory = tmp_path / "data:ssd"
+    directory.mkdir()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    _program(programs, "fio", f'case "$*" in *--directory=*:*) echo failed parsing >&2; exit 1;; esac; cat {FIO}')
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    monkeypatch.setattr(storage, "PATTERNS", (("randread", 4096, 2, 4),))
+    values = storage.fio(str(directory), 1.0)
+    assert (values["directory"], len(values["jobs"])) == (str(directory), 1)
+    assert list(directory.iterdir()) == []
+
+
 def test_the_fewest_workers_that_are_enough() -> None:
     rates = {0: 900.0, 1: 850.0, 2: 1700.0, 4: 3210.0, 8: 3300.0, 16: 2900.0}
     rows = [{"workers": workers, "samples_per_second": rate} for workers, rate in rates.items()]

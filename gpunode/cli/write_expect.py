@@ -1,0 +1,42 @@
+"""``--write-expect``: the figures of a run as the site's file of ``--expect``."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from gpunode.checks.figures import DROP_FAILS
+from gpunode.cli.baseline import of_node
+from gpunode.cli.writing import write_whole
+from gpunode.errors import UsageError
+from gpunode.report import NodeReport
+
+DIGITS = 4
+
+
+def must_be_writable(path: Path, *, measures: bool) -> None:
+    """Raise UsageError before anything is measured: a file of somebody is not replaced."""
+    if not measures:
+        raise UsageError("--write-expect needs measurements: --level standard or deep, and checks that judge them")
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"--write-expect {path}: the file exists: name another one, or remove it")
+    if not path.parent.is_dir():
+        raise UsageError(f"--write-expect {path}: {path.parent} is not a directory")
+
+
+def write_expectation(path: Path, nodes: Iterable[NodeReport]) -> None:
+    """Write the least figure of each metric, less what may be missing of it. Raises UsageError where there is none."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    hosts = []
+    for node in nodes:
+        figures = of_node(node, "").figures
+        hosts += [node.host] if figures else []
+        for (metric, _, _), value in figures.items():
+            found[metric].append(value)
+    if not found:
+        raise UsageError(f"--write-expect {path}: no figure of a real GPU that did not fail: nothing was written")
+    share = 1 - DROP_FAILS.value
+    least = {metric: float(f"{min(values) * share:.{DIGITS}g}") for metric, values in sorted(found.items())}
+    head = f"# Written by gpunode validate --write-expect: {share:g} of the least figure of {len(hosts)} node(s)."
+    write_whole(path, f"{head}\n{yaml.safe_dump({'figures': least}, sort_keys=False)}")
