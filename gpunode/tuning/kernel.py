@@ -88,7 +88,7 @@ def _buffers(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
         reason = (
             f"network interfaces were not seen: {node.gap('nics') or '-'}"
             if node.nics is None
-            else "no interface has 10 Gbit/s or more, as far as it tells its speed"
+            else "no interface reports 10 Gbit/s or more"
         )
         yield from (LeftAlone(name=name, reason=reason) for name in names)
         return
