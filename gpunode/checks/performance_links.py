@@ -80,6 +80,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     "performance.transport",
     OF_ALL,
     NcclValues,
+    broken_in="performance.collectives",
     means="NCCL moves data by the fastest transport that the machine has: within the switches (NVLS) or NVLink before "
     "shared memory, InfiniBand or RoCE before TCP sockets.",
     remedy=TRANSPORTS,

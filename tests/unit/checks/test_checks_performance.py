@@ -160,6 +160,18 @@ def test_a_gpu_is_compared_with_those_of_its_model_alone() -> None:
     assert (slow.status, slow.component) == (Status.FAIL, "gpu3")
 
 
+def test_a_part_that_broke_is_one_failure() -> None:
+    """Its clocks and transports are not failures of their own, with a remedy that does not help."""
+    document = deepcopy(hgx_measured())
+    for record in document["results"]:
+        if record["record"] in ("gemm.bf16", "burn.gemm", "nccl.all-gather"):
+            record |= {"error": "CUDA error: uncorrectable ECC error encountered", "values": {}}
+    for check in ("gemm", "burn", "collectives"):
+        assert Status.FAIL in {one.status for one in found(document, f"performance.{check}")}
+    for check in ("clocks", "transport"):
+        assert {one.status for one in found(document, f"performance.{check}")} == {Status.PASS, Status.SKIP}
+
+
 def test_shared_memory_is_not_good_where_the_links_of_the_gpus_are_not_known() -> None:
     """Cards of a model that bridges can join, and a topology that was not seen."""
     document = deepcopy(pcie_measured())
