@@ -10,7 +10,7 @@ from gpunode.expectations import Shape
 from gpunode.expectations.shape import Pair
 from gpunode.facts.node import NodeFacts
 
-_NVLINKS = re.compile(r"NV(\d{1,3})")
+NVLINKS = re.compile(r"NV(\d{1,3})")
 
 
 def shape_of(node: NodeFacts) -> Shape:
@@ -59,6 +59,6 @@ def links_of(node: NodeFacts, gpus: list[SeenGpu]) -> dict[Pair, int] | None:
             cell = matrix.get(f"GPU{first}", {}).get(f"GPU{second}")
             if cell is None:
                 return None
-            links = _NVLINKS.fullmatch(cell)
+            links = NVLINKS.fullmatch(cell)
             found[first, second] = int(links[1]) if links else 0
     return found

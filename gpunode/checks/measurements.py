@@ -60,18 +60,20 @@ def why_no_figures(node: NodeFacts, record: Record, *, on_gpu: bool) -> str | No
 JudgeMeasured = Callable[[AnyValues, Record, MeasuredNode], Iterable[Verdict]]
 
 
-def measurement_check(
+def measurement_check(  # noqa: PLR0913
     check_id: str,
     records: tuple[str, ...],
     kind: type[AnyValues],
     *,
     level: Level = "standard",
     on_gpu: bool = True,
+    broken_in: str | None = None,
     **declared: Unpack[Declared],
 ) -> Callable[[JudgeMeasured[AnyValues]], JudgeMeasured[AnyValues]]:
     """Register a function of the values of measured records as a check; it is asked once for every record.
 
-    Records that are simulated, or of the processor (unless ``on_gpu`` is false), or of gloo are ``skip``.
+    Records that are simulated, or of the processor (unless ``on_gpu`` is false), or of gloo are ``skip``; so are those
+    with an error where another check, ``broken_in``, reports it.
     """
 
     def decorate(function: JudgeMeasured[AnyValues]) -> JudgeMeasured[AnyValues]:
@@ -90,6 +92,8 @@ def measurement_check(
             reason = why_no_figures(run.node, record, on_gpu=on_gpu)
             if reason is not None:
                 return [Verdict(Status.SKIP, reason)]
+            if broken_in is not None and not isinstance(record, MalformedRecord) and record.error is not None:
+                return [Verdict(Status.SKIP, f"{record.error} (reported by {broken_in})")]
             answer = read(record, kind)
             if not isinstance(answer, Verdict):
                 return function(answer[1], record, run)

@@ -245,6 +245,7 @@ def _blocks(found: tuple[Corruption, ...]) -> str:
     "performance.clocks",
     (*(f"gemm.{dtype}" for dtype in GEMM_TYPES), "burn.gemm"),
     Loaded,
+    broken_in="performance.gemm or performance.burn",
     means="No heat, no power brake and no setting holds the clocks down while the GPU computes. A power limit is no "
     "fault unless it leaves little of the clock.",
     remedy="Heat: fans, air flow, dust, ambient temperature. Power brake: power supplies, cabling, and the limit that "

@@ -1,8 +1,10 @@
 """Checks on what GPUs measured together: collectives, their transport, single bad links, training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from gpunode.checks.figures import OF_FIGURES, judged
+from gpunode.checks.machine_shape import NVLINKS
 from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.performance import corrupted
 from gpunode.checks.registry import Status, Verdict
@@ -11,6 +13,7 @@ from gpunode.checks.words import counted, listed
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.assess import sums_in_switch
 from gpunode.expectations.limits import Where
+from gpunode.expectations.shape import Pair
 from gpunode.facts.models.measured import COLLECTIVES, BadLink, NcclValues, PairsValues, TrainingValues
 from gpunode.facts.models.workload import Record
 
@@ -80,6 +83,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     "performance.transport",
     OF_ALL,
     NcclValues,
+    broken_in="performance.collectives",
     means="NCCL moves data by the fastest transport that the machine has: within the switches (NVLS) or NVLink before "
     "shared memory, InfiniBand or RoCE before TCP sockets.",
     remedy=TRANSPORTS,
@@ -134,7 +138,8 @@ def _may_be_linked(shape: Shape) -> bool:
     ("nccl.pairs",),
     PairsValues,
     level="deep",
-    means="Exchanges between pairs of GPUs, in rounds: no link is slow, broken or changes data. A bad one is named.",
+    means="Exchanges between pairs of GPUs, in rounds: no link is slow beside those of its kind (nvidia-smi topo -m), "
+    "broken or changes data. A bad one is named.",
     remedy="One pair: reseat the bridge or cable, then exchange it; nvlink.errors of both ends. All pairs of a GPU: "
     "the GPU itself, or its slot.",
     state="drain",
@@ -144,21 +149,72 @@ def _may_be_linked(shape: Shape) -> bool:
 )
 def bad_links(values: PairsValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
     names = [_name_of(rank, values.uuids, run) for rank in range(values.ranks)]
-    ranks = set(values.bad_ranks)
+    unknown = values.links - values.cleared - len(values.bad)
+    usual = _slow_by_kind(values, _kinds(values, run), all_known=unknown <= 0)
+    bad = [link for link in values.bad if _pair(link) not in usual]
+    ranks = {rank for rank in values.bad_ranks if not any(rank in pair for pair in usual)}
     for rank in sorted(ranks & set(range(values.ranks))):
         yield Verdict(Status.FAIL, f"every link of {names[rank]} that was measured is bad", names[rank])
-    for link in values.bad:
+    for link in bad:
         if not ranks.intersection(link.ranks):
             yield _of_link(link, names, values)
-    unknown = values.links - values.cleared - len(values.bad)
     if unknown > 0:
         text = f"{unknown} of {values.links} links are not known: there was no time for them"
         yield Verdict(Status.ERROR, text, measured=values.cleared, expected=values.links, unit="links")
-    elif not values.bad and not ranks:
+    elif not bad and not ranks:
         text = (
             f"{counted(values.links, 'link')} between {values.ranks} GPUs are good ({counted(values.rounds, 'round')})"
         )
+        if usual:
+            text += f"; {len(usual)} of them are slower than the median, like all of their kind (nvidia-smi topo -m)"
         yield Verdict(Status.PASS, text, expected=0, measured=0, unit="bad links")
+
+
+def _pair(link: BadLink) -> Pair:
+    first, second = sorted(link.ranks)
+    return first, second
+
+
+def _kinds(values: PairsValues, run: MeasuredNode) -> dict[Pair, str]:
+    """Return what connects every two ranks, as ``nvidia-smi topo -m`` names it; nothing where it was not seen."""
+    matrix = ((run.node.topology.document if run.node.topology else None) or {}).get("links") or {}
+    labels = [f"GPU{run.index(uuid)}" for uuid in values.uuids]
+    found = {}
+    for first, one in enumerate(labels):
+        for second in range(first + 1, len(labels)):
+            cell = matrix.get(one, {}).get(labels[second])
+            if cell is not None:
+                found[first, second] = cell
+    return found
+
+
+def _slow_by_kind(values: PairsValues, kinds: Mapping[Pair, str], *, all_known: bool) -> set[Pair]:
+    """Return the slow links that are as fast as the others of their kind, of which none is as fast as the median.
+
+    Beside pairs that a bridge joins, or that share a PCIe switch, links across the processors are slow and healthy.
+    """
+    bad = {_pair(link) for link in values.bad}
+    rates = {
+        _pair(link): link.bandwidth_gb_per_s
+        for link in values.bad
+        if link.verdict == "slow" and link.bandwidth_gb_per_s is not None
+    }
+    found: set[Pair] = set()
+    for kind in {kinds[pair] for pair in rates if pair in kinds}:
+        alike = [pair for pair, other in kinds.items() if other == kind]
+        faster = max(_links_in(other) for other in kinds.values()) > _links_in(kind)
+        of_kind_good = all_known and any(pair not in bad for pair in alike)
+        if len(alike) == len(kinds) or of_kind_good or (_links_in(kind) and not faster):
+            continue
+        usual = median(rates[pair] for pair in alike if pair in rates)
+        found |= {pair for pair in alike if pair in rates and rates[pair] * values.slow_factor >= usual}
+    return found
+
+
+def _links_in(kind: str) -> int:
+    """Return the NVLinks of ``NV12``; 0 for a path over PCIe."""
+    links = NVLINKS.fullmatch(kind)
+    return int(links[1]) if links else 0
 
 
 def _name_of(rank: int, uuids: Sequence[str], run: MeasuredNode) -> str:

@@ -131,8 +131,8 @@ def command(  # noqa: PLR0913
     load_packages(registry)
     policies = Policies(policy_file, today())
     wanted = wanted_checks(selected, skipped)
-    if level is not None:
-        level_must_have_one(level, wanted)
+    if level is not None or not replay:
+        level_must_have_one(level or "standard", wanted)
     expectation = read_expectation(expect) if expect else Expectation()
     baselines = read_baselines(baseline) if baseline else {}
     printed = read_logs(logs, replay=replay)

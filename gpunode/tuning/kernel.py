@@ -63,7 +63,7 @@ def _memory(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:
             name="kernel.numa_balancing",
             value="0",
             reason="jobs are bound by their launcher; the kernel's moving of pages costs faults in pinned memory's way",
-            source=f"Azure/azhpc-images, provisioning guides (reference, 1e); {OURS}",
+            source=f"Azure/azhpc-images; {OURS}",
         )
     else:
         for name in ("vm.zone_reclaim_mode", "kernel.numa_balancing"):
@@ -88,7 +88,7 @@ def _buffers(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
         reason = (
             f"network interfaces were not seen: {node.gap('nics') or '-'}"
             if node.nics is None
-            else "no interface has 10 Gbit/s or more, as far as it tells its speed"
+            else "no interface reports 10 Gbit/s or more"
         )
         yield from (LeftAlone(name=name, reason=reason) for name in names)
         return

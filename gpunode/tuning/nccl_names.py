@@ -17,12 +17,8 @@ SYSTEM = frozenset(
         *("TOPO_FILE", "SET_THREAD_NAME"),
     )
 )
-LOGGING = frozenset(
-    {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT", "NCCL_DEBUG_TIMESTAMP_LEVELS"}
-)
-"""NVIDIA lists them beside the system's; on a node ``NCCL_DEBUG=INFO`` floods every job's log."""
 QUIET = ("VERSION", "WARN")
-"""Values of NCCL_DEBUG that may stay."""
+"""Values of NCCL_DEBUG that may stay: INFO floods every job's log."""
 
 
 def debugs(name: str, value: str) -> bool:

@@ -60,6 +60,8 @@ def nccl_conf(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
 def _gid_index(node: NodeFacts) -> Setting | LeftAlone:
     """NCCL finds the index by itself from 2.21 on; an older one on the node is given that of RoCE v2 over IPv4."""
     name = "NCCL_IB_GID_INDEX"
+    if node.infiniband is None:
+        return LeftAlone(name=name, reason=f"RDMA devices were not seen: {node.gap('infiniband')}")
     ports = [port for _, port in active_ports(node) if port.link_layer == "Ethernet"]
     if not ports:
         return LeftAlone(name=name, reason="no RoCE port is active")
@@ -96,7 +98,7 @@ def _sockets(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     if node.infiniband is None or active_ports(node):
         reason = "RDMA carries the data" if node.infiniband else "RDMA devices were not seen"
     elif speed < FAST_MBIT_PER_S:
-        reason = "no interface has 100 Gbit/s or more, as far as it tells its speed"
+        reason = "no interface reports 100 Gbit/s or more"
     elif vendor.startswith(("Amazon", "Google")):
         reason = f"NCCL has defaults of its own for {vendor}"
     else:
@@ -237,4 +239,4 @@ def devices(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlon
             source=NCCL,
         )
     else:
-        yield LeftAlone(name="--network host", reason="wanted for training over several nodes alone (--multi-node)")
+        yield LeftAlone(name="--network host", reason="needed by training over several nodes only (--multi-node)")

@@ -204,8 +204,8 @@ def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, 
     assert scan(site, MONITOR, [8080, 8081]) == {8080: "open"}
     assert scan(site, STRANGER, [8080, 8081]) == {}
     assert scan(site, CLUSTER, [8080, 8081]) == {8080: "open", 8081: "open"}
-    # Over IPv6 it is docker-proxy that listens.
-    assert scan(site, MONITOR, [8080, 8081], version=6) == {8080: "open"}
+    # Over IPv6 it is docker-proxy that listens, where the node had IPv6 when the engine started.
+    assert scan(site, MONITOR, [8080, 8081], version=6).keys() == {8080}
     assert scan(site, STRANGER, [8080, 8081], version=6) == {}
     # What containers open themselves goes out, to each other and to the world.
     gateway = site.sh("docker network inspect bridge -f '{{(index .IPAM.Config 0).Gateway}}'").strip()

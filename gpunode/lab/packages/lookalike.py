@@ -94,6 +94,7 @@ mkdir -p /etc/yum.repos.d
 python3 /{_KERNEL}/build_rpms.py
 rpm --install /{_KERNEL}/*.rpm
 rm -rf /{_KERNEL} /lib/modules/*-cloud-amd64
+ldconfig
 """
 
 
@@ -125,6 +126,7 @@ def files_of(system: str) -> dict[str, str]:
                 "etc/redhat-release": f"Rocky Linux release {like.version} ({like.name})\n",
                 "etc/rocky-release": f"Rocky Linux release {like.version} ({like.name})\n",
                 "etc/rpm/macros": _MACROS,
+                "etc/ld.so.conf.d/rocky.conf": "/usr/lib64\n",  # Debian's linker looks elsewhere
                 "etc/dnf/dnf.conf": text_of("files/dnf.conf"),
                 "etc/dnf/plugins/local.conf": "[main]\nenabled = false\n",
                 "etc/dnf/vars/releasever": f"{values['major']}\n",

@@ -228,8 +228,11 @@ def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> No
 
 
 def _rpm_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
-    """Scriptlets, where they decide what is on a node: accounts, modules, headers and the index of modules."""
-    steps: dict[str, list[str]] = {"pre": [], "post": [], "preun": []}
+    """Scriptlets, where they decide what is on a node: accounts, libraries, modules, headers and their index."""
+    steps: dict[str, list[str]] = {"pre": [], "post": [], "preun": [], "postun": []}
+    if built.libraries:  # what file triggers of glibc do there
+        steps["post"].append("ldconfig\n")
+        steps["postun"].append("ldconfig\n")
     for user in row.users:
         steps["pre"].append(_RPM_USER.format(user=user))
     for part in row.parts(values["release"]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import importlib
 import json
 import os
@@ -37,7 +36,6 @@ SAMPLES, BATCH, ROUNDS = 128, 16, 3
 MAX_WORKERS = 32
 ENOUGH = 0.95
 """Of the best throughput: more workers than this needs bring nothing."""
-O_DIRECT_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager

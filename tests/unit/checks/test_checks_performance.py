@@ -160,6 +160,49 @@ def test_a_gpu_is_compared_with_those_of_its_model_alone() -> None:
     assert (slow.status, slow.component) == (Status.FAIL, "gpu3")
 
 
+@pytest.mark.parametrize(
+    ("joined", "slow", "named"),
+    [
+        # Two pairs below a switch each: the other four cross the processors.
+        ("PIX", {"0-2": 14.0, "0-3": 14.2, "1-2": 13.8, "1-3": 14.1}, []),
+        ("NV12", {"0-2": 20.0, "0-3": 20.0, "1-2": 20.0, "1-3": 20.0}, []),
+        # One of the four is much slower than its like; one alone is slow.
+        ("NV12", {"0-2": 20.0, "0-3": 20.0, "1-2": 4.0, "1-3": 20.0}, ["gpu1-gpu2"]),
+        ("PIX", {"1-3": 12.0}, ["gpu1-gpu3"]),
+        # Both bridges are slower than PCIe; all links are of one kind.
+        ("NV12", {"0-1": 4.0, "2-3": 4.0}, ["gpu0-gpu1", "gpu2-gpu3"]),
+        ("SYS", {"0-1": 4.0}, ["gpu0-gpu1"]),
+    ],
+)
+def test_links_are_compared_with_those_of_their_kind(joined: str, slow: dict[str, float], named: list[str]) -> None:
+    document = deepcopy(pcie_measured())
+    topology = document["commands"]["nvidia-smi-topo"]
+    text = topology["stdout"].replace("GPU0\t X \tSYS", f"GPU0\t X \t{joined}").replace("GPU1\tSYS", f"GPU1\t{joined}")
+    text = text.replace("SYS\tSYS\t X \tSYS\t64", f"SYS\tSYS\t X \t{joined}\t64")
+    topology["stdout"] = text.replace("SYS\tSYS\tSYS\t X ", f"SYS\tSYS\t{joined}\t X ")
+    (record,) = [one for one in document["results"] if one["record"] == "nccl.pairs"]
+    bad = [
+        {"ranks": [int(rank) for rank in pair.split("-")], "verdict": "slow", "bandwidth_gb_per_s": rate}
+        for pair, rate in slow.items()
+    ]
+    record["values"] |= {"bad": bad, "cleared": 6 - len(bad), "slow_factor": 1.5}
+    verdicts = found(document, "performance.bad-links")
+    assert [one.component for one in verdicts if one.status is Status.FAIL] == named
+    assert {one.status for one in verdicts} == ({Status.FAIL} if named else {Status.PASS})
+
+
+def test_a_part_that_broke_is_one_failure() -> None:
+    """Its clocks and transports are not failures of their own, with a remedy that does not help."""
+    document = deepcopy(hgx_measured())
+    for record in document["results"]:
+        if record["record"] in ("gemm.bf16", "burn.gemm", "nccl.all-gather"):
+            record |= {"error": "CUDA error: uncorrectable ECC error encountered", "values": {}}
+    for check in ("gemm", "burn", "collectives"):
+        assert Status.FAIL in {one.status for one in found(document, f"performance.{check}")}
+    for check in ("clocks", "transport"):
+        assert {one.status for one in found(document, f"performance.{check}")} == {Status.PASS, Status.SKIP}
+
+
 def test_shared_memory_is_not_good_where_the_links_of_the_gpus_are_not_known() -> None:
     """Cards of a model that bridges can join, and a topology that was not seen."""
     document = deepcopy(pcie_measured())

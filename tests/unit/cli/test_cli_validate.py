@@ -193,6 +193,7 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--select", "gpu.count", "--select", " ,"], ["--select: no check is named"]),
         (["validate", "--skip", "zzz"], ["--skip", "zzz", "node.reachable"]),
         (["validate", "--level", "quick", "--select", "container.cuda"], ["--level quick", "--level standard"]),
+        (["validate", "--select", "performance.memory"], ["--level standard", "--level deep has the first"]),
         (["validate", "--level", "quik"], ["quik"]),
         (["validate", "--level", "quick", "--image", "x", "--force"], ["--level quick runs no", "--image, --force"]),
         (["validate", "--replay", str(BUNDLE), "--no-container"], ["--replay asks no node", "--no-container"]),

@@ -352,6 +352,7 @@ def test_rpm_packages_have_the_scriptlets_that_decide_what_is_on_a_node() -> Non
     """The account that the daemon's unit names, modules for the running kernel whatever DKMS answers, and headers."""
     scripts = {built.name: built.scripts for built in contents(repositories()["rhel9"]) if built.scripts}
     assert "useradd --system --gid nvidia-persistenced" in scripts["nvidia-persistenced"]["pre"]
+    assert scripts["nvidia-driver-cuda-libs"] == {"post": "ldconfig\n", "postun": "ldconfig\n"}
     for name, tree in (("kmod-nvidia-open-dkms", "nvidia-open"), ("kmod-nvidia-latest-dkms", "nvidia")):
         assert f"dkms $step -m {tree} -v " in scripts[name]["post"]
         assert scripts[name]["post"].count("|| :") == scripts[name]["preun"].count("|| :") == 1
