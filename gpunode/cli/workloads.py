@@ -231,7 +231,7 @@ class Workload:
     def failed(self, bundle: Bundle, reason: str) -> Bundle:
         """The bundle with the reason as its one record."""
         bare = NodeFacts(host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated)
-        return _with(bundle, failed(bare, f"the workload: {reason}"))
+        return _with(bundle, failed(bare, f"the workload: {reason}", self.wish.level))
 
 
 def _with(bundle: Bundle, records: list[dict[str, Any]]) -> Bundle:

@@ -1,5 +1,5 @@
 # ruff: noqa: PTH113, PTH118, PTH119, PTH123, PTH207
-# ruff: noqa: TRY004, TRY301, UP006, UP031, UP035, UP045
+# ruff: noqa: TRY301, UP006, UP031, UP035, UP045
 """gpunode-run: starts a job with what belongs to a job and not to a node.
 
 Runs on nodes as ``python3 -I`` with Python 3.6 or later; the standard library is all it needs.
@@ -126,8 +126,8 @@ def torch_version(program: List[str]) -> Optional[str]:
         return None
     interpreter = path
     if not os.path.basename(path).startswith("python"):
-        with open(path, "rb") as file:
-            first = file.readline(400).decode("utf-8", "replace").strip()
+        # A program that may be started and not read tells nothing: no lines, no words.
+        first = (read(path).splitlines() or [""])[0][:400].strip()
         words = first[2:].split() if first.startswith("#!") else []
         if not words or "python" not in words[-1]:
             return None
@@ -172,13 +172,18 @@ def configuration(path: str) -> Dict[str, Any]:
     """Return the node's settings for jobs. Raise ValueError with one line for a file that is none."""
     text = read(path)
     if not text:
-        return {}
+        if path == CONFIGURATION:
+            return {}
+        raise ValueError("--config %s: is empty or cannot be read" % path)
     try:
         document = json.loads(text)
     except ValueError as err:
         raise ValueError("%s is not JSON: %s" % (path, err)) from None
-    if not isinstance(document, dict) or not isinstance(document.get("environment", {}), dict):
-        raise ValueError("%s: expected an object with the keys environment and docker" % path)
+    kinds = {"environment": dict, "docker": list}
+    if not isinstance(document, dict) or any(
+        not isinstance(document.get(key, kind()), kind) for key, kind in kinds.items()
+    ):
+        raise ValueError("%s: expected an object with the keys environment (an object) and docker (a list)" % path)
     return document
 
 

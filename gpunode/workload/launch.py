@@ -107,9 +107,9 @@ def launch(way: Way, node: NodeFacts, wish: Wish, deadline: float, say: Callable
     return _records(run, kind, error)
 
 
-def failed(node: NodeFacts, reason: str) -> list[dict[str, Any]]:
-    """The records of a run that never came back."""
-    return _records(_Run(node), "unknown", reason)
+def failed(node: NodeFacts, reason: str, level: str) -> list[dict[str, Any]]:
+    """The records of a run that never came back; a saved bundle is judged at its level again."""
+    return _records(_Run(node, values={"level": level}), "unknown", reason)
 
 
 def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callable[[str], None]) -> None:

@@ -81,6 +81,7 @@ def test_lists_of_the_kernel(text: str, cpus: list[int]) -> None:
 def program(tmp_path: Path) -> Path:
     path = tmp_path / "gpunode-run"
     path.write_text(launcher_text(), encoding="utf-8")
+    path.with_name("job.json").write_text("{}", encoding="utf-8")
     return path
 
 
@@ -150,11 +151,15 @@ def test_wrong_usage_is_one_line(program: Path, argv: tuple[str, ...], code: int
 
 
 def test_a_malformed_file_and_a_missing_library_are_named(program: Path) -> None:
-    program.with_name("job.json").write_text("[1]", encoding="utf-8")
-    done = run(program, "true")
-    assert done.returncode == 2
-    assert "job.json" in done.stderr
+    for text in ("[1]", '{"environment": []}', '{"docker": "--rm"}', "{", ""):
+        program.with_name("job.json").write_text(text, encoding="utf-8")
+        done = run(program, "true")
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert "job.json" in line
     program.with_name("job.json").unlink()
+    assert "cannot be read" in run(program, "true").stderr
+    program.with_name("job.json").write_text("{}", encoding="utf-8")
     done = run(program, "--malloc", "tcmalloc", "true")
     assert done.returncode in (0, 2)
     if done.returncode:
@@ -164,7 +169,7 @@ def test_a_malformed_file_and_a_missing_library_are_named(program: Path) -> None
     assert "rank 4" in done.stderr
 
 
-def test_the_version_is_asked_of_the_programs_own_python(tmp_path: Path) -> None:
+def test_the_version_is_asked_of_the_programs_own_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "python3.99"
     fake.write_text("#!/bin/sh\necho 2.11.0\n", encoding="utf-8")
     fake.chmod(0o755)
@@ -174,4 +179,6 @@ def test_the_version_is_asked_of_the_programs_own_python(tmp_path: Path) -> None
     script.chmod(0o755)
     assert launcher.torch_version([str(script)]) == "2.11.0"
     assert launcher.torch_version(["/bin/true"]) is None
+    monkeypatch.setattr(launcher, "read", lambda _: "")
+    assert launcher.torch_version([str(script)]) is None
     assert launcher.torch_version([]) is None

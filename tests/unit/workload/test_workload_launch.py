@@ -152,7 +152,8 @@ def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) ->
 
 
 def test_a_run_that_never_came_back_has_its_record_too() -> None:
-    record, _ = only(failed(node(simulated=True), "it did not end within 900 s and was given up"))
+    record, _ = only(failed(node(simulated=True), "it did not end within 900 s and was given up", "deep"))
+    assert record.values["level"] == "deep"
     assert (record.error, record.simulated) == ("it did not end within 900 s and was given up", True)
 
 
