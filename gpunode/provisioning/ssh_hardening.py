@@ -37,6 +37,8 @@ MODULI, MODULI_BEFORE = "/etc/ssh/moduli", f"{MEMORY}/moduli-before"
 WAITING = "/var/lib/gpunode/guard/ssh_hardening/record.json"
 LEAST_MODULUS = 3071
 """sshd's file of groups names sizes one bit below their usual name."""
+LEAST_RSA, MOST_RSA = 1024, 16384
+"""Bits of RSA that sshd takes at least, and that ssh-keygen makes at most."""
 LOOK = Look(
     paths=(DROP_IN, CLIENT, MAIN, MEMORY, BANNER, *SOCKET_DROP_INS.values(), WAITING, MODULI, MODULI_BEFORE),
     contents=(PUBLISHED,),
@@ -137,6 +139,8 @@ def _bad_settings(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
     for name, found in algorithms(ssh, settings).items():
         if not found:
             yield f"ssh_hardening_{name}: {ssh.version} on the node offers none of the role's list"
+    if not LEAST_RSA <= int(settings["least_rsa_bits"]) <= MOST_RSA:
+        yield f"ssh_hardening_least_rsa_bits: {settings['least_rsa_bits']} is not from {LEAST_RSA} to {MOST_RSA}"
     if not re.fullmatch(r"\d+:\d+:\d+", str(settings["max_startups"])):
         yield f"ssh_hardening_max_startups: {settings['max_startups']!r} is not START:RATE:FULL (example: 30:50:200)"
     if not has_include(ssh.documents) and not settings["add_include"]:

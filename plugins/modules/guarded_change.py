@@ -133,7 +133,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils import as_if, managed
-from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard, GuardError, last_line, run
+from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard, GuardError, last_line
 from ansible_collections.gpunode.node.plugins.module_utils.managed import RefusedError
 
 FILE_DEFAULTS: dict[str, Any] = {
@@ -174,7 +174,7 @@ class Change:
         given = self.module.params
         show = [given["show"]] if given["show"] else []
         try:
-            before = run(show[0])[1] if show else ""
+            before = as_if.answered([], show)[0][1] if show else ""
             *judged, shown = as_if.answered(files, [*given["validate"], *(show or [["true"]])])
         except as_if.UnavailableError as err:
             self.module.warn(f"the change cannot be validated before it is made: {err}")
@@ -187,6 +187,16 @@ class Change:
         name = f"output of {' '.join(show[0])}"
         return [{"before_header": name, "after_header": name, "before": before, "after": shown[1]}]
 
+    def accepted(self, *argv: str) -> None:
+        """Run a validating command on what is in place now; raise GuardError where it fails."""
+        try:
+            ((status, output, errors),) = as_if.answered([], [list(argv)])
+        except as_if.UnavailableError:
+            self.guard.must(*argv)
+            return
+        if status != 0:
+            raise GuardError(f"{' '.join(argv[:3])}: exit status {status}: {last_line(errors or output)}")
+
     def apply(self) -> dict[str, Any]:
         """Validate, arm, change, activate."""
         module, given = self.module, self.module.params
@@ -195,11 +205,13 @@ class Change:
             result = self.changed()
             if not result["changed"] or module.check_mode:
                 return result
-        for argv in [*given["validate"], *given["activate"]]:
+        steps = [(self.accepted, argv) for argv in given["validate"]]
+        steps += [(self.guard.must, argv) for argv in given["activate"]]
+        for step, argv in steps:
             if given["limit_s"] and not self.guard.armed:
                 break  # The timer was faster: the confirmation fails and reports it.
             try:
-                self.guard.must(*argv)
+                step(*argv)
             except GuardError as err:
                 with self.guard.locked():
                     self.undo(err)

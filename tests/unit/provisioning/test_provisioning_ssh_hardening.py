@@ -117,6 +117,7 @@ def test_named_users_and_jump_hosts_may_forward() -> None:
         ({"ports": [2222]}, "port 22"),
         ({"ports": [22, 70000]}, "70000"),
         ({"max_startups": "many"}, "ssh_hardening_max_startups"),
+        ({"least_rsa_bits": 99}, "ssh_hardening_least_rsa_bits"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_asked(settings: dict[str, Any], named: str) -> None:
