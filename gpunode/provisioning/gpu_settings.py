@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, field_validator
 
@@ -89,7 +89,7 @@ class Rule(BaseModel):
     power_limit: Any = None
     compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
     ecc: StrictBool | None = None
-    mig: StrictBool | list[str] | None = Field(default=None, max_length=8)
+    mig: StrictBool | Annotated[list[str], Field(max_length=8)] | None = None
     accounting: StrictBool | None = None
 
     @field_validator("gpus")

@@ -96,6 +96,13 @@ def test_a_malformed_rule_is_named_with_its_place(rule: dict[str, Any], where: s
         parsed_rules([{"gpus": "all", "ecc": True}, rule])
 
 
+def test_mig_is_a_switch_or_a_bounded_list() -> None:
+    rules = parsed_rules([{"gpus": "all", "mig": True}, {"gpus": 0, "mig": False}, {"gpus": 1, "mig": ["1g.10gb"]}])
+    assert [rule["mig"] for rule in rules] == [True, False, ["1g.10gb"]]
+    with pytest.raises(UsageError, match="mig"):
+        parsed_rules([{"gpus": "all", "mig": ["1g.10gb"] * 9}])
+
+
 def test_models_become_pci_ids_and_values_numbers() -> None:
     rules = parsed_rules([{"gpus": ["A100 SXM 80GB", "10de:2330"], "power_limit": "80 %", "sm_clock_mhz": "1410"}])
     assert rules == [{"gpus": {"pci_ids": ["10de:20b2", "10de:2330"]}, "power_limit": "80%", "sm_clock_mhz": 1410}]
