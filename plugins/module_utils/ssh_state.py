@@ -46,9 +46,17 @@ def asked(*argv: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
 
 
+def daemon_settings() -> tuple[int, str, str]:
+    """Return (exit status, stdout, stderr) of ``sshd -T``, also where ssh.socket left sshd without its folder."""
+    try:
+        return as_if.answered([], [["sshd", "-T"]])[0]
+    except as_if.UnavailableError:
+        return asked("sshd", "-T")
+
+
 def taken() -> dict[str, Any]:
     """Return everything that the roles of SSH and of accounts decide from."""
-    status, effective, errors = asked("sshd", "-T")
+    status, effective, errors = daemon_settings()
     settings = values(effective)
     return {
         "version": last_line(asked("ssh", "-V")[2]),
