@@ -49,9 +49,10 @@ def asked(*argv: str) -> tuple[int, str, str]:
 def daemon_settings() -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of ``sshd -T``, also where ssh.socket left sshd without its folder."""
     try:
-        return as_if.answered([], [["sshd", "-T"]])[0]
+        answers: list[tuple[int, str, str]] = as_if.answered([], [["sshd", "-T"]])
     except as_if.UnavailableError:
         return asked("sshd", "-T")
+    return answers[0]
 
 
 def taken() -> dict[str, Any]:
