@@ -17,11 +17,12 @@ FAULT = (BROKEN, "gpu2", "pcie-narrow")
 FOUND_BY = "link.pcie-width"
 """The check that the fault turns, and no other."""
 WRONG = {"fail", "error"}
-# What may be skipped, for want of something to look at: containers have no sensors, no BMC, no clock and no journal of
+# What may be skipped, for want of something to look at: containers have no sensors, no BMC, no clock, no kernel settings and no journal of
 # earlier boots of their own …
 OF_A_CONTAINER = {
     *("driver.signed", "host.acs", "host.cpu-governor", "host.iommu", "host.memory-errors", "host.nvme", "host.time"),
     *("bmc.events", "bmc.fans", "bmc.power-supplies", "gpu.xid-earlier", "host.numa-nodes", "rdma.mtu"),
+    "host.kernel-settings",
 }
 # … and cards without NVLink, NVSwitches and RDMA have none to judge.
 OF_CARDS = {
@@ -29,10 +30,13 @@ OF_CARDS = {
     *("nvlink.count", "nvlink.errors", "nvlink.speed", "nvlink.state", "rdma.ports"),
     *("rdma.adapters", "rdma.devices", "rdma.firmware", "rdma.flaps", "rdma.peers"),
 }
+# Of roles that do nothing without settings of their own.
+NOT_ASKED_FOR = {"gpu.settings", "host.firewall", "node.security-updates"}
+EVERYWHERE = OF_A_CONTAINER | NOT_ASKED_FOR
 MAY_BE_SKIPPED = {
-    "hgx-h100-8-1": OF_A_CONTAINER | {"gpu.retired-pages"},
-    "l40s-4-1": OF_A_CONTAINER | OF_CARDS | {"gpu.retired-pages"},
-    "t4-1-1": OF_A_CONTAINER | OF_CARDS | {"gpu.remapped-rows", "gpu.vbios", "link.numa", "link.p2p", "link.topology"},
+    "hgx-h100-8-1": EVERYWHERE | {"gpu.retired-pages"},
+    "l40s-4-1": EVERYWHERE | OF_CARDS | {"gpu.retired-pages"},
+    "t4-1-1": EVERYWHERE | OF_CARDS | {"gpu.remapped-rows", "gpu.vbios", "link.numa", "link.p2p", "link.topology"},
 }
 
 
