@@ -227,6 +227,7 @@ def call(*arguments: str, limit_s: float = CALL_LIMIT_S) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        env={**os.environ, "LC_ALL": "C"},
     )
     try:
         output, _ = process.communicate(timeout=limit_s)
@@ -547,7 +548,6 @@ def main(argv: list[str]) -> int:
     if argv not in (["apply"], ["restore"]):
         sys.stderr.write("usage: gpu-settings apply|restore\n")
         return 2
-    os.environ["LC_ALL"] = "C"
     try:
         text = place(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
         cards = bring_all(json.loads(text)["rules"])
