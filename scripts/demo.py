@@ -17,8 +17,8 @@ FAULT = (BROKEN, "gpu2", "pcie-narrow")
 FOUND_BY = "link.pcie-width"
 """The check that the fault turns, and no other."""
 WRONG = {"fail", "error"}
-# What may be skipped, for want of something to look at: containers have no sensors, no BMC, no clock, no settings of the
-# kernel and no journal of earlier boots of their own …
+# What may be skipped, for want of something to look at: containers have no sensors, no BMC, no clock, no kernel and no
+# journal of earlier boots of their own …
 OF_A_CONTAINER = {
     *("driver.signed", "host.acs", "host.cpu-governor", "host.iommu", "host.memory-errors", "host.nvme", "host.time"),
     *("bmc.events", "bmc.fans", "bmc.power-supplies", "gpu.xid-earlier", "host.numa-nodes", "rdma.mtu"),
