@@ -92,7 +92,7 @@ def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa
         return Verdict(Status.ERROR, "no step was recorded")
     if len(losses) < len(values.losses):
         return verdict(
-            Status.FAIL, f"{values.dtype}: the loss is no number in {len(values.losses) - len(losses)} steps"
+            Status.FAIL, f"{values.dtype}: the loss is not a number in {len(values.losses) - len(losses)} steps"
         )
     if not losses[-1] < losses[0]:
         what = f"{values.dtype}: {counted(len(losses), 'step')} did not lower the loss"

@@ -199,11 +199,11 @@ def _of_services(node: NodeFacts) -> Iterator[Verdict]:
     lines = [one for one in limits.settings if one.item == "memlock" and one.domain == "*" and one.type != "soft"]
     if not lines:
         return
-    told = partial(Verdict, component="memlock of services", expected="infinity", measured=services)
+    verdict = partial(Verdict, component="memlock of services", expected="infinity", measured=services)
     if services in UNLIMITED:
-        yield told(Status.PASS, "services may lock memory as logins may")
+        yield verdict(Status.PASS, "services may lock memory as logins may")
     else:
-        yield told(
+        yield verdict(
             Status.WARN,
             f"logins may lock memory without limit, services {services} bytes: DefaultLimitMEMLOCK is not set",
         )

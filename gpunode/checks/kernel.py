@@ -36,22 +36,22 @@ def kernel_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
         if now is None:
             continue
         judged = True
-        told = partial(Verdict, component=name, expected=one.value, measured=now, source=SYSCTL_D)
+        verdict = partial(Verdict, component=name, expected=one.value, measured=now, source=SYSCTL_D)
         if now == one.value:
-            yield told(Status.PASS, f"{now}, as {one.path} sets it at boot")
+            yield verdict(Status.PASS, f"{now}, as {one.path} sets it at boot")
         else:
-            yield told(Status.WARN, f"{now} now, and {one.value} after the next boot ({one.path})")
+            yield verdict(Status.WARN, f"{now} now, and {one.value} after the next boot ({one.path})")
     if node.boot_arguments:
         judged = True
         booted = (node.command_line or "").split()
         missing = [word for word in node.boot_arguments if word not in booted]
-        told = partial(
+        verdict = partial(
             Verdict, component="command line", expected=" ".join(node.boot_arguments), measured=node.command_line
         )
         if missing:
-            yield told(Status.WARN, f"the kernel was booted without {listed(missing)}: a reboot is due")
+            yield verdict(Status.WARN, f"the kernel was booted without {listed(missing)}: a reboot is due")
         else:
-            yield told(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
+            yield verdict(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
     if not judged:
         yield Verdict(Status.SKIP, "no file sets a kernel setting that is looked at")
 
@@ -91,11 +91,11 @@ def missing_names(value: str, there: list[str]) -> list[str]:
 def _names(one: EnvironmentSetting, there: list[str]) -> Verdict:
     gone = missing_names(one.value, there)
     kind = LISTS[one.name]
-    told = partial(
+    verdict = partial(
         Verdict, component=one.name, expected=one.value, measured=listed(there) or "none", source=NCCL_SOURCE
     )
     if not gone:
-        return told(Status.PASS, f"{one.value}: all exist")
+        return verdict(Status.PASS, f"{one.value}: all exist")
     words = f"{one.value} in {one.path}: the node has no {kind} {listed(gone)}, it has {listed(there) or 'none'}"
     all_gone = len(gone) == len(one.value.split(","))
-    return told(Status.FAIL if all_gone else Status.WARN, words)
+    return verdict(Status.FAIL if all_gone else Status.WARN, words)

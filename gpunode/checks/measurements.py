@@ -7,7 +7,7 @@ from typing import TypeVar, Unpack
 from gpunode.checks.frameworks import OF_THE_IMAGE
 from gpunode.checks.machine_shape import shape_of
 from gpunode.checks.registry import Declared, Expectation, Level, Status, Verdict, registry
-from gpunode.checks.workload import ON_CPU, component, explained, gpu_named, nothing_ran, of, read
+from gpunode.checks.workload import NOT_SO_FAR, ON_CPU, component, explained, gpu_named, missing, nothing_ran, of, read
 from gpunode.expectations import Shape
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import DeviceIdentity, MalformedRecord, Record, Values, values_of
@@ -115,12 +115,6 @@ def unmeasured(node: NodeFacts, records: tuple[str, ...]) -> Verdict | None:
         return None
     if not any(record.record in MEASURED for record in node.records or ()):
         return Verdict(Status.SKIP, NOT_MEASURED)
-    pointer = explained(node, OF_THE_IMAGE)
-    missing = f"there is no record {' or '.join(records)}"
-    if pointer is not None:
-        return Verdict(Status.SKIP, f"{missing} ({pointer})")
     levels = {record.values.get("level") for record in of(node, "container")}
-    why = (
-        "the payload did not come that far" if "deep" in levels else "not written at level standard, or cut off before"
-    )
-    return Verdict(Status.ERROR, f"{missing}: {why}")
+    why = NOT_SO_FAR if "deep" in levels else "not written at level standard, or cut off before"
+    return missing(node, records, OF_THE_IMAGE, why)

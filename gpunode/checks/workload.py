@@ -10,6 +10,7 @@ from gpunode.facts.node import NodeFacts
 
 AnyValues = TypeVar("AnyValues", bound=Values)
 RUNS = "container.runs reports the cause"
+NOT_SO_FAR = "the payload did not come that far"
 ON_CPU = "ran on the processor: that says nothing about a GPU"
 
 
@@ -61,6 +62,15 @@ def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FA
             if finding.status is status and finding.message.startswith(message):
                 return f"{check_id} reports the cause"
     return None
+
+
+def missing(node: NodeFacts, records: Sequence[str], after: Sequence[str], why: str) -> Verdict:
+    """Return the verdict where none of the records is there: a skip where one of the checks reports the cause."""
+    pointer = explained(node, after)
+    text = f"there is no record {' or '.join(records)}"
+    if pointer is not None:
+        return Verdict(Status.SKIP, f"{text} ({pointer})")
+    return Verdict(Status.ERROR, f"{text}: {why}")
 
 
 def where(record: Record) -> str:
@@ -136,12 +146,7 @@ def record_check(  # noqa: PLR0913
             if ended is not None:
                 yield ended
             elif not found:
-                pointer = explained(node, after)
-                missing = f"there is no record {record}"
-                if pointer is not None:
-                    yield Verdict(Status.SKIP, f"{missing} ({pointer})")
-                else:
-                    yield Verdict(Status.ERROR, f"{missing}: the payload did not come that far")
+                yield missing(node, (record,), after, NOT_SO_FAR)
             else:
                 for each in found:
                     yield from _judged(each, node)

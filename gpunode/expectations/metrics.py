@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from gpunode.facts.models.measured import GEMM_TYPES
+
 Metric = str
 """A key of ``METRICS``."""
 Group = Literal["copy", "peer", "on_device", "memory", "gemm", "busbw", "storage"]
@@ -20,7 +22,6 @@ class MetricKind:
 
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
-GEMM_TYPES = ("bf16", "fp16", "tf32", "fp32", "fp64", "fp8")
 METRICS: Mapping[Metric, MetricKind] = {
     "host_to_device": MetricKind("copy", "host_to_device"),
     "device_to_host": MetricKind("copy", "host_to_device"),

@@ -13,6 +13,7 @@ from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
+from gpunode.provisioning.driver_files import GPU_CONDITION
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.locks import plugin
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
@@ -30,15 +31,13 @@ MARKER = "/run/gpunode/dcgm-restart"
 """A new DCGM waits for a restart of its daemon. It is gone with the next boot, as is the need."""
 LOCK_MARK = "gpunode (role dcgm)"
 LOOK = Look(paths=(PREFERENCES, DROP_IN, DROP_IN.rpartition("/")[0], MEMORY), contents=(BEFORE, MARKER))
-CONDITION = """\
+CONDITION = f"""\
 # Managed by gpunode (role dcgm): without an NVIDIA GPU on the PCI bus DCGM is passed over, not failed.
 [Unit]
 After=nvidia-persistenced.service nvidia-fabricmanager.service
 
 [Service]
-ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
-read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; esac; done; exit 1'
-"""
+{GPU_CONDITION}"""
 STEM = "datacenter-gpu-manager-4"
 CORE, CLOSED = f"{STEM}-core", f"{STEM}-proprietary"
 PARTS = re.compile(rf"{STEM}-(?:(?:proprietary|multinode)-)?cuda([0-9]+)")

@@ -25,12 +25,15 @@ NOUVEAU_TEXT = f"""\
 blacklist nouveau
 options nouveau modeset=0
 """
-PERSISTENCED_TEXT = f"""\
-# {_MARK} without an NVIDIA GPU on the PCI bus the daemon is passed over, not failed.
-[Service]
+GPU_CONDITION = """\
 ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
 read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; esac; done; exit 1'
 """
+"""Line of a unit that is passed over, and not failed, without an NVIDIA GPU on the PCI bus."""
+PERSISTENCED_TEXT = f"""\
+# {_MARK} without an NVIDIA GPU on the PCI bus the daemon is passed over, not failed.
+[Service]
+{GPU_CONDITION}"""
 
 
 def sources_text(stanzas: Sequence[Mapping[str, Any]]) -> str | None:

@@ -15,6 +15,7 @@ from gpunode.checks.gpus import LOST
 from gpunode.checks.words import listed
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
+from gpunode.provisioning.driver_files import GPU_CONDITION
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning.gpu_settings_program import (
@@ -56,9 +57,7 @@ ConditionPathExists=/usr/bin/nvidia-smi
 Type=oneshot
 RemainAfterExit=yes
 TimeoutStartSec=900
-ExecCondition=/bin/sh -c 'for device in /sys/bus/pci/devices/*; do read -r vendor < $$device/vendor; \
-read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; esac; done; exit 1'
-ExecStart=/usr/bin/python3 -I {PROGRAM} apply
+{GPU_CONDITION}ExecStart=/usr/bin/python3 -I {PROGRAM} apply
 
 [Install]
 WantedBy=multi-user.target {DAEMON}

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +82,31 @@ def _run(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tuple[int, str, s
             PRIVILEGE_SEPARATION.mkdir(mode=0o755)
 
     try:
+        return ran(argv, LIMIT_S, enter=enter if binds or lacks_folder else None)
+    except subprocess.SubprocessError:
+        raise UnavailableError("a mount namespace cannot be made") from None
+
+
+def ran(
+    argv: list[str], limit_s: float, env: dict[str, str] | None = None, enter: Callable[[], None] | None = None
+) -> tuple[int, str, str]:
+    """Return (exit status, stdout, stderr) of a command; 124 past its limit, 127 where it cannot be started.
+
+    ``enter`` runs in the child before the command; raises SubprocessError where that fails.
+    """
+    try:
         child = subprocess.run(
             argv,
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
             start_new_session=True,
-            preexec_fn=enter if binds or lacks_folder else None,
+            env=env,
+            preexec_fn=enter,
         )
     except subprocess.TimeoutExpired:
-        return 124, "", f"{argv[0]} ran past {LIMIT_S} s"
-    except FileNotFoundError as err:
+        return 124, "", f"{argv[0]} ran past {limit_s} s"
+    except OSError as err:
         return 127, "", str(err)
-    except (OSError, subprocess.SubprocessError):
-        raise UnavailableError("a mount namespace cannot be made") from None
     return child.returncode, child.stdout.decode("utf-8", "replace"), child.stderr.decode("utf-8", "replace")

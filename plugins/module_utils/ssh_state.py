@@ -10,7 +10,6 @@ import grp
 import os
 import pwd
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,8 @@ WRITABLE_BY_OTHERS = 0o022
 
 def asked(*argv: str) -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of a command that only reads."""
-    try:
-        done = subprocess.run(
-            argv,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=COMMAND_S,
-            start_new_session=True,
-            env=ENVIRONMENT,
-        )
-    except subprocess.TimeoutExpired:
-        return 124, "", f"{argv[0]} ran past {COMMAND_S} s"
-    except OSError as err:
-        return 127, "", str(err)
-    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+    answer: tuple[int, str, str] = as_if.ran(list(argv), COMMAND_S, ENVIRONMENT)
+    return answer
 
 
 def daemon_settings() -> tuple[int, str, str]:
