@@ -142,6 +142,7 @@ STANDS_ON = {
         "gpunode/provisioning/nvidia_driver",
     ),
     "test_measured_group": ("gpunode/workload/",),
+    "test_nccl_conf": ("roles/ml_environment/", "gpunode/tuning/network", "gpunode/provisioning/ml_environment"),
     "test_podman_containerd": (
         "roles/nvidia_container_toolkit/",
         "gpunode/lab/simulator/",
