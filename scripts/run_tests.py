@@ -47,6 +47,7 @@ AT_MOST = {"lab": 3, "molecule": 1, "vm": 1}
 # Lab tests that are for paths that begin so alone. A file that is not named here runs always.
 STANDS_ON = {
     "test_converge": ("plugins/", "playbooks/", "gpunode/provisioning/"),
+    "test_command_line": ("gpunode/provisioning/kernel_boot",),
     "test_container_faults": ("gpunode/checks/", "gpunode/workload/", "gpunode/tuning/"),
     "test_container_toolkit": (
         "roles/docker/",
@@ -143,6 +144,7 @@ STANDS_ON = {
         "gpunode/provisioning/nvidia_driver",
     ),
     "test_measured_group": ("gpunode/workload/",),
+    "test_nccl_conf": ("roles/ml_environment/", "gpunode/tuning/network", "gpunode/provisioning/ml_environment"),
     "test_podman_containerd": (
         "roles/nvidia_container_toolkit/",
         "gpunode/lab/simulator/",
