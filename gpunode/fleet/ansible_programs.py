@@ -1,6 +1,7 @@
 """Several programs of Ansible for one start of Python: most of what each costs is importing what all of them share.
 
-Run as a program by the interpreter beside which Ansible is installed. stdin has a JSON list of command lines
+Run as a program by the interpreter beside which Ansible is installed; an argument is the folder of packages in which
+Ansible lies. stdin has a JSON list of command lines
 (``["ansible-inventory", "--list", …]``), stdout gets a list with ``[exit code, stdout, stderr]`` of each. Each runs in
 a process that is forked when all is imported, side by side with the others.
 """
@@ -53,6 +54,7 @@ def main() -> None:
     """Run what stdin lists."""
     # Each of them ends before its garbage counts, and the collector would copy what they share.
     gc.disable()
+    sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]
     lines: list[list[str]] = json.load(sys.stdin)
     mains = {name: importlib.import_module(f"ansible.cli.{name.partition('-')[2]}").main for name, *_ in lines}
     running = [started(mains[argv[0]], argv) for argv in lines]

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,19 @@ def _programs(lines: Sequence[Sequence[str]]) -> list[process.Completed]:
     # Ansible only warns of all three and goes on with fewer hosts than were meant.
     env["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "True"
     env["ANSIBLE_HOST_PATTERN_MISMATCH"] = "error"
-    argv = [sys.executable, "-P", str(Path(__file__).with_name("ansible_programs.py"))]
+    # Isolated, it does not look where a user's own packages are: Ansible may be among them.
+    argv = [sys.executable, "-I", str(Path(__file__).with_name("ansible_programs.py")), *_folder_of("ansible")]
     done = process.run(argv, timeout_s=TIMEOUT_S, env=env, stdin=json.dumps(lines))
     try:
         return [process.Completed(*answer) for answer in json.loads(done.stdout)]
     except (ValueError, TypeError):
         # A configuration that cannot be read ends all of them before they begin.
         return [process.Completed(done.rc or 1, "", done.stderr)] * len(lines)
+
+
+def _folder_of(package: str) -> list[str]:
+    spec = find_spec(package)
+    return [str(Path(spec.origin).parents[1])] if spec is not None and spec.origin else []
 
 
 def _without_tag(value: dict[str, Any]) -> Any:
