@@ -109,7 +109,7 @@ def test_check_mode_announces_on_a_page_what_the_first_run_then_does(lab_site: S
     # What the daemons are told after the change goes by what they then know; nothing else is written in addition.
     assert {path for path in done.paths if not path.startswith("/run/")} == announced.paths
     # Two roles write daemon.json: the announcement of the second is what is there in the end.
-    last = re.findall(r"(?ms)^\+\+\+ after: /etc/docker/daemon\.json\n@@ .*?\n((?:\+.*\n)+)", announced.output)[-1]
+    last = re.findall(r"(?m)^\+\+\+ after: /etc/docker/daemon\.json\n@@ .*\n((?:\+.*\n)+)", announced.output)[-1]
     assert re.sub(r"(?m)^\+", "", last) == lab_site.sh("cat /etc/docker/daemon.json")
     # A page for a person: no key in base64, no task that is settled or skipped.
     assert "BEGIN PGP" not in announced.output
