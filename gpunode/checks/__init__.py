@@ -27,6 +27,7 @@ from gpunode.checks import (  # noqa: F401
     rdma_setup,
     thermal,
     upkeep,
+    upkeep_tools,
     wheels,
     xids,
     xids_earlier,

@@ -142,7 +142,7 @@ class UnitState(Part):
 class Question(Part):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
-    kind: Literal["apt_preview", "dnf_preview", "repository_key", "signing_key", "documents"]
+    kind: Literal["apt_preview", "dnf_preview", "package_offers", "repository_key", "signing_key", "documents"]
     body: dict[str, Any] = {}
     private: bool = False
     """The body holds a secret."""

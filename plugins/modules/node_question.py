@@ -15,7 +15,7 @@ options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, repository_key, signing_key, documents]
+    choices: [apt_preview, dnf_preview, package_offers, repository_key, signing_key, documents]
     required: true
   question:
     description: The question.
@@ -57,6 +57,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     apt_preview,
     dnf_transaction,
     files_state,
+    package_offers,
     repository_key,
     signing_key,
 )
@@ -71,7 +72,14 @@ def main() -> None:
         argument_spec={
             "kind": {
                 "type": "str",
-                "choices": ["apt_preview", "dnf_preview", "repository_key", "signing_key", "documents"],
+                "choices": [
+                    "apt_preview",
+                    "dnf_preview",
+                    "package_offers",
+                    "repository_key",
+                    "signing_key",
+                    "documents",
+                ],
                 "required": True,
             },
             "question": {"type": "dict", "default": {}},
@@ -91,6 +99,7 @@ def main() -> None:
     answers: dict[str, Any] = {
         "apt_preview": apt_preview.answered,
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
+        "package_offers": package_offers.answered,
         "repository_key": repository_key.answered,
         "signing_key": signing_key.answered,
         "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},

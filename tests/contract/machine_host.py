@@ -136,6 +136,7 @@ def host_commands(machine: Machine) -> dict[str, Document]:
         "variables": answer(
             "/etc/environment\tNCCL_DEBUG\tWARN\n", argv=("(probe)", "read settings of the environment")
         ),
+        "tools": answer("fio\t/usr/bin/fio\npy-spy\t/usr/local/bin/py-spy\n", argv=("(probe)", "look for programs")),
         "repository-files": answer(argv=("(probe)", "look for package sources")),
         "cpu-clocks": answer(governor, argv=("(probe)", "read cpufreq")),
         "df-local": answer(DF, argv=("df", "-l", "-k")),
