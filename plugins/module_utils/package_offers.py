@@ -6,7 +6,9 @@ or ``{"error": one line}`` where the package manager cannot be asked. apt's list
 
 import fnmatch
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.gpunode.node.plugins.module_utils.apt_preview import ANSWER_LIMIT_S, UPDATE_LIMIT_S, offers
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
@@ -21,7 +23,7 @@ DNF_LIMIT_S = 300
 MOST = 200
 
 
-def by_apt(names):
+def by_apt(names: Sequence[str]) -> dict[str, list[str]]:
     """Names to versions, from lists that are fetched for it and thrown away."""
     with private_folder() as folder:
         lay_over(folder, {})
@@ -35,7 +37,7 @@ def by_apt(names):
         return found
 
 
-def by_dnf(names):
+def by_dnf(names: Sequence[str]) -> dict[str, list[str]]:
     """Names to versions, by dnf's own client: dnf 4 and 5 understand the same words."""
     done = subprocess.run(
         ["dnf", "--quiet", "repoquery", "--queryformat", "%{name} %{evr}\n", *names],
@@ -56,7 +58,7 @@ def by_dnf(names):
     return found
 
 
-def answered(question):
+def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer; where the package manager cannot be asked, ``error`` says why."""
     names = [str(name) for name in question["names"]]
     ask = by_apt if Path("/usr/bin/apt-get").exists() else by_dnf
