@@ -50,7 +50,7 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
     },
     "platforms.yml": {"platforms": hardware.Platform},
     "xids.yml": {"xids": hardware.Xid},
-    "expectations.yml": {"expectations": hardware.Expectation},
+    "expectations.yml": {"expectations": hardware.Expectation, "bands": hardware.Band},
 }
 """Our files, their sections, the model of each section's rows. An overlay may hold any of the sections."""
 
@@ -300,6 +300,11 @@ class Catalog:
     def expectations(self) -> Mapping[str, hardware.Expectation]:
         """Expected figures."""
         return self.rows("expectations")
+
+    @property
+    def bands(self) -> Mapping[str, hardware.Band]:
+        """Shares of physical limits."""
+        return self.rows("bands")
 
     @cached_property
     def _described(self) -> Mapping[str, hardware.Gpu]:

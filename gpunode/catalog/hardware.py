@@ -89,6 +89,8 @@ class Tflops(Part):
     fp32: float | None = None
     bf16: float | None = None
     fp16: float | None = None
+    clock_mhz: int | None = None
+    """Clock of the SMs at which they are quoted; None: the maximum, as far as is known."""
 
 
 class Gpu(Row):
@@ -272,18 +274,8 @@ class Xid(Row):
 class Expectation(Row):
     """One expected figure; section ``expectations``."""
 
-    metric: Literal[
-        "all_reduce_busbw",
-        "host_to_device",
-        "device_to_device",
-        "peer_to_peer",
-        "rdma_write",
-        "gemm_bf16",
-        "gemm_fp8",
-        "memory_bandwidth",
-        "targeted_stress",
-    ]
-    unit: Literal["GB/s", "Gbit/s", "TFLOPS", "GFLOPS"]
+    metric: Literal["all_reduce_busbw", "host_to_device", "peer_to_peer", "gemm_bf16", "gemm_fp8", "memory_bandwidth"]
+    unit: Literal["GB/s", "TFLOPS"]
     value: float
     kind: Literal["floor", "measured"]
     """``floor``: a pass mark that somebody runs in production. ``measured``: seen on a healthy machine."""
@@ -303,3 +295,16 @@ class Expectation(Row):
     def lowest(self) -> float:
         """What a healthy machine reaches at least."""
         return self.value if self.band is None else self.value * (1 + self.band[0])
+
+
+class Band(Row):
+    """Which share of a physical limit healthy machines reach; section ``bands``."""
+
+    metric: Literal["copy", "peer", "on_device", "memory", "gemm", "busbw"]
+    """``copy``: between host and GPU. ``busbw``: of any collective."""
+    path: Literal["pcie", "nvlink", "nvswitch", "memory", "tensor", "network"]
+    """What carries the data, or computes: its limit is what the share is of."""
+    share: float
+    """Healthy machines reach this share of the limit, as far as the sources go."""
+    message_bytes: int | None = None
+    """Size from which the share holds."""

@@ -7,6 +7,7 @@ from typing import Any
 from packaging.version import Version as Number
 
 from gpunode.catalog.hardware import Expectation, Gpu, Pcie
+from gpunode.catalog.limits import nvlink_gb_per_s, pcie_gb_per_s, tensor_tflops
 from gpunode.catalog.lint import Found, Rows, rule
 from gpunode.catalog.read import Key
 from gpunode.catalog.rows import first_day, last_day
@@ -27,19 +28,16 @@ RANGES: Mapping[tuple[str, str], tuple[float, float]] = {
     ("gpus", "tflops.fp16"): (1, 20_000),
     ("platforms", "nic_rate_gbit_per_s"): (1, 3200),
     ("platforms", "nics"): (1, 128),
+    ("bands", "share"): (0.05, 1),
 }
 """What can be: wide enough for years to come, too narrow for a value in another unit."""
 UNITS: Mapping[str, str] = {
-    "rdma_write": "Gbit/s",
     "gemm_bf16": "TFLOPS",
     "gemm_fp8": "TFLOPS",
-    "targeted_stress": "GFLOPS",
 }
 """Unit of a metric; all others are GB/s."""
 BETA = timedelta(days=183)
 """How long before a branch's release its first betas may be out."""
-PCIE_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-"""One lane, one direction, after line coding."""
 IN_SWITCH = 1.1
 """With reductions in the switch the bus bandwidth was seen 7 % above what the links carry."""
 
@@ -207,7 +205,7 @@ def vendor_figure(rows: Rows) -> Found:
         gpu = rows["gpus"].get(row.gpu)
         if gpu is None or not row.sure():
             continue
-        limit = _limit(row, gpu, rows)
+        limit = _limit(row, gpu)
         if limit is not None and row.value > limit:
             what = f"{row.value:g} {row.unit} is more than {gpu.name} can do, {limit:.4g}: is the unit right?"
             compared = tuple(("gpus", gpu.id, field) for field in _LIMITING)
@@ -218,30 +216,23 @@ _LIMITING = ("memory_bandwidth_gb_per_s", "tflops", "pcie", "nvlink")
 """What of a GPU limits a measurement."""
 
 
-def _limit(row: Expectation, gpu: Gpu, rows: Rows) -> float | None:
-    one_way = gpu.nvlink.gb_per_s / 2 if gpu.nvlink else _pcie(gpu.pcie)
-    if row.metric == "memory_bandwidth":
-        return gpu.memory_bandwidth_gb_per_s
-    if row.metric in ("gemm_bf16", "gemm_fp8"):
-        peak = gpu.tflops.bf16 if gpu.tflops else None
-        return peak if peak is None or row.metric == "gemm_bf16" else peak * 2
-    if row.metric == "host_to_device":
-        return _pcie(gpu.pcie) if gpu.pcie_judged else None
-    if row.metric == "peer_to_peer":
-        return one_way
-    if row.metric == "all_reduce_busbw":
-        return None if one_way is None else one_way * IN_SWITCH
-    if row.metric == "rdma_write":
-        platform = rows["platforms"].get(row.platform or "")
-        rate: float | None = platform.nic_rate_gbit_per_s if platform else None
-        return rate
-    return None
+def _limit(row: Expectation, gpu: Gpu) -> float | None:
+    one_way = nvlink_gb_per_s(gpu.nvlink) if gpu.nvlink else _pcie(gpu.pcie)
+    match row.metric:
+        case "memory_bandwidth":
+            return gpu.memory_bandwidth_gb_per_s
+        case "gemm_bf16" | "gemm_fp8":
+            return tensor_tflops(gpu, row.metric.removeprefix("gemm_"))
+        case "host_to_device":
+            return _pcie(gpu.pcie) if gpu.pcie_judged else None
+        case "peer_to_peer":
+            return one_way
+        case "all_reduce_busbw":
+            return None if one_way is None else one_way * IN_SWITCH
 
 
 def _pcie(pcie: Pcie | None) -> float | None:
-    if pcie is None or pcie.gen not in PCIE_LANE_GB_PER_S:
-        return None
-    return PCIE_LANE_GB_PER_S[pcie.gen] * pcie.width
+    return pcie_gb_per_s(pcie.gen, pcie.width) if pcie else None
 
 
 @rule("services")

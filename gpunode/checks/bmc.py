@@ -61,14 +61,14 @@ def events(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
         return
     recent = [event for event in node.bmc_events or () if _is_recent(node, event)]
     open_faults = _not_over(recent)
-    told = partial(Verdict, expected=0, unit="events", source=IPMI)
+    verdict = partial(Verdict, expected=0, unit="events", source=IPMI)
     for sensor, faults in sorted(open_faults.items()):
         last = faults[-1]
         when = f", last at {last.time}" if last.time else ""
         message = f"{sensor}: {last.event or 'see the log'}, {counted(len(faults), 'event')}{when}"
-        yield told(Status.WARN, message, measured=len(faults))
+        yield verdict(Status.WARN, message, measured=len(faults))
     if not open_faults:
-        yield told(Status.PASS, f"no open fault in {counted(len(recent), 'event')} of the log", measured=0)
+        yield verdict(Status.PASS, f"no open fault in {counted(len(recent), 'event')} of the log", measured=0)
 
 
 def _is_recent(node: NodeFacts, event: BmcEvent) -> bool:

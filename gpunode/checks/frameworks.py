@@ -66,12 +66,12 @@ SEE_ERROR = "The message is the framework's own: search for it; the same image o
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=0.0, measured=values.max_error)
+    verdict = partial(Verdict, expected=0.0, measured=values.max_error)
     if not values.allocated_bytes:
-        return told(Status.FAIL, f"the tensor took no memory of {record.component}: it does not lie there")
+        return verdict(Status.FAIL, f"the tensor took no memory of {record.component}: it does not lie there")
     if values.max_error != 0:
-        return told(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
-    return told(Status.PASS, f"computes on {record.component} ({values.name or 'GPU'})")
+        return verdict(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
+    return verdict(Status.PASS, f"computes on {record.component} ({values.name or 'GPU'})")
 
 
 @record_check(
@@ -87,15 +87,19 @@ def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:  #
 )
 def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
     losses = [loss for loss in values.losses if loss is not None]
-    told = partial(Verdict, measured=losses[-1] if losses else None, unit="loss")
+    verdict = partial(Verdict, measured=losses[-1] if losses else None, unit="loss")
     if not values.losses:
         return Verdict(Status.ERROR, "no step was recorded")
     if len(losses) < len(values.losses):
-        return told(Status.FAIL, f"{values.dtype}: the loss is no number in {len(values.losses) - len(losses)} steps")
+        return verdict(
+            Status.FAIL, f"{values.dtype}: the loss is no number in {len(values.losses) - len(losses)} steps"
+        )
     if not losses[-1] < losses[0]:
         what = f"{values.dtype}: {counted(len(losses), 'step')} did not lower the loss"
-        return told(Status.FAIL, f"{what} ({losses[0]:.3f} to {losses[-1]:.3f}){where(record)}")
-    return told(Status.PASS, f"{values.dtype}: {losses[0]:.3f} to {losses[-1]:.3f} in {counted(len(losses), 'step')}")
+        return verdict(Status.FAIL, f"{what} ({losses[0]:.3f} to {losses[-1]:.3f}){where(record)}")
+    return verdict(
+        Status.PASS, f"{values.dtype}: {losses[0]:.3f} to {losses[-1]:.3f} in {counted(len(losses), 'step')}"
+    )
 
 
 @record_check(
@@ -112,10 +116,10 @@ def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa
     thresholds=(MAX_ERROR,),
 )
 def compiled(values: CompileValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
+    verdict = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
     if values.max_error > MAX_ERROR.value:
-        return told(Status.FAIL, f"the compiled function is off by {values.max_error:g}{where(record)}")
-    return told(Status.PASS, f"compiled for {values.compute_capability} in {values.compile_seconds:.1f} s")
+        return verdict(Status.FAIL, f"the compiled function is off by {values.max_error:g}{where(record)}")
+    return verdict(Status.PASS, f"compiled for {values.compute_capability} in {values.compile_seconds:.1f} s")
 
 
 @record_check(
@@ -131,12 +135,12 @@ def compiled(values: CompileValues, record: Record, node: NodeFacts) -> Verdict:
     thresholds=(MAX_ERROR,),
 )
 def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
+    verdict = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
     if not values.enabled:
-        return told(Status.FAIL, f"PyTorch does not use cuDNN{where(record)}")
+        return verdict(Status.FAIL, f"PyTorch does not use cuDNN{where(record)}")
     if values.max_error > MAX_ERROR.value:
-        return told(Status.FAIL, f"the convolution is off by {values.max_error:g}")
-    return told(Status.PASS, f"cuDNN {values.cudnn} computes a convolution and its gradient")
+        return verdict(Status.FAIL, f"the convolution is off by {values.max_error:g}")
+    return verdict(Status.PASS, f"cuDNN {values.cudnn} computes a convolution and its gradient")
 
 
 @record_check(
@@ -152,13 +156,13 @@ def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> V
     actions=("fix_configuration",),
 )
 def dataloader(values: DataloaderValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, measured=values.samples_per_second, unit="samples/s")
+    verdict = partial(Verdict, measured=values.samples_per_second, unit="samples/s")
     if values.batches == 0:
         return Verdict(Status.ERROR, "no batch was recorded")
     if not values.pinned:
-        return told(Status.FAIL, "batches came without being pinned", remedy="docker run --ulimit memlock=-1.")
+        return verdict(Status.FAIL, "batches came without being pinned", remedy="docker run --ulimit memlock=-1.")
     words = f"{counted(values.batches, 'batch', 'batches')} by {counted(values.workers, 'worker')}"
-    return told(Status.PASS, f"{words}, pinned, {values.samples_per_second:.0f} samples/s")
+    return verdict(Status.PASS, f"{words}, pinned, {values.samples_per_second:.0f} samples/s")
 
 
 @record_check(
@@ -175,18 +179,18 @@ def dataloader(values: DataloaderValues, record: Record, node: NodeFacts) -> Ver
     thresholds=(MEMORY_MISSING,),
 )
 def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
-    told = partial(Verdict, measured=values.total_mib, unit="MiB")
+    verdict = partial(Verdict, measured=values.total_mib, unit="MiB")
     if values.peak_mib <= 0 or values.reserved_mib < values.peak_mib:
         what = f"the allocator counts a peak of {values.peak_mib} of {values.reserved_mib} MiB"
-        return told(Status.FAIL, what, remedy=SEE_ERROR)
+        return verdict(Status.FAIL, what, remedy=SEE_ERROR)
     if values.wrong:
-        return told(Status.FAIL, f"{values.wrong} words of {values.tested_mib} MiB came back with another content")
+        return verdict(Status.FAIL, f"{values.wrong} words of {values.tested_mib} MiB came back with another content")
     total = memory_of(node, record)
     if total is not None:
-        told = partial(told, expected=float(total))
+        verdict = partial(verdict, expected=float(total))
         if values.total_mib < total * (1 - MEMORY_MISSING.value):
-            return told(Status.FAIL, f"PyTorch has {values.total_mib} MiB, the device has {total}")
-    return told(Status.PASS, f"{values.tested_mib} of {values.total_mib} MiB were written and read back twice")
+            return verdict(Status.FAIL, f"PyTorch has {values.total_mib} MiB, the device has {total}")
+    return verdict(Status.PASS, f"{values.tested_mib} of {values.total_mib} MiB were written and read back twice")
 
 
 def memory_of(node: NodeFacts, record: Record) -> int | None:
@@ -219,13 +223,13 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def matmul(values: MatmulValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
     what = f"{values.size} x {values.size} in {values.dtype}, {counted(values.rounds, 'time')}"
     if values.rounds <= 0:
         return Verdict(Status.ERROR, "no round was recorded")
     if values.wrong:
-        return told(Status.FAIL, f"{what}: {counted(values.wrong, 'element')} wrong")
-    return told(Status.PASS, f"{what}: every element right")
+        return verdict(Status.FAIL, f"{what}: {counted(values.wrong, 'element')} wrong")
+    return verdict(Status.PASS, f"{what}: every element right")
 
 
 @record_check(
@@ -241,10 +245,10 @@ def matmul(values: MatmulValues, record: Record, node: NodeFacts) -> Verdict:  #
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def fp8(values: Fp8Values, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
     if values.wrong:
-        return told(Status.FAIL, f"FP8: {counted(values.wrong, 'element')} wrong")
-    return told(Status.PASS, "FP8: every element right")
+        return verdict(Status.FAIL, f"FP8: {counted(values.wrong, 'element')} wrong")
+    return verdict(Status.PASS, "FP8: every element right")
 
 
 @record_check(
@@ -274,14 +278,14 @@ def p2p(values: PeerValues, record: Record, node: NodeFacts) -> Verdict:  # noqa
         if not values.access[one][other]
     ]
     total = number * (number - 1) // 2
-    told = partial(Verdict, expected=total, measured=total - len(refused), unit="pairs")
+    verdict = partial(Verdict, expected=total, measured=total - len(refused), unit="pairs")
     document = (node.peer_access.document if node.peer_access else None) or {}
     allowed = [pair for pair in refused if _says_ok(document.get("links") or {}, pair)]
     if allowed:
         what = f"nvidia-smi has {listed(allowed)} reach each other, CUDA inside does not let them"
-        return told(Status.WARN, what)
+        return verdict(Status.WARN, what)
     through = f", {len(refused)} of {total} through the host" if refused else " directly"
-    return told(Status.PASS, f"copies between {counted(number, 'GPU')} arrive{through}")
+    return verdict(Status.PASS, f"copies between {counted(number, 'GPU')} arrive{through}")
 
 
 def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
@@ -302,14 +306,16 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )
 def collective(values: CollectiveValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
-    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
     if values.ranks < 2:
         return Verdict(Status.ERROR, "a single process reduces nothing")
     if values.wrong:
-        return told(Status.FAIL, f"all-reduce over {counted(values.ranks, 'GPU')}: {values.wrong} sums wrong")
+        return verdict(Status.FAIL, f"all-reduce over {counted(values.ranks, 'GPU')}: {values.wrong} sums wrong")
     ways = listed([f"{number} by {way}" for way, number in values.transports.items()]) or "not named in its log"
     switches = ", NVLink SHARP" if values.nvls else ""
-    return told(Status.PASS, f"all-reduce over {counted(values.ranks, 'GPU')} is right; connections: {ways}{switches}")
+    return verdict(
+        Status.PASS, f"all-reduce over {counted(values.ranks, 'GPU')} is right; connections: {ways}{switches}"
+    )
 
 
 @record_check(
@@ -324,7 +330,7 @@ def collective(values: CollectiveValues, record: Record, node: NodeFacts) -> Ver
     actions=("fix_configuration",),
 )
 def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> Iterator[Verdict]:
-    told = partial(Verdict, measured=values.count, unit="GPUs")
+    verdict = partial(Verdict, measured=values.count, unit="GPUs")
     if values.count == 0:
         pointer = explained(node, OF_THE_IMAGE)
         if node.simulated:
@@ -335,19 +341,19 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
             what = "TensorFlow is a build for the processor, beside a PyTorch that uses the GPUs"
             yield Verdict(Status.SKIP, f"{what}{where(record)}")
         else:
-            yield told(Status.FAIL, f"TensorFlow sees no GPU{where(record)}")
+            yield verdict(Status.FAIL, f"TensorFlow sees no GPU{where(record)}")
     elif values.count < (expected := _of_one_process(node)):
         what = f"TensorFlow sees {values.count} of {counted(expected, 'GPU')}{where(record)}"
-        yield told(Status.FAIL, what, expected=expected)
+        yield verdict(Status.FAIL, what, expected=expected)
     elif values.max_error != 0:
-        yield told(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
+        yield verdict(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
     elif values.memory_growth is not True:
-        yield told(Status.FAIL, "TensorFlow takes all memory at once although growth is wished")
+        yield verdict(Status.FAIL, "TensorFlow takes all memory at once although memory growth is set")
     elif values.compute_dtype != "float16":
-        yield told(Status.FAIL, f"mixed_float16 computes in {values.compute_dtype}")
+        yield verdict(Status.FAIL, f"mixed_float16 computes in {values.compute_dtype}")
     else:
         mode = f"thread mode {values.thread_mode}" if values.thread_mode else "no thread mode set"
-        yield told(Status.PASS, f"{counted(values.count, 'GPU')}, memory growth, mixed_float16, {mode}")
+        yield verdict(Status.PASS, f"{counted(values.count, 'GPU')}, memory growth, mixed_float16, {mode}")
 
 
 def _of_one_process(node: NodeFacts) -> int:

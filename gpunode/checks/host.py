@@ -8,6 +8,7 @@ from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
+from gpunode.tuning.nccl_names import debugs
 
 GUIDES = "training guides: node sizes"
 FULL_SOURCE = "imbue cluster-health, health_checks.py"
@@ -165,7 +166,7 @@ def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
     means="Processes may open enough files, and where the node has RDMA they may lock memory without limit, which "
     "NCCL and MPI need for it.",
     remedy="Lines `* - memlock unlimited` and `* - nofile 1048576` in a file of /etc/security/limits.d, and "
-    "DefaultLimitMEMLOCK=infinity in a drop-in of /etc/systemd/system.conf.d; then log in anew.",
+    "DefaultLimitMEMLOCK=infinity in a drop-in of /etc/systemd/system.conf.d; then log in anew (role kernel_tuning).",
     state="observe",
     actions=("fix_configuration",),
     thresholds=(FILES_LEAST,),
@@ -178,6 +179,7 @@ def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
         enough = files in UNLIMITED or (files.isdigit() and int(files) >= FILES_LEAST.value)
         status = Status.PASS if enough else Status.WARN
         yield Verdict(status, f"{files} open files", "nofile", expected=FILES_LEAST.value, measured=files)
+    yield from _of_services(node)
     if not node.infiniband:
         return
     memory = _limit(node, "memlock", per_unit=1024)
@@ -186,6 +188,23 @@ def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     amount = f"{int(memory or 0) // 1024} KiB" if is_number else memory or "the default amount"
     told = partial(Verdict, component="memlock", expected="unlimited", measured=memory)
     yield told(status, f"{amount} of memory may be locked", unit="bytes" if is_number else None)
+
+
+def _of_services(node: NodeFacts) -> Iterator[Verdict]:
+    """Services do not come through PAM: a limit of logins alone does not reach Docker, slurmd and their jobs."""
+    logins = _limit(node, "memlock")
+    defaults = node.limits.defaults if node.limits is not None else None
+    if logins not in UNLIMITED or defaults is None or defaults.get("memlock") is None:
+        return
+    services = defaults["memlock"]
+    told = partial(Verdict, component="memlock of services", expected="infinity", measured=services)
+    if services in UNLIMITED:
+        yield told(Status.PASS, "services may lock memory as logins may")
+    else:
+        yield told(
+            Status.WARN,
+            f"logins may lock memory without limit, services {services} bytes: DefaultLimitMEMLOCK is not set",
+        )
 
 
 def _limit(node: NodeFacts, item: str, per_unit: int = 1) -> str | None:
@@ -249,7 +268,10 @@ def environment(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
 
 def _slows(setting: EnvironmentSetting) -> bool:
     harmless = DEBUGGING.get(setting.name)
-    return harmless is not None and setting.value.strip().upper() not in harmless
+    if harmless is None:
+        # NVIDIA: what is not of its section "System configuration" is not to be kept in production.
+        return bool(setting.value.strip()) and debugs(setting.name, setting.value)
+    return setting.value.strip().upper() not in harmless
 
 
 @registry.check(

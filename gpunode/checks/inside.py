@@ -153,16 +153,16 @@ def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone
     inside = {gpu.uuid: gpu for gpu in nvml.gpus if gpu.uuid is not None}
     if not values.uuids or not inside:
         return None
-    told = partial(Verdict, expected=len(values.uuids), measured=len(inside), unit="GPUs")
+    verdict = partial(Verdict, expected=len(values.uuids), measured=len(inside), unit="GPUs")
     absent = [gpu_named(node, uuid) or uuid for uuid in values.uuids if uuid not in inside]
     # One in MIG mode without an instance comes along where all GPUs are asked for, and computes nothing.
     empty = {uuid for uuid, gpu in inside.items() if gpu.mig_mode and not gpu.mig_devices}
     more = [gpu_named(node, uuid) or uuid for uuid in inside if uuid not in (*values.uuids, *empty)]
     if absent:
         instead = f"; {listed(more)} came in their place" if more else ""
-        return told(Status.FAIL, f"handed in and not there inside: {listed(absent)}{instead}", remedy=STALE)
+        return verdict(Status.FAIL, f"handed in and not there inside: {listed(absent)}{instead}", remedy=STALE)
     if more and not alone:
-        return told(Status.FAIL, f"not handed in and there all the same: {listed(more)}", remedy=STALE)
+        return verdict(Status.FAIL, f"not handed in and there all the same: {listed(more)}", remedy=STALE)
     return None
 
 
@@ -182,13 +182,13 @@ def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Contai
         return Verdict(Status.FAIL, f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
     if cuda.count is None:
         return Verdict(Status.ERROR, "CUDA did not say how many GPUs there are")
-    told = partial(Verdict, expected=parts, measured=parts, unit="MIG devices")
+    verdict = partial(Verdict, expected=parts, measured=parts, unit="MIG devices")
     whole = sum(1 for gpu in nvml.gpus if not gpu.mig_mode)
     if cuda.count == 0:
         what = f"{counted(parts, 'MIG device')} and {counted(whole, 'whole GPU')} inside, and CUDA finds none"
-        return told(Status.FAIL, what, measured=0)
+        return verdict(Status.FAIL, what, measured=0)
     beside = f" and {counted(whole, 'whole GPU')}" if whole else ""
-    return told(Status.PASS, f"{counted(parts, 'MIG device')}{beside}, as given; CUDA gives a process one of them")
+    return verdict(Status.PASS, f"{counted(parts, 'MIG device')}{beside}, as given; CUDA gives a process one of them")
 
 
 def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues, *, alone: bool) -> Verdict:
@@ -204,14 +204,14 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
         return Verdict(Status.ERROR, f"{listed(untold)} did not say how many GPUs there are")
     words = listed([f"{name} {count}" for name, count in counts.items()])
     expected = values.gpus if values.gpus is not None else nvml.count
-    told = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")
+    verdict = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")
     if set(counts.values()) == {expected}:
-        return told(Status.PASS, f"{words}, as given")
+        return verdict(Status.PASS, f"{words}, as given")
     seen = {gpu.uuid for gpu in cuda.gpus}
     lost = [_name(node, gpu) for gpu in nvml.gpus if gpu.uuid not in seen and None not in seen] if seen else []
     without = f"; CUDA lacks {listed(lost)}" if lost and not alone else ""
     why = None if isinstance(torch, Verdict) else torch[1].unavailable
-    return told(
+    return verdict(
         Status.FAIL, f"given {expected}; counted inside: {words}{without}{f'; PyTorch says: {why}' if why else ''}"
     )
 
@@ -242,13 +242,13 @@ def _container(node: NodeFacts) -> Iterator[tuple[Record, ContainerValues]]:
     scope="gpu",
 )
 def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[Verdict]:
-    told = partial(Verdict, expected=0, measured=values.wrong, unit="elements", component=component(node, record))
+    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements", component=component(node, record))
     if values.elements <= 0:
         yield Verdict(Status.ERROR, "the kernel computed nothing")
     elif values.wrong:
-        yield told(Status.FAIL, f"{values.wrong} of {values.elements} elements are wrong")
+        yield verdict(Status.FAIL, f"{values.wrong} of {values.elements} elements are wrong")
     else:
-        yield told(Status.PASS, f"compiles and computes ({values.name or 'GPU'})")
+        yield verdict(Status.PASS, f"compiles and computes ({values.name or 'GPU'})")
     # Told once: with the first of the devices that did compute.
     first = next(iter(of(node, "gpus.kernel")), None)
     if first is record:

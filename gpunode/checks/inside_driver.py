@@ -56,17 +56,17 @@ def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
         MODULE[1]: None if isinstance(nvml, Verdict) else nvml[1].driver_version,
     }
     inside = {name: version for name, version in seen.items() if version and not (compat and name in OF_COMPAT)}
-    told = partial(Verdict, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
+    verdict = partial(Verdict, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
     other = [f"{name} {version}" for name, version in inside.items() if not same_version(version, loaded)]
     why = refused(node)
     if other:
-        yield told(Status.FAIL, f"inside: {listed(other)}; the loaded module is {loaded}{where(answer[0])}")
+        yield verdict(Status.FAIL, f"inside: {listed(other)}; the loaded module is {loaded}{where(answer[0])}")
     elif why:
-        yield told(Status.FAIL, f"{why}; the loaded module is {loaded}{where(answer[0])}")
+        yield verdict(Status.FAIL, f"{why}; the loaded module is {loaded}{where(answer[0])}")
     elif not set(inside) & set(answer[1].driver_libraries):
         yield _without_versions(node, answer[1])
     else:
-        yield told(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
+        yield verdict(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
 
 
 def _without_versions(node: NodeFacts, inside: SystemValues) -> Verdict:
@@ -114,27 +114,27 @@ def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
 
 
 def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
-    told = partial(Verdict, source=CUDA_SOURCE, measured=values.version)
+    verdict = partial(Verdict, source=CUDA_SOURCE, measured=values.version)
     if not values.forward_compat:
-        return told(Status.PASS, "not in use: libcuda is the host's")
+        return verdict(Status.PASS, "not in use: libcuda is the host's")
     if values.result in (MISMATCH_CUDA, NO_COMPAT):
         said = values.result_name or "error"
-        return told(Status.FAIL, f"{values.library} is refused: {said} ({values.result}){where(record)}")
+        return verdict(Status.FAIL, f"{values.library} is refused: {said} ({values.result}){where(record)}")
     if values.result != 0:
-        return told(
+        return verdict(
             Status.SKIP, f"{values.library} is in use and CUDA does not start (container.gpus reports the cause)"
         )
     series = ".".join((values.cuda_version or "").split(".")[:2])
     row = load().forward_compat.get(series)
     branch = int(node.loaded_driver.version.split(".", maxsplit=1)[0]) if node.loaded_driver else None
     if row is not None and branch in row.needless_on:
-        return told(
+        return verdict(
             Status.WARN, f"cuda-compat {values.version} is in use, and driver {branch} has CUDA {series} itself"
         )
     if row is not None and branch in row.refused_on:
         status = Status.FAIL if row.sure("refused_on") else Status.WARN
-        return told(status, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
-    return told(Status.PASS, f"in use: CUDA {values.cuda_version} by {values.library}")
+        return verdict(status, f"cuda-compat {values.version} is older than driver {branch}{where(record)}")
+    return verdict(Status.PASS, f"in use: CUDA {values.cuda_version} by {values.library}")
 
 
 @registry.check(
@@ -197,27 +197,27 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
     own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
         return Verdict(Status.ERROR, f"it is not known which CUDA driver {driver} runs")
-    told = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
+    verdict = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
     if number <= own:
-        return told(Status.PASS, f"{what}; driver {driver} runs up to {own}")
+        return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}")
     carried = [
         _series(values.cuda_version or "") for values in _cuda(node) if values.forward_compat and not values.result
     ]
     for most in carried:
         if most is not None and number <= most:
-            return told(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat up to {most}")
+            return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat up to {most}")
         if most is not None and number.major == most.major:
-            return told(
+            return verdict(
                 Status.WARN,
                 f"{what}; cuda-compat runs up to {most}: minor-version compatibility, without PTX of the newer CUDA",
             )
     major = catalog.cuda_majors.get(str(number.major))
     if number.major == own.major and major is not None and Version(driver) >= Version(major.floor):
-        return told(
+        return verdict(
             Status.WARN,
             f"{what}; driver {driver} runs up to {own}: minor-version compatibility, without PTX of the newer CUDA",
         )
     sure = reported is not None or branch is None or branch.sure("native_cuda")
     if number.major == own.major:
         sure = sure and major is not None and major.sure("floor")
-    return told(Status.FAIL if sure else Status.WARN, f"{what}; driver {driver} runs up to {own}")
+    return verdict(Status.FAIL if sure else Status.WARN, f"{what}; driver {driver} runs up to {own}")

@@ -40,7 +40,7 @@ def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noq
     if values.shm_bytes is None:
         return Verdict(Status.ERROR, "the size of /dev/shm was not seen")
     least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
-    told = partial(
+    verdict = partial(
         Verdict,
         expected=least,
         measured=values.shm_bytes // 2**20,
@@ -49,8 +49,8 @@ def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noq
     )
     if mebibytes < least:
         size = f"{values.shm_bytes // 2**20} MiB of shared memory"
-        return told(Status.WARN, f"a plain docker run gets {size}, {least} are required")
-    return told(Status.PASS, f"a plain docker run gets {values.shm_bytes / GIB:.1f} GiB of shared memory")
+        return verdict(Status.WARN, f"a plain docker run gets {size}, {least} are required")
+    return verdict(Status.PASS, f"a plain docker run gets {values.shm_bytes / GIB:.1f} GiB of shared memory")
 
 
 @record_check(
@@ -68,15 +68,15 @@ def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
         return Verdict(Status.SKIP, f"ran {ON_HOST}")
     if values.memlock_bytes is None:
         return Verdict(Status.ERROR, "the limit of locked memory was not seen")
-    told = partial(Verdict, expected="unlimited", source=NCCL_GUIDE)
+    verdict = partial(Verdict, expected="unlimited", source=NCCL_GUIDE)
     if values.memlock_bytes == -1:
-        return told(Status.PASS, "locked memory is not limited", measured="unlimited")
+        return verdict(Status.PASS, "locked memory is not limited", measured="unlimited")
     rdma = any(port.state == "ACTIVE" for device in node.infiniband or () for port in device.ports)
-    told = partial(told, measured=f"{values.memlock_bytes // 1024} KiB")
+    verdict = partial(verdict, measured=f"{values.memlock_bytes // 1024} KiB")
     limit = f"a plain docker run may lock {values.memlock_bytes // 1024} KiB"
     if rdma:
-        return told(Status.WARN, f"{limit}, and RDMA is active here")
-    return told(Status.PASS, f"{limit}; no RDMA is active here", expected=None)
+        return verdict(Status.WARN, f"{limit}, and RDMA is active here")
+    return verdict(Status.PASS, f"{limit}; no RDMA is active here", expected=None)
 
 
 @record_check(
@@ -97,11 +97,11 @@ def stack(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # n
     if size is None:
         return Verdict(Status.ERROR, "the limit of the stack was not seen")
     least = STACK_LEAST.value
-    told = partial(Verdict, expected=f"{least} KiB", source=NCCL_GUIDE)
+    verdict = partial(Verdict, expected=f"{least} KiB", source=NCCL_GUIDE)
     if size == -1:
-        return told(Status.WARN, "the stack is unlimited, which NCCL's threads cannot have", measured="unlimited")
-    told = partial(told, measured=f"{size // 1024} KiB")
+        return verdict(Status.WARN, "the stack is unlimited, which NCCL's threads cannot have", measured="unlimited")
+    verdict = partial(verdict, measured=f"{size // 1024} KiB")
     kibibytes = size / 1024
     if kibibytes < least:
-        return told(Status.WARN, f"the stack has {size // 1024} KiB, {least} are required")
-    return told(Status.PASS, f"the stack has {size // 1024} KiB")
+        return verdict(Status.WARN, f"the stack has {size // 1024} KiB, {least} are required")
+    return verdict(Status.PASS, f"the stack has {size // 1024} KiB")

@@ -73,7 +73,8 @@ def gpus_of(node: NodeFacts) -> Iterator[tuple[str, PciDevice]]:
         yield (f"gpu{index[device.slot]}" if device.slot in index else f"gpu at {device.slot}"), device
 
 
-def _port_above(node: NodeFacts, device: PciDevice) -> PciPort | None:
+def port_above(node: NodeFacts, device: PciDevice) -> PciPort | None:
+    """Return the other end of a device's PCIe link; None where the bus does not show it."""
     nearest = device.ports[0] if device.ports else None
     return next((port for port in node.pci_ports or () if port.slot == nearest), None)
 
@@ -85,7 +86,7 @@ def _width_of(node: NodeFacts, device: PciDevice) -> Verdict:
     link = device.link
     if link is None or link.width is None or link.width_max is None:
         return Verdict(Status.ERROR, f"the kernel does not tell the PCIe link of {device.slot}")
-    port = _port_above(node, device)
+    port = port_above(node, device)
     if port is None or port.link is None or port.link.width_max is None:
         return _one_end(link.width, link.width_max, device)
     can = min(link.width_max, port.link.width_max)
@@ -183,7 +184,7 @@ def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> Verdict:
     link = device.link
     if link is None or link.speed_gt_per_s is None or link.speed_max_gt_per_s is None:
         return Verdict(Status.ERROR, f"the kernel does not tell the PCIe link of {device.slot}")
-    port = _port_above(node, device)
+    port = port_above(node, device)
     can = _slower_end(link, port.link if port else None)
     now = link.speed_gt_per_s
     if now < can and state is not None and state not in FULL_SPEED_STATES:

@@ -74,20 +74,22 @@ def power_draw(gpu: SeenGpu) -> Verdict:
     limit = gpu.said.get("power_max_limit_w") or gpu.said.get("power_limit_w")
     if watts is None:
         return gpu.untold("its power draw", expected=gpu.for_servers)
-    told = partial(Verdict, measured=watts, unit="W")
+    verdict = partial(Verdict, measured=watts, unit="W")
     least, most = LEAST_W.of(gpu.match), MOST_W.of(gpu.match)
     if least and watts < least:
-        return told(Status.FAIL, f"draws {watts:g} W, less than {least:g} W", expected=least, source=HEALTH_VALIDATION)
+        return verdict(
+            Status.FAIL, f"draws {watts:g} W, less than {least:g} W", expected=least, source=HEALTH_VALIDATION
+        )
     if most and watts > most:
-        return told(Status.FAIL, f"draws {watts:g} W, more than {most:g} W", expected=most, source=HEALTH_VALIDATION)
+        return verdict(Status.FAIL, f"draws {watts:g} W, more than {most:g} W", expected=most, source=HEALTH_VALIDATION)
     if limit is None:
-        return told(Status.PASS if least or most else Status.SKIP, f"draws {watts:g} W; its limit is not reported")
-    told = partial(told, expected=limit, source=OWN_LIMIT)
+        return verdict(Status.PASS if least or most else Status.SKIP, f"draws {watts:g} W; its limit is not reported")
+    verdict = partial(verdict, expected=limit, source=OWN_LIMIT)
     if watts > MOST.of(gpu.match) * limit:
-        return told(Status.WARN, f"draws {watts:g} W, its limit is at most {limit:g} W: no plausible reading")
+        return verdict(Status.WARN, f"draws {watts:g} W, its limit is at most {limit:g} W: no plausible reading")
     if gpu.for_servers and watts < LEAST.of(gpu.match) * limit:
-        return told(Status.WARN, f"draws {watts:g} W, next to nothing for a limit of {limit:g} W")
-    return told(Status.PASS, f"draws {watts:g} W, its limit is at most {limit:g} W")
+        return verdict(Status.WARN, f"draws {watts:g} W, next to nothing for a limit of {limit:g} W")
+    return verdict(Status.PASS, f"draws {watts:g} W, its limit is at most {limit:g} W")
 
 
 @gpu_check(
@@ -108,7 +110,7 @@ def power_state(gpu: SeenGpu) -> Verdict:
     if number is None:
         return gpu.untold("its performance state", expected=gpu.for_servers)
     slowest = f"P{SLOWEST.of(gpu.match):g}"
-    told = partial(Verdict, expected=f"{slowest} or faster under load", measured=state)
+    verdict = partial(Verdict, expected=f"{slowest} or faster under load", measured=state)
     if used is not None and used >= BUSY.of(gpu.match) and number > SLOWEST.of(gpu.match):
-        return told(Status.WARN, f"in {state} at {used:g} % utilization")
-    return told(Status.PASS, f"in {state}{f' at {used:g} % utilization' if used is not None else ''}")
+        return verdict(Status.WARN, f"in {state} at {used:g} % utilization")
+    return verdict(Status.PASS, f"in {state}{f' at {used:g} % utilization' if used is not None else ''}")

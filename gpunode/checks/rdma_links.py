@@ -145,11 +145,11 @@ def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) 
     bad = len(long) >= LONG.value or len(recent) >= SHORT.value
     # Adapters for storage and management are RDMA devices too: Ethernet alone does not say that jobs use the link.
     fault = Status.FAIL if layer == "InfiniBand" else Status.WARN
-    told = partial(Verdict, component=name, measured=len(its), unit="outages")
+    verdict = partial(Verdict, component=name, measured=len(its), unit="outages")
     if bad:
         source = HEALTH_VALIDATION if len(long) >= LONG.value else AZURE
-        return told(fault, message, expected=0, source=source)
-    return told(Status.PASS, message)
+        return verdict(fault, message, expected=0, source=source)
+    return verdict(Status.PASS, message)
 
 
 def _is_recent(node: NodeFacts, outage: Outage) -> bool:
@@ -212,18 +212,18 @@ class Peers:
 def _beside_peers(devices: list[IbDevice], ports: int, active: int, usual: Peers) -> Verdict:
     """Judge a card that has less than its peers."""
     every = [port for device in devices for port in device.ports]
-    told = Verdict(Status.FAIL, "", expected=usual.ports, measured=ports, source=NVSENTINEL)
+    verdict = Verdict(Status.FAIL, "", expected=usual.ports, measured=ports, source=NVSENTINEL)
     if ports < usual.ports:
-        return replace(told, message=f"{ports} ports, {usual.ports} on the other cards of its kind")
-    told = replace(told, expected=usual.active, measured=active)
+        return replace(verdict, message=f"{ports} ports, {usual.ports} on the other cards of its kind")
+    verdict = replace(verdict, expected=usual.active, measured=active)
     message = f"{active} active ports, {usual.active} on the other cards of its kind"
     if any(port.state is None for port in every):
-        return replace(told, status=Status.ERROR, message="the kernel does not report the state of its ports")
+        return replace(verdict, status=Status.ERROR, message="the kernel does not report the state of its ports")
     # rdma.ports fails on an InfiniBand port that is down; of an Ethernet one only its peers tell.
     by_ports = any(port.physical_state == "Disabled" or port.link_layer == "InfiniBand" for port in every)
     if by_ports:
-        return replace(told, status=Status.SKIP, message=f"{message} ({PORTS})")
-    return replace(told, message=message)
+        return replace(verdict, status=Status.SKIP, message=f"{message} ({PORTS})")
+    return replace(verdict, message=message)
 
 
 def _active(device: IbDevice) -> int:

@@ -54,10 +54,10 @@ def mtu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
 
 def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Verdict]:
     values = {name: value for name, value in its.items() if value is not None}
-    told = partial(Verdict, component=fabric, unit="bytes")
+    verdict = partial(Verdict, component=fabric, unit="bytes")
     if len(values) < len(its):
         unknown = sorted(set(its) - set(values))
-        yield told(Status.ERROR, f"the kernel does not report the MTU of {listed(unknown)}")
+        yield verdict(Status.ERROR, f"the kernel does not report the MTU of {listed(unknown)}")
         return
     usual = Counter(values.values()).most_common(1)[0][0]
     others = {name: value for name, value in values.items() if value != usual}
@@ -65,12 +65,14 @@ def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Ver
     small = [name for name, value in values.items() if value < least]
     if small:
         message = f"MTU below {least}: {listed([f'{name} has {values[name]}' for name in sorted(small)])}"
-        yield told(Status.FAIL, message, expected=least, measured=min(values.values()))
+        yield verdict(Status.FAIL, message, expected=least, measured=min(values.values()))
     elif others:
         message = f"MTU {usual}, but {listed([f'{name} has {value}' for name, value in sorted(others.items())])}"
-        yield told(Status.WARN, message, expected=usual, measured=min(others.values()))
+        yield verdict(Status.WARN, message, expected=usual, measured=min(others.values()))
     else:
-        yield told(Status.PASS, f"MTU {usual} on {counted(len(values), 'interface')}", expected=usual, measured=usual)
+        yield verdict(
+            Status.PASS, f"MTU {usual} on {counted(len(values), 'interface')}", expected=usual, measured=usual
+        )
 
 
 @registry.check(
@@ -92,11 +94,11 @@ def devices(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
         return
     for device in node.infiniband:
         lacking = [*_verbs_of(node, device), *_mads_of(node, device)]
-        told = partial(Verdict, component=device.name, source=NVSENTINEL)
+        verdict = partial(Verdict, component=device.name, source=NVSENTINEL)
         if lacking:
-            yield told(Status.FAIL, f"lacks {listed(lacking)}", measured=lacking[0])
+            yield verdict(Status.FAIL, f"lacks {listed(lacking)}", measured=lacking[0])
         else:
-            yield told(Status.PASS, "has its devices")
+            yield verdict(Status.PASS, "has its devices")
 
 
 def _verbs_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
@@ -141,20 +143,22 @@ def firmware(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 
 
 def _firmware_of(board: str, its: list[IbDevice], allowed: list[str] | None) -> Verdict:
-    told = partial(Verdict, component=board)
+    verdict = partial(Verdict, component=board)
     unknown = [device.name for device in its if device.firmware is None]
     if unknown:
-        return told(Status.ERROR, f"the kernel does not report the firmware of {listed(unknown)}")
+        return verdict(Status.ERROR, f"the kernel does not report the firmware of {listed(unknown)}")
     versions = Counter(str(device.firmware) for device in its)
     usual = versions.most_common(1)[0][0]
     refused = [f"{device.name} has {device.firmware}" for device in its if allowed and device.firmware not in allowed]
     if refused:
         wanted = listed(allowed or [])
-        return told(Status.FAIL, f"{listed(refused)}; allowed: {wanted}", expected=wanted, measured=usual, source=SITE)
+        return verdict(
+            Status.FAIL, f"{listed(refused)}; allowed: {wanted}", expected=wanted, measured=usual, source=SITE
+        )
     if len(versions) > 1:
         odd = [f"{device.name} has {device.firmware}" for device in its if device.firmware != usual]
         message = f"firmware {usual}, but {listed(odd)}"
-        return told(Status.WARN, message, expected=usual, measured=odd[0].rpartition(" ")[2])
+        return verdict(Status.WARN, message, expected=usual, measured=odd[0].rpartition(" ")[2])
     source = SITE if allowed else None
     message = f"firmware {usual} on {counted(len(its), 'adapter')}"
-    return told(Status.PASS, message, expected=usual, measured=usual, source=source)
+    return verdict(Status.PASS, message, expected=usual, measured=usual, source=source)

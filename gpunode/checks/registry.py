@@ -1,18 +1,20 @@
 """What a check is, what it finds, and the one place that knows all of them."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Literal, NotRequired, TypedDict, Unpack, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from gpunode.checks.actions import Action, State, action
 from gpunode.checks.contained import Escaped, contained
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.thresholds import Threshold, in_force, overridden
+from gpunode.expectations import METRICS, is_metric
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import MAY_BE_NONE
 
@@ -35,6 +37,7 @@ OF_PREFIX: dict[str, Category] = {
     "node": "host",
     "nvlink": "nvlink",
     "nvswitch": "fabric",
+    "performance": "gpu",
     "rdma": "network",
 }
 """The category of a check by the first part of its id, where the check declares none."""
@@ -42,6 +45,8 @@ Scope = Literal["node", "gpu", "link", "fleet"]
 NEEDS_ROOT = frozenset(
     {
         *("kernel_log", "link_log", "earlier_boots"),  # dmesg and the journal
+        "packet_filter",  # netlink
+        *("ssh_daemon", "private_keys", "empty_passwords"),  # host keys, homes, /etc/shadow
         *("docker", "nvmes", "gpu_processes", "pci_acs"),  # a socket, disks, other users' files, configuration space
         *("bmc_access", "bmc_fans", "bmc_power_supplies", "bmc_events"),
     }
@@ -59,6 +64,21 @@ class Status(StrEnum):
     ERROR = "error"
 
 
+class FigureReport(BaseModel):
+    """What a measured figure was compared with; the finding has the figure, the expected value and its origin."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    """``host_to_device``, ``gemm_bf16``, ``all_reduce_busbw``: the key of the site file's ``figures``."""
+    limit: float | None = None
+    """The physical limit, in the finding's unit; None: not known for this machine."""
+    limit_of: str | None = None
+    """What has that limit: ``PCIe 5.0 x16 without packet headers``."""
+    ratio: float | None = None
+    """Measured by limit."""
+
+
 class Finding(BaseModel):
     """One verdict about one component (``node``, ``gpu3``, ``nvlink 3/5``, ``kernel 6.1.0-42-amd64`` …)."""
 
@@ -72,6 +92,8 @@ class Finding(BaseModel):
     measured: Value = None
     unit: str | None = None
     source: str | None = None
+    figure: FigureReport | None = None
+    """Of a measurement."""
     remedy: str | None = None
     actions: tuple[Action, ...] = ()
     """What to do, in this order, as data."""
@@ -79,6 +101,20 @@ class Finding(BaseModel):
     """Of the node, by this finding alone."""
     observed: str | None = None
     """Why it counts for nothing: the policy's reason. None: it counts."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The figures of an earlier report on the same node."""
+
+    origin: str
+    """Its file and time."""
+    figures: Mapping[tuple[str, str], float]
+    """By metric and component."""
+
+    def of(self, metric: str, component: str) -> float | None:
+        """Return the earlier figure; None where the report has none."""
+        return self.figures.get((metric, component))
 
 
 class Expectation(BaseModel):
@@ -100,6 +136,30 @@ class Expectation(BaseModel):
     """The least rate of each of them."""
     nic_firmware: list[str] | None = Field(None, min_length=1)
     """Firmware versions that their adapters may have."""
+    figures: dict[str, float] | None = Field(None, min_length=1)
+    """Least values of measurements by metric (``host_to_device: 50``): they replace the catalog's."""
+    _baseline: Baseline | None = PrivateAttr(None)
+
+    @field_validator("figures")
+    @classmethod
+    def _known(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for name, least in (value or {}).items():
+            if not is_metric(name):
+                raise ValueError(f"{name} is not a metric, known are {', '.join(METRICS)}")
+            if not 0 < least < inf:
+                raise ValueError(f"{name}: {least} is not a figure above 0")
+        return value
+
+    @property
+    def baseline(self) -> Baseline | None:
+        """The node's own earlier figures; None: there are none to compare with."""
+        return self._baseline
+
+    def with_baseline(self, baseline: Baseline | None) -> "Expectation":
+        """Return the same with a node's earlier figures."""
+        found = self.model_copy()
+        found._baseline = baseline
+        return found
 
 
 @dataclass(frozen=True)
@@ -113,6 +173,7 @@ class Verdict:
     measured: Value = None
     unit: str | None = None
     source: str | None = None
+    figure: FigureReport | None = None
     remedy: str | None = None
     """Only where it differs from the check's own; so are ``actions`` and ``state``."""
     actions: tuple[str, ...] | None = None
@@ -233,6 +294,7 @@ class Check:
             measured=verdict.measured,
             unit=verdict.unit,
             source=source,
+            figure=verdict.figure,
             remedy=(verdict.remedy or self.remedy) if wants_remedy else None,
             actions=self._actions(verdict),
             recommended_state=self._state(verdict),

@@ -13,12 +13,17 @@ from gpunode.checks.installed import driver_packages
 from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.times import moment
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
 
 DRIVER_LIBRARIES = ("libcuda", "libnvidia-ml")
 STACK_LIBRARIES = ("libnccl", "libcudnn")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
+UPDATE_AGE = Threshold(
+    "node.security-updates.age", 14, "days", "A security update that waits longer warns.", source="our choice"
+)
 FOREIGN_WORDS = {
     "driver-runfile": "NVIDIA's .run installer put a driver here",
     "driver-runfile-log": "NVIDIA's .run installer ran here",
@@ -248,3 +253,35 @@ def reboot_pending(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
         yield Verdict(Status.WARN, f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
     else:
         yield Verdict(Status.PASS, "no reboot is pending", expected=0, measured=0)
+
+
+@registry.check(
+    "node.security-updates",
+    needs=("pending_updates",),
+    means="No security update waits for long for a package that automatic upgrades leave alone (driver, container "
+    "toolkit, engine, kernel), as far as the archive marks them: in suites whose name ends in -security.",
+    remedy="Install it when the node is idle: roles nvidia_driver, docker and nvidia_container_toolkit move their "
+    "packages, apt-get install --only-upgrade PACKAGE others.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(UPDATE_AGE,),
+)
+def security_updates(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if node.pending_updates is None:
+        yield Verdict(Status.SKIP, "the node records no pending updates (role updates)")
+        return
+    now, old, unknown = moment(node.collected_at), [], []
+    for update in node.pending_updates:
+        since = moment(update.since)
+        if since is None or now is None:
+            unknown.append(update.package)
+        elif (days := (now - since).days) > UPDATE_AGE.value:
+            old.append(f"{update.package} {update.version} ({days} days)")
+    if unknown:
+        yield Verdict(Status.ERROR, f"it is not known since when updates wait: {listed(unknown)}")
+    elif old:
+        message = f"{counted(len(old), 'security update')} for packages that are kept back: {listed(old)}"
+        yield Verdict(Status.WARN, message, expected=UPDATE_AGE.value, measured=len(old), unit="updates")
+    else:
+        waiting = len(node.pending_updates)
+        yield Verdict(Status.PASS, f"{counted(waiting, 'security update')} waiting, none for long", measured=waiting)

@@ -42,6 +42,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "platforms": ("name", "kind", "gpus", "nvswitches", "services"),
     "xids": ("severity", "kind", "meaning"),
     "expectations": ("metric", "value", "unit", "kind", "gpu", "count", "nodes"),
+    "bands": ("metric", "path", "share", "message_bytes"),
     "sources": ("title", "date"),
 }
 SHORT = {"gpu": "gpus", "drivers": "branches", "driver": "branches", "cuda": "toolkits", "os": "systems"}

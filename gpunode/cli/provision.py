@@ -46,7 +46,8 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 def command(**options: Any) -> int:
     """Install and configure the GPU stack on the nodes of an inventory.
 
-    Runs playbooks/site.yml by ansible-playbook, whose output passes through unchanged. Exit codes: 0 all done, 1 a
+    Runs playbooks/site.yml by ansible-playbook, whose output passes through unchanged; with --check alone what would
+    change is shown (ANSIBLE_DISPLAY_OK_HOSTS=yes or -v: every task). Exit codes: 0 all done, 1 a
     task failed, 2 wrong usage, inventory, pattern or variable, 3 a node was unreachable.
     """
     root = collection_root()
@@ -73,7 +74,11 @@ def command(**options: Any) -> int:
     if options["ask_become_pass"]:
         password = click.prompt("sudo password", hide_input=True, err=True)
         argv += ["--become-password-file", "-"]
-    return verdict(run(argv, ansible_environment(), password))
+    env = ansible_environment()
+    if options["check"] and not options["verbose"]:
+        # What would be changed fits on a page that a person reads.
+        env.setdefault("ANSIBLE_DISPLAY_OK_HOSTS", "no")
+    return verdict(run(argv, env, password))
 
 
 def verdict(rc: int) -> int:

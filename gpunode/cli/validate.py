@@ -1,27 +1,30 @@
 """``gpunode validate``: judge nodes."""
 
+import dataclasses
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from pydantic import BaseModel
 
 from gpunode import __version__
 from gpunode.catalog import load
-from gpunode.checks import LEVELS, Expectation, Level, identify, judge, registry
+from gpunode.checks import LEVELS, Baseline, Expectation, Level, identify, judge, registry
 from gpunode.checks.own import load_packages
 from gpunode.cli import outputs as outputs_
 from gpunode.cli import selection as selection_
 from gpunode.cli import workloads
 from gpunode.cli.apart import Apart
+from gpunode.cli.baseline import read_baselines
 from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
+from gpunode.cli.measured_logs import checks_of, must_be_of_one, read_logs
 from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
@@ -64,6 +67,19 @@ Item = TypeVar("Item")
     metavar="FILE",
     help="How strict to be, in YAML: limits, checks to mute or observe, own checks.  [default: gpunode_policy of -i]",
 )
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A report that --format json wrote: measured figures are compared with those of the same node in it.",
+)
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="KIND=FILE",
+    help="With --replay of one bundle: judge the saved output of nvbandwidth, nccl-tests or dcgm-diag with it.",
+)
 @click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
 @click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the bundles, as DIR/HOST.json.")
@@ -82,6 +98,8 @@ def command(  # noqa: PLR0913
     level: Level | None,
     expect: Path | None,
     policy_file: Path | None,
+    baseline: Path | None,
+    logs: tuple[str, ...],
     selected: tuple[str, ...],
     skipped: tuple[str, ...],
     save: Path | None,
@@ -92,7 +110,8 @@ def command(  # noqa: PLR0913
     """Judge nodes: HOSTs, those of an inventory (-i), saved bundles (--replay), or this machine.
 
     No setting of a node is changed. Level quick looks; level standard also runs a workload in a container, on GPUs
-    that nobody uses, and removes it again; the image that it needs stays there. Exit codes: 0 all good, 1 a check
+    that nobody uses, and removes it again; the image that it needs stays there. Level deep measures for up to half an
+    hour: every number format, all collectives, training, storage, a sustained load. Exit codes: 0 all good, 1 a check
     failed, 2 wrong usage, 3 could not be determined (unreachable, no GPU, missing data).
 
     \b
@@ -105,15 +124,20 @@ def command(  # noqa: PLR0913
     policies = Policies(policy_file, today())
     wanted = wanted_checks(selected, skipped)
     if level is not None:
-        level_must_exist(level)
         level_must_have_one(level, wanted)
     expectation = read_expectation(expect) if expect else Expectation()
+    baselines = read_baselines(baseline) if baseline else {}
+    printed = read_logs(logs, replay=replay)
     places = outputs_.outputs(ctx)
     runs = level != "quick" and reads_records(wanted)
     if workload.given and (replay or not runs):
         reason = "--level quick runs no workload" if level == "quick" else "no check that is selected reads a workload"
         reason = "--replay asks no node" if replay else reason
         raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
+    if level == "deep":
+        workload = dataclasses.replace(workload, level="deep")
+    elif any(name in workloads.DEEP_ONLY for name in workload.given):
+        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured at --level deep")
     if replay:
         refuse_asking("--replay asks no node")
         if save is not None:
@@ -121,13 +145,14 @@ def command(  # noqa: PLR0913
     folder = folder_for_bundles(save) if save else None
     started = now()
     files = bundle_files(selection.hosts) if replay else []
+    must_be_of_one(printed, files)
     targets = [] if replay else selection.targets()
     for target in targets:
         policies.add(target.name, target.policy)
     if not selected:
         # Those that policies of the inventory declare were not known before.
         wanted = wanted_checks(selected, skipped)
-    judging = Judging(expectation, level if replay else level or "standard", wanted, policies)
+    judging = Judging(expectation, level if replay else level or "standard", wanted, policies, baselines, printed)
     load()  # once, and not once in the process of each node
     with Apart(judge=judging.work) as apart:
         if replay:
@@ -140,14 +165,6 @@ def command(  # noqa: PLR0913
     for place in places:
         write(document, place, verbose=verbose)
     return exit_code(document, strict=strict)
-
-
-def level_must_exist(level: Level) -> None:
-    """Raise UsageError for a level that has no check of its own: it would promise what is not done."""
-    levels = {check.level for check in registry}
-    if level not in levels:
-        deepest = max(levels, key=LEVELS.index)
-        raise UsageError(f"--level {level}: there is no check of this level yet; --level {deepest} has them all")
 
 
 def level_must_have_one(level: Level, wanted: Iterable[str]) -> None:
@@ -195,6 +212,10 @@ class Judging:
     """None: each as deep as it was looked at."""
     wanted: set[str]
     policies: Policies
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    """By host."""
+    logs: Sequence[Mapping[str, Any]] = ()
+    """Saved outputs as records."""
     deepest: Level = "quick"
     """Of all that were judged."""
 
@@ -236,11 +257,26 @@ class Judging:
         """
         bundle = Bundle.from_json(text, where)
         node = facts_from_bundle(bundle)
-        level = self.level or ("standard" if bundle.results else "quick")
+        level = self.level or level_of(bundle)
         policy = self.policies.of(name)
-        findings = judge(node, self.expectation, level, self.wanted, policy=policy)
+        expectation = self.expectation.with_baseline(self.baselines.get(bundle.host))
+        findings = judge(node, expectation, level, self.wanted, policy=policy)
+        if self.logs:
+            # As deep as their own checks alone: of the other measurements nothing was to be collected.
+            ids = self.wanted & checks_of(self.logs)
+            read = facts_from_bundle(bundle.model_copy(update={"results": [*bundle.results, *self.logs]}))
+            findings = [one for one in findings if one.check not in ids]
+            findings += judge(read, expectation, "deep", ids, policy=policy)
         report = judged(bundle.host, identify(node), findings, seconds, policy)
         return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
+
+
+def level_of(bundle: Bundle) -> Level:
+    """The level at which a bundle was collected: the launcher's record has it, from the release on that had two."""
+    if not bundle.results:
+        return "quick"
+    levels = (one["values"].get("level") for one in bundle.results if isinstance(one.get("values"), dict))
+    return "deep" if "deep" in levels else "standard"
 
 
 class Judged(BaseModel):

@@ -7,8 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 import click
 from packaging.version import Version
@@ -44,11 +44,14 @@ class Options:
     force: bool
     workload_timeout_s: float | None
     image_timeout_s: float | None
+    storage: str | None = None
+    burn_s: float | None = None
+    level: Literal["standard", "deep"] = "standard"
 
     @property
     def run_limit_s(self) -> float:
         """How long a node's workload may run."""
-        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S
+        return self.workload_timeout_s or WORKLOAD_TIMEOUT_S[self.level]
 
     @property
     def image_limit_s(self) -> float:
@@ -65,13 +68,17 @@ class Options:
         """The options that somebody wrote."""
         values = (
             *(self.image, self.image_file, self.no_container, self.force, self.workload_timeout_s),
-            self.image_timeout_s,
+            *(self.image_timeout_s, self.storage, self.burn_s),
         )
         return [name for name, value in zip(NAMES, values, strict=True) if value not in (None, False)]
 
 
-NAMES = ("--image", "--image-file", "--no-container", "--force", "--workload-timeout", "--image-timeout")
-WORKLOAD_TIMEOUT_S = 900.0
+NAMES = (
+    *("--image", "--image-file", "--no-container", "--force", "--workload-timeout", "--image-timeout"),
+    *("--storage", "--burn"),
+)
+DEEP_ONLY = ("--storage", "--burn")
+WORKLOAD_TIMEOUT_S = {"standard": 900.0, "deep": 2100.0}
 IMAGE_TIMEOUT_S = 1800.0
 
 
@@ -80,7 +87,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(*context: Any, **values: Any) -> Any:
-        chosen = Options(**{name: values.pop(name) for name in Options.__dataclass_fields__})
+        chosen = Options(**{name: values.pop(name) for name in Options.__dataclass_fields__ if name != "level"})
         return command(*context, workload=chosen, **values)
 
     decorated: Callable[..., Any] = with_options
@@ -100,7 +107,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "workload_timeout_s",
                 type=Seconds(20),
                 metavar="SECONDS",
-                help=f"Hard limit for a node's workload, image aside.  [default: {WORKLOAD_TIMEOUT_S:g}]",
+                help="Hard limit for a node's workload, image aside.  [default: "
+                + ", ".join(f"{limit_s:g} at level {level}" for level, limit_s in WORKLOAD_TIMEOUT_S.items())
+                + "]",
             ),
             click.option(
                 "--image-timeout",
@@ -108,6 +117,18 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=Seconds(20),
                 metavar="SECONDS",
                 help=f"Hard limit for pulling or loading its image.  [default: {IMAGE_TIMEOUT_S:g}]",
+            ),
+            click.option(
+                "--storage",
+                metavar="DIR",
+                help="Level deep: measure the storage of this directory of the node (fio, DataLoader).",
+            ),
+            click.option(
+                "--burn",
+                "burn_s",
+                type=Seconds(1),
+                metavar="SECONDS",
+                help="Level deep: length of the sustained load.  [default: 120]",
             ),
         )
     ):
@@ -123,6 +144,8 @@ def read_wish(options: Options) -> Wish:
         raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
     if options.no_container and (options.image or options.image_file):
         raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
+    if options.storage is not None and not PurePosixPath(options.storage).is_absolute():
+        raise UsageError(f"--storage: expected the path of a directory of the nodes from / on, found {options.storage}")
     file = read_image_file(options.image_file) if options.image_file else None
     return Wish(
         image=functools.partial(_image, options.image, file),
@@ -133,6 +156,9 @@ def read_wish(options: Options) -> Wish:
         image_limit_s=options.image_limit_s,
         run_limit_s=options.run_limit_s,
         settings=payload_settings(),
+        level=options.level,
+        storage=options.storage,
+        burn_s=options.burn_s,
     )
 
 

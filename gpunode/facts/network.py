@@ -1,9 +1,10 @@
 """Network interfaces and InfiniBand devices, from sysfs and the kernel's routes."""
 
 import re
+from collections.abc import Iterator
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import IbDevice, IbPort, Nic
+from gpunode.facts.node import Gid, IbDevice, IbPort, Nic
 from gpunode.facts.pci import slot_of
 from gpunode.facts.seen import Seen, Unseen, whole
 
@@ -11,6 +12,8 @@ _NET = "/sys/class/net/"
 _IB = "/sys/class/infiniband/"
 _NOTHING = "00000000"
 _DRIVER = re.compile(r"(?m)^DRIVER=(\S{1,80})$")
+_MAPPED = re.compile(r"(?i)(?:0000:){5}ffff:")
+"""How an IPv4 address stands in a GID."""
 _RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec.*")
 _STATE = re.compile(r"[0-9]{1,3}: (\S.*)")
 
@@ -91,8 +94,17 @@ def _port(seen: Seen, place: str, number: int) -> IbPort:
         link_layer=seen.value(place + "link_layer"),
         lid=int(lid, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", lid) else None,
         interfaces=tuple(dict.fromkeys(name for name in interfaces if name)),
+        gids=tuple(_gids(seen, place)),
         counters={**_counters(seen, place + "counters/"), **_counters(seen, place + "hw_counters/")},
     )
+
+
+def _gids(seen: Seen, place: str) -> Iterator[Gid]:
+    """Yield the entries that are in use: the kernel gives no type for an empty one."""
+    for index in range(8):
+        kind, address = seen.value(f"{place}gid_attrs/types/{index}"), seen.value(f"{place}gids/{index}")
+        if kind and address:
+            yield Gid(index=index, type=kind, ipv4=_MAPPED.match(address) is not None)
 
 
 def _word(text: str | None) -> str | None:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gpunode.facts.models.base import Fact
 from gpunode.facts.models.bmc import BmcAccess, BmcEvent, BmcSensor
+from gpunode.facts.models.exposure import Address, Listener, PacketFilter
 from gpunode.facts.models.gpu import (
     DeviceNode,
     DriverGpu,
@@ -32,7 +33,7 @@ from gpunode.facts.models.host import (
     NumaNode,
     Nvme,
 )
-from gpunode.facts.models.network import IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
+from gpunode.facts.models.network import Gid, IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
 from gpunode.facts.models.software import (
     CdiSpec,
@@ -43,9 +44,11 @@ from gpunode.facts.models.software import (
     ModuleFile,
     Package,
 )
+from gpunode.facts.models.ssh import KeyFile, SshDaemon
 from gpunode.facts.models.system import (
     AutomaticUpdates,
     BootLog,
+    BootSetting,
     EnvironmentSetting,
     ForeignInstall,
     Kernel,
@@ -54,6 +57,7 @@ from gpunode.facts.models.system import (
     Limit,
     Limits,
     OperatingSystem,
+    PendingUpdate,
     Process,
     Repository,
     TimeSync,
@@ -63,11 +67,13 @@ from gpunode.facts.models.workload import MalformedRecord, Record
 
 __all__ = [
     "MAY_BE_NONE",
+    "Address",
     "AutomaticUpdates",
     "BmcAccess",
     "BmcEvent",
     "BmcSensor",
     "BootLog",
+    "BootSetting",
     "CdiSpec",
     "ContainerSettings",
     "Cpu",
@@ -83,6 +89,7 @@ __all__ = [
     "Fact",
     "FileSystem",
     "ForeignInstall",
+    "Gid",
     "GpuProcess",
     "GpuRule",
     "GpuSetting",
@@ -93,11 +100,13 @@ __all__ = [
     "Kernel",
     "KernelEvent",
     "KernelLog",
+    "KeyFile",
     "LibraryFile",
     "Limit",
     "Limits",
     "LinkEvent",
     "LinkLog",
+    "Listener",
     "LoadedDriver",
     "Machine",
     "MalformedRecord",
@@ -110,15 +119,18 @@ __all__ = [
     "Nvme",
     "OperatingSystem",
     "Package",
+    "PacketFilter",
     "PciAcs",
     "PciDevice",
     "PciLink",
     "PciPort",
+    "PendingUpdate",
     "Process",
     "RdmaNode",
     "Record",
     "Repository",
     "Smi",
+    "SshDaemon",
     "TimeSync",
     "ToolRun",
     "Unit",
@@ -139,6 +151,9 @@ MAY_BE_NONE = frozenset(
         "automatic_updates",
         "gpu_settings",
         "tools",
+        "packet_filter",
+        "pending_updates",
+        "ssh_daemon",
     }
 )
 """Facts whose None says something as long as they have no gap; any other None was not seen."""
@@ -228,6 +243,8 @@ class NodeFacts(Fact):
     foreign_installs: tuple[ForeignInstall, ...] | None = None
     automatic_updates: AutomaticUpdates | None = None
     """None without a gap: no tool for it is installed."""
+    pending_updates: tuple[PendingUpdate, ...] | None = None
+    """As the role updates has the node record them; None without a gap: it is not in use."""
     reboot_required: tuple[str, ...] | None = None
     """Packages that wait for a reboot (Debian, Ubuntu); empty: none, or the distribution does not say."""
 
@@ -272,6 +289,21 @@ class NodeFacts(Fact):
     link_log: LinkLog | None = None
     """By the drivers and daemons that report links (mlx5_core, systemd-networkd)."""
 
+    # What can be reached
+    packet_filter: PacketFilter | None = None
+    """None without a gap: nft is not installed. A gap without root."""
+    listeners: tuple[Listener, ...] | None = None
+    addresses: tuple[Address, ...] | None = None
+    root_groups: dict[str, tuple[str, ...]] | None = None
+    """Members of ``docker``, ``sudo``, ``wheel`` and ``admin``, as far as the node has these groups."""
+
+    ssh_daemon: SshDaemon | None = None
+    """None without a gap: the node has no OpenSSH server. This and the next two are gaps without root."""
+    private_keys: tuple[KeyFile, ...] | None = None
+    """The daemon's host keys, and keys in the homes below /home and in root's."""
+    empty_passwords: tuple[str, ...] | None = None
+    """Accounts with a shell that need no password."""
+
     # The management controller
     bmc_access: BmcAccess | None = None
     """Where it is not ``read``, the next three are empty."""
@@ -284,6 +316,10 @@ class NodeFacts(Fact):
     """``none``, ``integrity``, ``confidentiality``; ``none`` where the kernel has no such thing."""
     sysctl: dict[str, str] | None = None
     """Kernel settings by name, as far as the kernel has them: ``{"vm.swappiness": "60"}``."""
+    boot_settings: tuple[BootSetting, ...] | None = None
+    """What files of sysctl.d and tmpfiles.d set of these at the next boot."""
+    boot_arguments: tuple[str, ...] | None = None
+    """Words that the role kernel_tuning put onto the boot loader's command line; empty: none."""
     limits: Limits | None = None
     environment: tuple[EnvironmentSetting, ...] | None = None
     """Variables of a fixed list (CUDA_LAUNCH_BLOCKING, NCCL_DEBUG …) that are set for the whole system."""

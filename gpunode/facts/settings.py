@@ -3,7 +3,7 @@
 import re
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import EnvironmentSetting, Limit, Limits
+from gpunode.facts.node import BootSetting, EnvironmentSetting, Limit, Limits
 from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.facts.system import systemd
 from gpunode.probe.script import SYSCTLS
@@ -13,6 +13,7 @@ _CHOSEN = re.compile(r"\[([a-z]{1,20})\]")
 _LIMITS = "/etc/security/limits.conf"
 _LIMITS_FOLDER = "/etc/security/limits.d/"
 _LINE_LIMIT = 4000
+_ARGUMENTS = "/var/lib/gpunode/kernel_tuning/command-line"
 
 
 def lockdown(seen: Seen) -> str:
@@ -71,3 +72,14 @@ def environment(seen: Seen) -> tuple[EnvironmentSetting, ...]:
     return tuple(
         EnvironmentSetting(path=path, name=name, value=value) for path, name, value in seen.rows("variables", 3)
     )
+
+
+def boot_settings(seen: Seen) -> tuple[BootSetting, ...]:
+    """Return kernel settings that the next boot sets."""
+    return tuple(BootSetting(path=path, name=name, value=value) for path, name, value in seen.rows("boot-settings", 3))
+
+
+def boot_arguments(seen: Seen) -> tuple[str, ...]:
+    """Return the words that the role kernel_tuning recorded: its second line."""
+    lines = (seen.text(_ARGUMENTS) or "").splitlines()
+    return tuple(lines[1].split()) if len(lines) > 1 else ()

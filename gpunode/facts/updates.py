@@ -1,9 +1,10 @@
 """Upgrades that the system makes by itself, and the reboot that one of them waits for."""
 
+import json
 import re
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.node import AutomaticUpdates
+from gpunode.facts.node import AutomaticUpdates, PendingUpdate
 from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.facts.system import systemd
 from gpunode.facts.units import units
@@ -11,6 +12,7 @@ from gpunode.facts.units import units
 _SETTING = re.compile(r"([A-Za-z0-9:_-]{1,200}) \"(.*)\";")
 _LINE_LIMIT = 4000
 _OFF = frozenset({"0", "no", "false"})
+_PENDING = "/var/lib/gpunode/updates/pending.json"
 _DNF_TIMERS = frozenset({"dnf-automatic.timer", "dnf-automatic-install.timer", "dnf5-automatic.timer"})
 
 
@@ -70,6 +72,21 @@ def _dnf(seen: Seen) -> AutomaticUpdates:
         kept_back=tuple(word for word in excluded if word),
         reboots=settings.get("reboot", "never") not in {"never", ""},
     )
+
+
+def pending_updates(seen: Seen) -> tuple[PendingUpdate, ...] | None:
+    """Return what the role updates has the node record; None where there is no record."""
+    text = seen.text(_PENDING)
+    if text is None:
+        return None
+    try:
+        rows = json.loads(text)["pending"]
+        return tuple(
+            PendingUpdate(**{name: row[name] for name in ("package", "installed", "version", "since")})
+            for row in rows[:1000]
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ParseError(f"expected the record of pending updates in {_PENDING}, found '{first_line(text)}'") from None
 
 
 def reboot_required(seen: Seen) -> tuple[str, ...]:

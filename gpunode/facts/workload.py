@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import NAME, MalformedRecord, Record, RecordContainer
 from gpunode.facts.seen import Seen, Unseen, first_line
 
@@ -20,6 +21,7 @@ JUDGED = frozenset(
         *(f"frameworks.{part}" for part in ("cudnn", "dataloader", "memory", "p2p", "collective")),
         *(f"frameworks.{part}" for part in ("tensorflow", "dali")),
         "gpus.kernel",
+        *MEASURED,
     }
 )
 """Records that some check cannot do without: of any other, nobody would tell that it is malformed."""

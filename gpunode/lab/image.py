@@ -4,11 +4,12 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import docker
 from docker.errors import APIError, ImageNotFound, NotFound
+from docker.models.images import Image
 
 from gpunode.errors import UndeterminedError
 from gpunode.lab.bootstrap import debian_tree
@@ -21,6 +22,8 @@ IMAGE_LABEL = "gpunode.lab.image"
 # An image that is older holds a kernel whose headers the archive may no longer have.
 FRESH_DAYS = 7
 _FREE_GIB = 3
+# Another checkout of gpunode may have built an image for the nodes that it makes next.
+_SPARED = timedelta(hours=1)
 
 Say = Callable[[str], None]
 
@@ -39,7 +42,7 @@ def ensure_image(client: docker.DockerClient, recipe: Recipe, say: Say) -> str:
         except ImageNotFound:
             say(f"image {recipe.system.id}: not built yet")
     if cached is not None:
-        days = (datetime.now(UTC) - datetime.fromisoformat(cached.attrs["Created"][:19] + "+00:00")).days
+        days = _age(cached).days
         if days < FRESH_DAYS:
             say(f"image {recipe.system.id}: as built before ({tag})")
             return str(cached.id)
@@ -54,12 +57,15 @@ def ensure_image(client: docker.DockerClient, recipe: Recipe, say: Say) -> str:
 
 
 def remove_images(client: docker.DockerClient, system: str | None = None, keep: str | None = None) -> list[str]:
-    """Remove the lab's images (of one system; but for one id) that no container uses; the tags removed."""
+    """Remove the lab's images that no container uses; the tags removed.
+
+    With ``keep`` that id stays, and what is younger than an hour.
+    """
     removed = []
     label = f"{IMAGE_LABEL}={system}" if system else IMAGE_LABEL
     with docker_errors("looking for the lab's images"):
         for image in client.images.list(filters={"label": label}):
-            if image.id == keep:
+            if keep is not None and (image.id == keep or _age(image) < _SPARED):
                 continue
             try:
                 client.images.remove(str(image.id))
@@ -69,6 +75,10 @@ def remove_images(client: docker.DockerClient, system: str | None = None, keep: 
                 continue
             removed.extend(image.tags)
     return removed
+
+
+def _age(image: Image) -> timedelta:
+    return datetime.now(UTC) - datetime.fromisoformat(image.attrs["Created"][:19] + "+00:00")
 
 
 def build_container(client: docker.DockerClient, kind: str) -> str:

@@ -13,6 +13,7 @@ one after another, and only where the module is loaded already, for ``nvidia-smi
 After one that does not come back in time no other is started.
 """
 
+import base64
 import collections
 import datetime
 import errno
@@ -26,6 +27,7 @@ import select
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -70,6 +72,7 @@ FILES = (
     "/etc/os-release",
     "/usr/lib/os-release",
     "/proc/cmdline",
+    "/var/lib/gpunode/kernel_tuning/command-line",
     "/proc/modules",
     "/proc/meminfo",
     "/proc/uptime",
@@ -99,6 +102,7 @@ FILES = (
     "/etc/docker/daemon.json",
     "/etc/nvidia-container-runtime/config.toml",
     "/run/reboot-required.pkgs",
+    "/var/lib/gpunode/updates/pending.json",
     "/etc/gpunode/lab-node",
     "/etc/gpunode/gpu-settings.json",
     "/run/gpunode/gpu-settings.json",
@@ -110,6 +114,7 @@ FILTERED_FILES = (
     ("/etc/containerd/conf.d/99-nvidia.toml", CONTAINERD),
     ("/etc/dnf/automatic.conf", re.compile(r"^\s*(\[|upgrade_type|apply_updates|reboot)")),
     ("/etc/dnf/dnf.conf", re.compile(r"^\s*(exclude|excludepkgs)\s*=")),
+    ("/etc/group", re.compile(r"^(docker|sudo|wheel|admin):")),
     ("/proc/self/status", re.compile(r"^Cpus_allowed_list:")),
 )
 # Commands of which only the lines that matter are kept.
@@ -213,7 +218,8 @@ TREES = (
         None,
         ("fw_ver", "board_id", "hca_type", "device/uevent", "device/numa_node")
         + tuple("ports/*/" + name for name in ("state", "phys_state", "rate", "link_layer", "lid"))
-        + ("ports/*/gid_attrs/ndevs/0",)
+        # Programs use one of the first: link-local and IPv4, RoCE v1 and v2.
+        + ("ports/*/gid_attrs/ndevs/0", "ports/*/gid_attrs/types/[0-7]", "ports/*/gids/[0-7]")
         + tuple(
             "ports/*/counters/" + name
             for name in (
@@ -292,6 +298,11 @@ UNITS = (
     "multipathd.service",
     "kdump.service",
     "kdump-tools.service",
+    "gpunode-firewall.service",
+    "nftables.service",
+    "firewalld.service",
+    "ufw.service",
+    "apt-daily.timer",
     "apt-daily-upgrade.timer",
     "unattended-upgrades.service",
     "dnf-automatic.timer",
@@ -433,6 +444,12 @@ SETTING = re.compile(
     re.M,
 )
 COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
+# Folders in the order in which one file hides another of its name: sysctl.d(5), tmpfiles.d(5).
+SYSCTL_FOLDERS = ("/etc/sysctl.d/", "/run/sysctl.d/", "/usr/local/lib/sysctl.d/", "/usr/lib/sysctl.d/")
+TMPFILES_FOLDERS = ("/etc/tmpfiles.d/", "/run/tmpfiles.d/", "/usr/local/lib/tmpfiles.d/", "/usr/lib/tmpfiles.d/")
+SYSCTL_LINE = re.compile(r"(?m)^[ \t]*-?[ \t]*(?P<name>[\w./-]+)[ \t]*=[ \t]*(?P<value>[^\n]*)$")
+HUGEPAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+HUGEPAGES_LINE = re.compile(r"(?m)^[ \t]*w\S*[ \t]+%s(?:[ \t]+\S+){4}[ \t]+(?P<value>\w+)[ \t]*$" % HUGEPAGES)
 
 KERNEL_NEWS = re.compile(
     r"NVRM|SXid|nouveau|\bAER\b|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|Hardware Error\]|mce: |Linux version"
@@ -449,6 +466,13 @@ IPMI_COMMANDS = (
     ("ipmi-power-supplies", ["ipmitool", "sdr", "type", "Power Supply"]),
     ("ipmi-events", ["ipmitool", "sel", "list", "last", IPMI_EVENTS]),
 )
+SSHD_SETTINGS = re.compile(
+    r"^(port|permitrootlogin|passwordauthentication|kbdinteractiveauthentication|permitemptypasswords"
+    r"|authenticationmethods|kexalgorithms|ciphers|macs) "
+)
+KEY_KIND = re.compile(r"^(sk-)?(ssh|ecdsa)-[a-z0-9-]{3,40}(@openssh\.com)?$")
+PRIVATE_KEY_FOLDERS = ("/root/.ssh/*", "/home/*/.ssh/*")
+LOGIN_SHELL = re.compile(r"^(?!.*/(nologin|false|sync|shutdown|halt)$)")
 CDI_FOLDERS = ("/etc/cdi/", "/var/run/cdi/")
 CDI_TOKEN = re.compile(r"\"?\b(cdiVersion|kind|name|hostPath)\"?\s{0,4}:\s{0,4}\"?([^\"\s,}\]]{1,300})")
 LIBRARY_VERSION = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)$")
@@ -1202,6 +1226,38 @@ def settings_in(text: str) -> List[Tuple[str, str]]:
     return [(name, " ".join(value.split())[:400]) for name, value in found]
 
 
+def boot_settings(probe: Probe) -> None:
+    """What the next boot sets of SYSCTLS and of huge pages: a line ``path, name, value`` each, the last one wins."""
+    lines, problems = [], []
+    for folders, parse in ((SYSCTL_FOLDERS, sysctls_in), (TMPFILES_FOLDERS, hugepages_in)):
+        chosen: Dict[str, str] = {}
+        for folder in folders:
+            for name in probe.folder(folder) or []:
+                if name.endswith(".conf"):
+                    chosen.setdefault(name, folder + name)
+        for name in sorted(chosen):
+            try:
+                text = COMMENT.sub("", text_of(probe.content(chosen[name])))
+            except OSError as err:
+                problems.append("%s: %s" % (chosen[name], probe.reason(err) or "gone"))
+                continue
+            lines += ["\t".join((chosen[name],) + setting) for setting in parse(text)]
+    probe.note_look("boot-settings", "read sysctl.d and tmpfiles.d", lines, problems)
+
+
+def sysctls_in(text: str) -> List[Tuple[str, str]]:
+    """(name, value) of each of SYSCTLS that a file of sysctl.d sets."""
+    found = [(match.group("name"), match.group("value")) for match in SYSCTL_LINE.finditer(text)]
+    # The first separator of a name decides whether slashes or dots part it.
+    named = [(name.replace("/", ".") if "/" in name else name, value) for name, value in found]
+    return [(name, " ".join(value.split())[:400]) for name, value in named if name in SYSCTLS]
+
+
+def hugepages_in(text: str) -> List[Tuple[str, str]]:
+    """(name, value) where a file of tmpfiles.d writes how huge pages are given."""
+    return [("transparent_hugepage", match.group("value")) for match in HUGEPAGES_LINE.finditer(text)]
+
+
 def limits(probe: Probe) -> None:
     """The drop-ins of limits.conf."""
     for name in probe.folder("/etc/security/limits.d/") or []:
@@ -1280,6 +1336,91 @@ def docker_daemon(probe: Probe) -> None:
     """What Docker's daemon says, where it runs already: asking would start one that waits at its socket."""
     if os.path.exists(probe.real("/run/docker.pid")):
         probe.run("docker-info", ["docker", "info", "--format", DOCKER_INFO])
+
+
+def packet_filter(probe: Probe) -> None:
+    """Rules of nftables without the contents of sets, and the sockets that wait for connections."""
+    probe.run("nft-ruleset", ["nft", "-j", "-t", "list", "ruleset"])
+    probe.run("nft-own", ["nft", "-s", "-t", "list", "table", "inet", "gpunode"])
+    probe.run("sockets", ["ss", "-H", "-l", "-n", "-t", "-u", "-p"])
+    probe.run("addresses", ["ip", "-o", "address", "show"])
+
+
+def ssh_daemon(probe: Probe) -> None:
+    """What sshd runs with, private keys (path, mode, owner, type, bits, time), and accounts without a password.
+
+    Of keys and passwords nothing else leaves the node.
+    """
+    probe.run("sshd-settings", ["sshd", "-T"], keep=SSHD_SETTINGS)
+    paths = probe.matching("/etc/ssh/ssh_host_*_key")
+    for folder in PRIVATE_KEY_FOLDERS:
+        paths += probe.matching(folder)
+    lines, problems = [], [] if os.geteuid() == 0 else ["keys of others are seen by root alone"]
+    for path in paths[:TREE_ENTRIES]:
+        line = private_key(probe, path) if path.isprintable() else None
+        if line:
+            lines.append(line)
+    probe.note_look("private-keys", "look at private keys", lines, problems)
+    accounts, problems = [], []
+    try:
+        shells = {row[0]: row[6] for row in account_rows(probe, "/etc/passwd", 7)}
+        hashes = {row[0]: row[1] for row in account_rows(probe, "/etc/shadow", 9)}
+        accounts = [name for name, hashed in hashes.items() if not hashed and LOGIN_SHELL.search(shells.get(name, ""))]
+    except OSError as err:
+        problems.append("the passwords could not be looked at: %s" % (probe.reason(err) or "/etc/shadow is not there"))
+    probe.note_look("empty-passwords", "look for empty passwords", sorted(accounts), problems)
+
+
+def account_rows(probe: Probe, path: str, width: int) -> List[List[str]]:
+    """The lines of one of the databases of accounts, cut into their fields."""
+    rows = [line.split(":") for line in text_of(probe.content(path)).splitlines()]
+    return [row for row in rows if len(row) == width]
+
+
+def private_key(probe: Probe, path: str) -> Optional[str]:
+    """One line on a private key; None where the file is none. The type is that of the public key beside it."""
+    try:
+        there = os.lstat(probe.real(path))
+        if not stat.S_ISREG(there.st_mode):
+            return None
+        with open(probe.real(path), "rb") as stream:
+            if b"PRIVATE KEY-----" not in stream.read(64):
+                return None
+    except OSError:
+        return None
+    kind, bits = "", 0
+    try:
+        kind, bits = key_kind(text_of(probe.content(path + ".pub")))
+    except (OSError, ValueError, struct.error):
+        pass  # Without a public key beside it the type is not known.
+    row = (
+        path,
+        "%04o" % stat.S_IMODE(there.st_mode),
+        user_name(there.st_uid),
+        kind,
+        str(bits),
+        str(int(there.st_mtime)),
+    )
+    return "\t".join(row)
+
+
+def key_kind(text: str) -> Tuple[str, int]:
+    """Type and size in bits of a public key; ValueError where it is none."""
+    words = text.split(None, 2)
+    # A link could lead anywhere: nothing but the name of a kind of key is taken from the file.
+    if len(words) < 2 or not KEY_KIND.match(words[0]):
+        raise ValueError("no public key")
+    kind, data = words[0], base64.b64decode(words[1])
+    sizes = {"ssh-ed25519": 256, "ssh-dss": 1024}
+    if kind.startswith("ecdsa-sha2-nistp"):
+        return kind, int(kind[-3:])
+    if kind != "ssh-rsa":
+        return kind, sizes.get(kind, 0)
+    at = 0
+    for _ in range(2):
+        at += 4 + struct.unpack(">I", data[at : at + 4])[0]
+    length = struct.unpack(">I", data[at : at + 4])[0]
+    return kind, int.from_bytes(data[at + 4 : at + 4 + length], "big").bit_length()
 
 
 def cdi_specs(probe: Probe) -> None:
@@ -1491,6 +1632,7 @@ PASSIVE = (
     units,
     modprobe_settings,
     variables,
+    boot_settings,
     limits,
     cpu_clocks,
     disk_space,
@@ -1498,6 +1640,8 @@ PASSIVE = (
     device_nodes,
     device_holders,
     docker_daemon,
+    packet_filter,
+    ssh_daemon,
     cdi_specs,
     kernel_log,
     earlier_xids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ RELOADED = {
 ``features`` is not among them: the CDI driver is set up when the daemon starts. A removed key is not noticed either.
 """
 LIMITED_LOG_DRIVERS = ("json-file", "local")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?")
 _MISSING = object()
 
 
@@ -59,8 +61,8 @@ class MergedDaemon:
 def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = False) -> DaemonRequest:
     """Return what daemon.json is to hold.
 
-    ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``storage_driver``, ``daemon`` (further keys,
-    which win). ``text`` is the file as it is.
+    ``settings``: ``live_restore``, ``log_max_size``, ``log_max_files``, ``storage_driver``, ``no_new_privileges``,
+    ``userns_remap``, ``daemon`` (further keys, which win). ``text`` is the file as it is.
     """
     daemon: dict[str, Any] = dict(settings.get("daemon") or {})
     if "hosts" in daemon:
@@ -68,6 +70,9 @@ def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = 
             problem="docker_daemon must not set hosts: the socket is systemd's, and whoever reaches one over TCP "
             "is root on the node; carry /run/docker.sock over SSH instead"
         )
+    remap = str(settings.get("userns_remap") or "")
+    if remap and not _USER.fullmatch(remap):
+        return DaemonRequest(problem=f"docker_userns_remap: {remap} is neither default nor USER[:GROUP]")
     notes: list[str] = []
     values: dict[str, Any] = {}
     if settings.get("live_restore"):
@@ -88,6 +93,10 @@ def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = 
         notes.append(f"log limits are left out: the log driver {driver} has limits of its own")
     if settings.get("storage_driver"):
         values["storage-driver"] = settings["storage_driver"]
+    if settings.get("no_new_privileges"):
+        values["no-new-privileges"] = True
+    if remap:
+        values["userns-remap"] = remap
     return DaemonRequest(_merged(values, daemon), tuple(notes))
 
 

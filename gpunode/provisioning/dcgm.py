@@ -94,7 +94,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
     waits = state.contents.get(MARKER) is not None and unit is not None and (runnable or unit.active == "active")
     units = []
-    if unit is not None:
+    # In check mode the transaction would have brought it by now.
+    if unit is not None or CORE in installed:
         wanted = "restarted" if waits and not busy else "started" if runnable else None
         units = [*([UnitState(name=OLD_UNIT, enabled=False, state="stopped")] if old else [])]
         units.append(UnitState(name=UNIT, enabled=True, state=wanted))

@@ -83,7 +83,7 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
         files=tuple(files),
         folders=(ManagedFolder(path=MEMORY),),
         packages=_packages(state, settings, source, switches, archive),
-        units=(UnitState(name="docker.service", enabled=True, state="started"),) if now.package else (),
+        units=(UnitState(name="docker.service", enabled=True, state="started"),) if engine.package else (),
         refusals=tuple(refusals),
         notes=(*_socket_notes(state, docker), *request.notes, *change.restart_notes),
         restarts={"docker.service": "; ".join(change.restart_reasons)} if change.restart_notes else {},

@@ -1,7 +1,7 @@
 """What the role nvidia_driver does on a node with apt: packages, versions, what is kept and what goes."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +10,11 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import brings_kernel_module, closure_line, origin_of
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
+from gpunode.facts.node import Kernel
 from gpunode.provisioning.apt_sources import missing_components
 from gpunode.provisioning.documents import node_of, stack_of
 from gpunode.provisioning.driver_input import DriverInput
+from gpunode.provisioning.driver_modules import module_state
 from gpunode.provisioning.driver_sources import LIFTED, SOURCES, DriverSource
 from gpunode.stack import TOGETHER, Stack, driver_names, picture_from_facts
 from gpunode.variables import plain
@@ -41,10 +43,6 @@ class AptDriverInput(DriverInput):
     def source(self) -> DriverSource:
         """What the stack does not say of its source."""
         return SOURCES[self.stack.source]
-
-    @property
-    def precompiled(self) -> bool:
-        return self.stack.module.build == "precompiled"
 
     def _taken(self, name: str, others: Iterable[str]) -> str:
         """Of a package and those that may stand for it the one that is there, else the one that apt would install."""
@@ -97,10 +95,6 @@ class AptDriverInput(DriverInput):
     def optional(self) -> list[str]:
         """Packages to have where the source has them at the driver's release."""
         return [name for name in self.source.optional if self.settings["persistence"] or name != DAEMON]
-
-    @cached_property
-    def kernels(self) -> list[Any]:
-        return [kernel for kernel in self.node.kernels or () if kernel.package]
 
     @cached_property
     def headers(self) -> list[str]:
@@ -228,7 +222,7 @@ def driver_plan(
         "pins": _pins(
             case, f"{case.stack.driver.branch}.*" if case.follows else case.target or case.stack.driver.constraint
         ),
-        **_modules(case),
+        **module_state(case, _wanting(case), case.source.dkms),
     }
 
 
@@ -247,54 +241,12 @@ def _pins(case: AptDriverInput, release: str) -> list[dict[str, Any]]:
     return [{"packages": names, "pin": f"version {release}-*", "priority": PIN_PRIORITY}]
 
 
-def _modules(case: AptDriverInput) -> dict[str, Any]:
-    """Kernels, their modules, and the module in memory."""
-    target = case.target
-    built = {file.kernel for file in case.node.module_files or () if file.version == target}
-    built_by = sorted({row.name for row in case.node.dkms or () if row.version == target and "nvidia" in row.name})
-    important = [kernel.release for kernel in case.kernels if kernel.newest or kernel.running]
-    bare = [kernel.release for kernel in case.kernels if kernel.release in important and not kernel.headers]
-    with_headers = [kernel.release for kernel in case.kernels if kernel.headers]
-    # Ubuntu's modules come with the newest kernel: an older one that still runs goes with the next reboot.
-    wanting = with_headers if not case.precompiled else [kernel.release for kernel in case.kernels if kernel.newest]
-    by_flavour = case.source.dkms.get(case.stack.module.flavour)
-    running = next((kernel.release for kernel in case.node.kernels or () if kernel.running), None)
-    loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
-    gpus = bool(case.node.gpus_on_bus)
-    nouveau = "nouveau" in (case.node.modules or ())
-    return {
-        "precompiled": case.precompiled,
-        "dkms": built_by[0] if built_by else by_flavour or "nvidia",
-        "kernels_without_module": [release for release in wanting if release not in built],
-        "kernels_without_headers": [] if case.precompiled else sorted(set(bare)),
-        "images": [f"/boot/initrd.img-{kernel.release}" for kernel in case.kernels if kernel.image],
-        "loaded": loaded,
-        "gpus": gpus,
-        "running": gpus and bool(loaded),
-        "loadable": gpus and not loaded and not nouveau and running in built,
-        "exchangeable": gpus and bool(loaded) and loaded != target and running in built and not _used(case.node),
-        "reboot_reasons": [
-            *_reboot_reasons(case, gpus and nouveau, loaded),
-            *(
-                [f"kernel {running} runs and has no module, {', '.join(sorted(built))} has"]
-                if gpus and not loaded and built and running not in built
-                else []
-            ),
-        ],
-    }
+def _wanting(case: AptDriverInput) -> list[Kernel]:
+    """Return the kernels that are to have a module.
 
-
-def _reboot_reasons(case: AptDriverInput, nouveau: bool, loaded: str) -> Iterator[str]:
-    if nouveau:
-        yield "nouveau is loaded and keeps NVIDIA's module off the GPU"
-    if loaded and case.target and loaded != case.target:
-        idle = "" if _used(case.node) else " (no process uses a GPU, so nvidia_driver_reload: true would exchange it)"
-        yield f"module {loaded} is loaded, {case.target} is installed{idle}"
-
-
-def _used(node: NodeFacts) -> bool:
-    """Something computes on a GPU; so it is taken where nobody could see it."""
-    return node.gpu_processes is None or any(process.computes for process in node.gpu_processes)
+    Ubuntu's modules come with the newest kernel: an older one that still runs goes with the next reboot.
+    """
+    return [kernel for kernel in case.kernels if (kernel.newest if case.precompiled else kernel.headers)]
 
 
 def driver_question(

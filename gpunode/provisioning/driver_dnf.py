@@ -10,15 +10,19 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import closure_line, closure_patterns
 from gpunode.checks.words import listed
 from gpunode.facts import NodeFacts
+from gpunode.facts.node import Kernel
 from gpunode.printable import printable
 from gpunode.provisioning.documents import node_of, stack_of
 from gpunode.provisioning.driver_input import DriverInput
+from gpunode.provisioning.driver_modules import module_state
 from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure
 from gpunode.variables import plain
 
 MODULE = "nvidia-driver"
 PLUGIN = "python3-dnf-plugin-versionlock"
 DAEMON = "nvidia-persistenced"
+DKMS_NAMES = {"open": "nvidia-open", "proprietary": "nvidia"}
+"""Of NVIDIA's two packages; where DKMS knows the modules already, its own word counts."""
 # What may go where another stream needs it: parts of a driver that no stack names.
 EXPENDABLE = ["*nvidia*", "cuda-drivers*", "libnvsdm*", "libcuda*"]
 
@@ -61,9 +65,10 @@ class DnfDriverInput(DriverInput):
     @property
     def free(self) -> list[str]:
         """Packages to have in whichever version goes with them."""
-        headers = [f"kernel-devel-{one.release}" for one in self.node.kernels or () if one.package and not one.headers]
+        headers = [f"kernel-devel-{one.release}" for one in self.kernels if not one.headers]
         plugin = [] if self.dnf["versionlock"] else [PLUGIN]
-        return sorted({*headers, *plugin, *self.settings["header_packages"]})
+        keys = [name for name in ("mokutil", "openssl") if self.node.secure_boot and name not in self.dnf["installed"]]
+        return sorted({*headers, *plugin, *keys, *self.settings["header_packages"]})
 
     @property
     def stream(self) -> str | None:
@@ -83,6 +88,11 @@ class DnfDriverInput(DriverInput):
         enabled = self.stream is None or self.stream == f"{MODULE}:{self.dnf['streams'].get(MODULE)}"
         here = all(name in self.dnf["installed"] for name in self.bound)
         return enabled and here and not self.free and not self.strangers and set(self.own.values()) == {self.target}
+
+    @property
+    def wanting(self) -> list[Kernel]:
+        """Kernels that are to have a module; of a kernel that was removed the headers may be left."""
+        return [kernel for kernel in self.kernels if kernel.headers and kernel.image]
 
     @property
     def foreign_locks(self) -> dict[str, str]:
@@ -118,13 +128,12 @@ def dnf_plan(
     ``stack`` is the stack of ``gpunode_plan``; ``settings``: ``profile``, ``extra_packages``, ``header_packages``,
     ``switch``. Returned: ``question`` (what ``dnf_transaction.py`` is asked; the role adds ``repository`` and when),
     ``settled`` (nothing is to be asked), ``changes`` (the answer says that something changes), ``target``, ``coming``
-    (names to be locked then), ``locks`` (lines for the plugin versionlock), ``wrong_versions``,
-    ``missing``, ``daemon``, ``reboot_reasons``.
+    (names to be locked then), ``locks`` (lines for the plugin versionlock), ``wrong_versions``, ``missing``,
+    ``daemon``, and what ``module_state`` says of kernels and modules.
     """
     case = _case(facts, dnf, stack, settings, answer)
     said, switch = case.answer, bool(case.settings["switch"])
     versions = {package.name: package.version for package in case.node.packages or ()}
-    loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
     coming = {
         str(row["name"]): str(row["version"])
         for row in said.get("install", ())
@@ -155,27 +164,13 @@ def dnf_plan(
         "wrong_versions": [f"{name} {release}" for name, release in sorted(case.own.items()) if release != case.target],
         "missing": [name for name in case.bound if name not in case.dnf["installed"]],
         "daemon": DAEMON in case.dnf["installed"],
-        "loaded": loaded,
-        "reboot_reasons": _reboot_reasons(case, loaded),
+        **module_state(case, case.wanting, DKMS_NAMES),
     }
 
 
 def _lock(name: str, version: str) -> str:
     """As ``dnf versionlock add`` writes it, of any architecture."""
     return f"{name}-{version if ':' in version else '0:' + version}.*"
-
-
-def _reboot_reasons(case: DnfDriverInput, loaded: str) -> list[str]:
-    gpus, modules = bool(case.node.gpus_on_bus), case.node.modules or ()
-    built = any(file.version == case.target for file in case.node.module_files or ())
-    reasons = []
-    if gpus and "nouveau" in modules:
-        reasons.append("nouveau is loaded and keeps NVIDIA's module off the GPU")
-    elif gpus and not loaded and built:
-        reasons.append(f"module {case.target} is built and not loaded")
-    if loaded and case.target and loaded != case.target:
-        reasons.append(f"module {loaded} is loaded, {case.target} is installed")
-    return reasons
 
 
 def dnf_refusals(

@@ -1,8 +1,11 @@
 """Files of the role nvidia_driver on a node, and their text."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
+
+from gpunode.provisioning.manifest import ManagedFile
 
 SOURCES_FILE = "/etc/apt/sources.list.d/gpunode-nvidia-driver.sources"
 PREFERENCES = "/etc/apt/preferences.d/gpunode-nvidia-driver.pref"
@@ -14,6 +17,7 @@ MEMORY = "/var/lib/gpunode/nvidia_driver/packages-before"
 STAGED = "/var/lib/gpunode/nvidia_driver/key-staged"
 """The boot in which the key that signs modules was staged."""
 ALL = (SOURCES_FILE, PREFERENCES, UNATTENDED, NOUVEAU, OPTIONS, PERSISTENCED, MEMORY, STAGED)
+FOLDERS = tuple(str(PurePosixPath(path).parent) for path in (PERSISTENCED, MEMORY))
 _MARK = "Managed by gpunode (role nvidia_driver):"
 
 NOUVEAU_TEXT = f"""\
@@ -72,3 +76,10 @@ def options_text(options: Mapping[str, Mapping[str, Any]]) -> str | None:
         for module, values in sorted(options.items())
     ]
     return f"# {_MARK} nvidia_driver_module_options.\n" + "".join(line + "\n" for line in lines)
+
+
+def common_files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
+    """Yield the files that do not depend on the package manager."""
+    yield ManagedFile(path=OPTIONS, content=options_text(settings["module_options"]))
+    if settings["persistence"]:
+        yield ManagedFile(path=PERSISTENCED, content=PERSISTENCED_TEXT)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpunode.catalog import load
 from gpunode.facts import NodeFacts
+from gpunode.facts.node import Kernel
 from gpunode.stack import Stack, installed_closure, releases_from
 
 
@@ -33,6 +34,16 @@ class DriverInput:
     def strangers(self) -> list[str]:
         """Installed packages of a closure from another source."""
         return sorted(self.installed.keys() - self.own.keys())
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """Kernels that come from packages; a container's is none of them."""
+        return [kernel for kernel in self.node.kernels or () if kernel.package]
+
+    @property
+    def precompiled(self) -> bool:
+        """Whether the modules come built and signed."""
+        return self.stack.module.build == "precompiled"
 
     @property
     def target(self) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, field_validator
 
 from gpunode.catalog import load
+from gpunode.checks.gpus import LOST
 from gpunode.checks.words import listed
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
@@ -142,6 +143,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     if settings["state"] == "absent" or not rules:
         return _absent(state, context)
     gpus = seen_gpus(state)
+    lost = [f"gpu{gpu['index']}" for gpu in gpus if LOST.intersection(gpu.get("errors") or ())]
+    gpus = [gpu for gpu in gpus if f"gpu{gpu['index']}" not in lost]
     refusals = [
         f"gpu_settings_rules: {key}: gpu{gpu['index']} {gpu['name']}: {why}"
         for gpu in gpus
@@ -156,6 +159,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         for number, rule in enumerate(rules)
         if gpus and "indexes" in rule["gpus"] and not any(matches(rule["gpus"], gpu) for gpu in gpus)
     ]
+    if lost:
+        notes.append(f"{listed(lost, 8)}: nothing is set, the GPU does not answer")
     daemon = state.unit(DAEMON)
     if daemon is None and state.facts.loaded_driver is not None:
         notes.append(f"{DAEMON} is not installed: GPUs lose their settings when no process uses them")

@@ -64,6 +64,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     """Return what the role changes on a node. Raises UsageError for a tool or version that is none."""
     if state.apt is None and state.dnf is None:
         return Manifest(role=ROLE, refusals=("no-package-manager: the role gpu_tools installs with apt or dnf",))
+    if settings["state"] == "keep":
+        return Manifest(role=ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings)
     tools = _tools(settings["tools"])

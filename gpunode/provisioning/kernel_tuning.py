@@ -48,6 +48,13 @@ PROGRAM_OF = {files.CPU_UNIT: files.CPU_PROGRAM, files.ACS_UNIT: files.ACS_PROGR
 UNLIMITED = ("infinity", "18446744073709551615")
 STARTERS = ("containerd.service", "docker.service", "slurmd.service", "kubelet.service")
 """Services whose jobs inherit their limits."""
+BREAKS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "net.ipv4.ip_forward": (("0",), "networks of Docker and Podman"),
+    "user.max_user_namespaces": (("0",), "rootless Podman and enroot"),
+    "kernel.unprivileged_userns_clone": (("0",), "rootless Podman and enroot"),
+    "kernel.yama.ptrace_scope": (("2", "3"), "profilers, debuggers and CMA of MPI"),
+}
+"""Values that hardening guides have, and what needs another one."""
 SYSCTL_NAME = re.compile(r"[a-z0-9_]+(?:\.[A-Za-z0-9_*-]+)+")
 MODULE_NAME = re.compile(r"[a-z0-9_-]{1,60}")
 
@@ -91,7 +98,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     managed = {path: ManagedFile(path=path, content=text) for path, text in contents.items()}
     own = [
         *_own_unit(state, files.CPU_UNIT, managed, _runs_otherwise(state, governor)),
-        *_own_unit(state, files.ACS_UNIT, managed, any(one.redirects for one in state.facts.pci_acs or ())),
+        *_own_unit(state, files.ACS_UNIT, managed, _redirects(state)),
     ]
     return Manifest(
         role=ROLE,
@@ -115,8 +122,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 
 def _path(name: str) -> str:
-    """Return the path of a setting below /proc/sys: a dot in an interface's name is written as a slash there."""
-    return name.replace("/", "\0").replace(".", "/").replace("\0", ".")
+    """Return the path of a setting below /proc/sys."""
+    return name.replace(".", "/")
 
 
 def _sysctls(
@@ -133,6 +140,8 @@ def _sysctls(
         own.pop(name, None)
         if value is not None:
             own[name] = text
+        if text in BREAKS.get(name, ((), ""))[0]:
+            notes.append(f"kernel_tuning_sysctl: {name} = {text} breaks {BREAKS[name][1]} on this node")
     if in_container(state.facts):
         return {}, own
     known = state.facts.sysctl or {}
@@ -226,6 +235,13 @@ def _runs_otherwise(state: NodeState, governor: str | None) -> bool:
     """Return whether a processor has another governor than the unit sets."""
     frequency = state.facts.cpu_frequency
     return bool(governor and frequency is not None and set(frequency.governors) - {governor})
+
+
+def _redirects(state: NodeState) -> bool:
+    """Return whether a bridge above a GPU or a network adapter still sends traffic up to the processor."""
+    adapters = [one for one in state.facts.pci_io or () if one.class_id.startswith(("0200", "0207"))]
+    above = {port for one in (*(state.facts.gpus_on_bus or ()), *adapters) for port in one.ports}
+    return any(one.redirects and one.slot in above for one in state.facts.pci_acs or ())
 
 
 def _own_unit(state: NodeState, name: str, managed: Mapping[str, ManagedFile], otherwise: bool) -> Iterator[UnitState]:

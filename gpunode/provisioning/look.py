@@ -9,6 +9,7 @@ from gpunode.catalog.origins import publisher
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe import Bundle
+from gpunode.provisioning.ssh_state import SshState
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 
 M = TypeVar("M", bound=BaseModel)
@@ -37,7 +38,9 @@ def parsed(text: str, where: str) -> bytes:
         "facts": with_publishers(facts, known),
         "apt": known,
         "dnf": _valid(DnfState, document.get("dnf"), "dnf.", where),
+        "ssh": _valid(SshState, document.get("ssh"), "ssh.", where),
         **{name: document.get(name) or {} for name in ("files", "contents", "engine")},
+        "connection": document.get("connection"),
     }
     state = _valid(NodeState, parts, "", where)
     return state.model_dump_json().encode() if state is not None else b""

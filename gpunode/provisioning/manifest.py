@@ -32,7 +32,7 @@ class ManagedFile(Part):
     expect_sha256: str | None = None
     """Digest of the file that the content was computed from: another one means that somebody else wrote meanwhile."""
     private: bool = False
-    """Holds a secret: its content is in no diff and in no log."""
+    """Holds a secret, or a key that no person reads: its content is in no diff and in no log."""
 
     @property
     def data(self) -> bytes | None:
@@ -142,7 +142,16 @@ class UnitState(Part):
 class Question(Part):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
-    kind: Literal["apt_preview", "dnf_preview", "package_offers", "repository_key", "signing_key", "documents"]
+    kind: Literal[
+        "apt_preview",
+        "dnf_preview",
+        "nft_check",
+        "package_offers",
+        "repository_key",
+        "signing_key",
+        "documents",
+        "ssh_login",
+    ]
     body: dict[str, Any] = {}
     private: bool = False
     """The body holds a secret."""

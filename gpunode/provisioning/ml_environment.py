@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpunode.checks.host import DEBUGGING
+from gpunode.checks.kernel import LISTS, missing_names, names_on
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
@@ -38,15 +39,14 @@ OF_JOBS = re.compile(
     r"(PYTORCH_\w+|XLA_\w+|TF_XLA_FLAGS|LD_PRELOAD|CUDA_VISIBLE_DEVICES|MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE))"
 )
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-LISTS = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_OOB_NET_IFNAME": "interface", "NCCL_IB_HCA": "HCA"}
 TORCHRUN = f"""\
 #!/bin/sh
 # {MARK}: an example. One rank a GPU, each bound to the cores near it, with its share of the threads.
-# Several nodes: the same command on each, with --nnodes and --rdzv-endpoint of the first one.
+# Several nodes: the same command on each, with NNODES and with HEAD, the address of the first one.
 set -eu
 exec torchrun --no-python --nproc-per-node "${{GPUS:-gpu}}" \\
     --nnodes "${{NNODES:-1}}" --rdzv-backend c10d --rdzv-endpoint "${{HEAD:-localhost}}:29500" \\
-    {LAUNCHER} python3 "$@"
+    {LAUNCHER} "$@"
 """
 
 
@@ -147,27 +147,15 @@ def _nccl(derived: Iterable[Setting], settings: Mapping[str, Any], state: NodeSt
 
 def _missing(node: NodeFacts, name: str, value: str) -> str | None:
     """Return which interfaces or HCAs of a list do not exist; None where all do, or it is not known."""
-    kind = LISTS.get(name)
-    if kind is None:
+    if name not in LISTS or value.startswith("^") or None in (node.nics, node.addressed, node.infiniband):
         return None
-    if kind == "interface":
-        if node.nics is None or node.addressed is None:
-            return None
-        there = sorted({nic.name for nic in node.nics} | set(node.addressed))
-    elif node.infiniband is None:
-        return None
-    else:
-        there = sorted(device.name for device in node.infiniband)
-    if value.startswith("^"):
-        return None
-    exact = value.startswith("=")
-    words = [word.split(":")[0] for word in value.removeprefix("=").split(",")]
-    gone = [word for word in words if not any(one == word if exact else one.startswith(word) for one in there)]
-    return f"the node has no {kind} {', '.join(gone)}, it has {', '.join(there) or 'none'}" if gone else None
+    has = names_on(node, name)
+    gone = missing_names(value, has)
+    return f"the node has no {LISTS[name]} {', '.join(gone)}, it has {', '.join(has) or 'none'}" if gone else None
 
 
 def _topology(setting: str, state: NodeState, notes: list[str]) -> str | None:
-    there = sorted(path for path, one in state.files.items() if re.fullmatch(r"/opt/microsoft/[^/]+-topo\.xml", path))
+    there = sorted(path for path in state.files if re.fullmatch(r"/opt/microsoft/[^/]+-topo\.xml", path))
     if setting == "none":
         return None
     if setting == "auto":

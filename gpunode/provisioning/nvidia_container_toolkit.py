@@ -30,7 +30,7 @@ from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, Man
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
-from gpunode.tuning import WORKLOADS, Workload, env_file, tune
+from gpunode.tuning import WORKLOADS, Profile, Workload, env_file, tune
 
 ROLE = "nvidia_container_toolkit"
 MEMORY = f"/var/lib/gpunode/{ROLE}"
@@ -126,11 +126,14 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, re
         )
     stale = stale_specifications(state.facts.cdi_specs, refresh.output) if has_unit else []
     reason = refresh_reason(state.facts, refresh.output) if has_unit else None
-    there = BASE in state.installed
+    there = BASE in context.planned.installed(state.installed)
     files = [*archive.files, *_apt_files(state, settings, request, by_cuda), *_kept(state, request), *change.files]
     environment = _environment(state, refresh, has_unit and (there or bool(refresh.text)))
     files += [*environment, *(ManagedFile(path=path, content=None, phase="after") for path in stale)]
-    files += [*containerd.files, _container_env(state, settings["env"])]
+    files += [
+        *containerd.files,
+        _container_env(state, settings["env"], context.settings_of("preflight")["gpunode_profile"]),
+    ]
     units = (
         UnitState(name="nvidia-cdi-refresh.path", enabled=True, state="started"),
         UnitState(name="nvidia-cdi-refresh.service", enabled=True),
@@ -310,11 +313,11 @@ def _differs(state: NodeState, files: list[ManagedFile]) -> bool:
     return any(state.contents.get(file.path) != file.content for file in files)
 
 
-def _container_env(state: NodeState, workload: Workload | Literal[""]) -> ManagedFile:
+def _container_env(state: NodeState, workload: Workload | Literal[""], profile: Profile) -> ManagedFile:
     """What a container of the workload should be started with."""
     if not workload:
         return ManagedFile(path=ENV, content=None, phase="after")
-    return ManagedFile(path=ENV, content=env_file(tune(state.facts, workload)), phase="after")
+    return ManagedFile(path=ENV, content=env_file(tune(state.facts, workload, profile=profile)), phase="after")
 
 
 def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, request: ToolkitRequest) -> Manifest:

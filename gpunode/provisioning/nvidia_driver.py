@@ -1,27 +1,25 @@
 """The plan of the role nvidia_driver."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from gpunode.provisioning import driver_files as files
 from gpunode.provisioning import node_stack, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_apt import driver_plan, driver_question, driver_removal
+from gpunode.provisioning.driver_modules import SigningKey, daemon_units, module_builds, module_problems, module_reasons
 from gpunode.provisioning.driver_refusals import driver_refusals
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.live import exchange, must_be_idle, unserved_fabric
-from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question, UnitState
+from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question
 from gpunode.provisioning.nvidia_driver_dnf import dnf_absent, dnf_present
-from gpunode.provisioning.state import AptState, Look, ModuleKey, NodeState
+from gpunode.provisioning.state import AptState, Look, NodeState
 from gpunode.stack import Stack
 
 ROLE = "nvidia_driver"
-DAEMON = "nvidia-persistenced.service"
 RUNFILE = "/usr/bin/nvidia-uninstall"
 UNSUPPORTED = "unsupported: the driver is installed through apt or dnf, and the node has neither"
-FOLDERS = tuple(str(PurePosixPath(path).parent) for path in (files.PERSISTENCED, files.MEMORY))
-LOOK = Look(paths=(*files.ALL, *FOLDERS), globs=("/boot/initrd.img-*",))
+LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=("/boot/initrd.img-*",))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -64,10 +62,10 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
     refusals = driver_refusals(facts, apt_document, stack, policy, answer or {})
     if refusals:
         return Manifest(role=ROLE, refusals=tuple(refusals))
-    key = _Key(state, apt, draft, settings)
+    key = SigningKey(state.facts, apt.key, draft, settings)
     runfile = apt.runfile and bool(settings["switch"])
     after = {
-        "builds": [] if changes else _builds(draft),
+        "builds": [] if changes else module_builds(draft),
         "images": [] if changes else _old_images(state, apt, draft, context),
         "stage_key": key.to_stage and (context.check or not changes),
         "load": draft["loadable"] and not key.waits,
@@ -77,17 +75,17 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
         role=ROLE,
         files=tuple(_files(draft, sources, settings)),
         packages=_packages(draft, answer if changes else None, settings, for_apt, idle=must_be_idle(context)),
-        units=tuple(_units(draft, settings)),
-        notes=(key.reason,) if key.waits else (),
-        reboot_reasons=(*draft["reboot_reasons"], *((key.reason,) if key.waits and key.fresh else ())),
+        units=tuple(daemon_units(draft, settings)),
+        notes=key.notes,
+        reboot_reasons=(*draft["reboot_reasons"], *key.reboot_reasons),
         values={
             **after,
             "target": draft["target"],
             "runfile": runfile,
-            "key": apt.key.path if apt.key else None,
+            "key": key.path,
             "changes": changes,
             "closure_problems": _closure_problems(draft),
-            "module_problems": _module_problems(draft),
+            "module_problems": module_problems(draft),
         },
         due_reasons=tuple(_due(state, draft, after, runfile)),
     )
@@ -133,28 +131,7 @@ def _files(draft: Mapping[str, Any], sources: str | None, settings: Mapping[str,
     yield ManagedFile(path=files.PREFERENCES, content=files.preferences_text(draft["pins"]))
     yield ManagedFile(path=files.SOURCES_FILE, content=sources)
     yield ManagedFile(path=files.NOUVEAU, content=files.NOUVEAU_TEXT)
-    yield from common_files(settings)
-
-
-def common_files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
-    """Yield the files that do not depend on the package manager."""
-    yield ManagedFile(path=files.OPTIONS, content=files.options_text(settings["module_options"]))
-    if settings["persistence"]:
-        yield ManagedFile(path=files.PERSISTENCED, content=files.PERSISTENCED_TEXT)
-
-
-def _units(draft: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[UnitState]:
-    if draft["daemon"]:
-        on = bool(settings["persistence"])
-        yield UnitState(name=DAEMON, enabled=on, state=None if not draft["running"] else "started" if on else "stopped")
-
-
-def _builds(draft: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Module builds that are due: kernel and the command."""
-    if draft["precompiled"] or not draft["target"]:
-        return []
-    head = ["dkms", "install", "--force", "-m", draft["dkms"], "-v", draft["target"], "-k"]
-    return [{"kernel": kernel, "argv": [*head, kernel]} for kernel in draft["kernels_without_module"]]
+    yield from files.common_files(settings)
 
 
 def _old_images(state: NodeState, apt: AptState, draft: Mapping[str, Any], context: Context) -> list[str]:
@@ -173,39 +150,6 @@ def _old_images(state: NodeState, apt: AptState, draft: Mapping[str, Any], conte
     return found
 
 
-class _Key:
-    """The key that signs modules built by DKMS: where secure boot is on, they load only once the firmware has it."""
-
-    def __init__(self, state: NodeState, apt: AptState, draft: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-        self.key: ModuleKey | None = apt.key
-        self.signs = bool(state.facts.secure_boot) and not draft["precompiled"]
-        self.given = bool(settings["mok_hash"])
-
-    @property
-    def staged(self) -> bool:
-        return self.key is not None and (self.key.enrolled is True or self.key.waits)
-
-    @property
-    def waits(self) -> bool:
-        """Until a person at the console has finished that, no module is loaded and none is exchanged."""
-        return self.signs and not (self.key is not None and self.key.enrolled)
-
-    @property
-    def to_stage(self) -> bool:
-        return self.signs and self.given and not self.staged
-
-    @property
-    def fresh(self) -> bool:
-        """Staged since the last boot: only the next one leads to the console, so a reboot is due once."""
-        return self.key is not None and self.key.fresh
-
-    @property
-    def reason(self) -> str:
-        if self.given or self.staged:
-            return "the key that signs the modules waits for a person at the console (MOK manager)"
-        return "the key that signs the modules is not known to be enrolled: nvidia_driver_mok_hash stages it"
-
-
 def _closure_problems(draft: Mapping[str, Any]) -> list[str]:
     """Why the closure is not at one version after the transaction."""
     if not draft["wrong_versions"] and not draft["missing"]:
@@ -213,16 +157,6 @@ def _closure_problems(draft: Mapping[str, Any]) -> list[str]:
     whole = [f"nothing whole of {', '.join(draft['missing'])}"] if draft["missing"] else []
     there = "; ".join([*draft["wrong_versions"], *whole])
     return [f"{draft['target']} is requested of the whole closure; there is {there}"]
-
-
-def _module_problems(draft: Mapping[str, Any]) -> list[str]:
-    """Why the newest or the running kernel has no module after the builds."""
-    lacking = [*draft["kernels_without_module"], *draft["kernels_without_headers"]]
-    if not lacking:
-        return []
-    bare = draft["kernels_without_headers"]
-    why = f" (no headers for {', '.join(bare)})" if bare else ""
-    return [f"no module {draft['target']} for {', '.join(lacking)}{why}"]
 
 
 def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], runfile: bool) -> Iterator[str]:
@@ -235,14 +169,8 @@ def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], r
     yield from (f"{name} has to go" for name in draft["going"])
     if runfile:
         yield "a driver from a .run file has to go"
-    yield from (f"kernel {build['kernel']} has no module {draft['target']}" for build in after["builds"])
+    yield from module_reasons(draft, after)
     yield from (f"/boot/initrd.img-{kernel} is older than {files.NOUVEAU}" for kernel in after["images"])
-    if after["stage_key"]:
-        yield "the key that signs the modules is not staged"
-    if after["load"]:
-        yield f"module {draft['target']} is not loaded"
-    if after["exchange"]:
-        yield f"module {draft['loaded']} is loaded, {draft['target']} is installed"
 
 
 def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: bool) -> Manifest:
@@ -251,7 +179,7 @@ def _absent(state: NodeState, apt: AptState, settings: Mapping[str, Any], idle: 
     return Manifest(
         role=ROLE,
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in files.ALL),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in FOLDERS),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in files.FOLDERS),
         packages=AptChange(
             state="absent",
             purge=tuple(gone["packages"]),

@@ -7,13 +7,13 @@ from gpunode.provisioning import driver_files as files
 from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals, dnf_removal
-from gpunode.provisioning.live import must_be_idle
-from gpunode.provisioning.manifest import DnfChange, ManagedFile, Manifest, Question, UnitState
+from gpunode.provisioning.driver_modules import SigningKey, daemon_units, module_builds, module_problems, module_reasons
+from gpunode.provisioning.live import exchange, must_be_idle
+from gpunode.provisioning.manifest import DnfChange, ManagedFile, ManagedFolder, Manifest, Question
 from gpunode.provisioning.state import DnfState, NodeState
 from gpunode.stack import Stack
 
 ROLE = "nvidia_driver"
-DAEMON = "nvidia-persistenced.service"
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
 MARK = "gpunode (role nvidia_driver)"
 """What the two lines around our part of the list end in; preflight tells our locks from others' by it."""
@@ -40,6 +40,13 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
     refusals = dnf_refusals(state.facts, document, stack, policy, answer or {})
     if refusals:
         return Manifest(role=ROLE, refusals=tuple(refusals))
+    key = SigningKey(state.facts, dnf.key, draft, settings)
+    after = {
+        "builds": [] if draft["changes"] else module_builds(draft),
+        "stage_key": key.to_stage and (context.check or not draft["changes"]),
+        "load": draft["loadable"] and not key.waits,
+        "exchange": exchange(state, draft) if settings["reload"] and not key.waits else None,
+    }
     foreign = draft["foreign_locks"] if settings["switch"] else []
     change = DnfChange(
         lock=tuple(draft["locks"]),
@@ -61,25 +68,23 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
         )
     return Manifest(
         role=ROLE,
-        files=tuple(_files(settings)),
+        files=tuple(files.common_files(settings)),
         packages=change,
-        units=tuple(_units(draft, settings)),
-        reboot_reasons=tuple(draft["reboot_reasons"]),
+        units=tuple(daemon_units(draft, settings)),
+        notes=key.notes,
+        reboot_reasons=(*draft["reboot_reasons"], *key.reboot_reasons),
         values={
+            **after,
             "target": draft["target"],
             "changes": draft["changes"],
             "closure_problems": _closure_problems(draft),
-            # The kernel modules are DKMS's and the packages' business here.
+            "module_problems": module_problems(draft),
+            "key": key.path,
+            # The packages keep nouveau out of the initramfs, and a .run file is refused before.
             "runfile": False,
-            "builds": [],
             "images": [],
-            "stage_key": False,
-            "load": False,
-            "exchange": None,
-            "key": None,
-            "module_problems": [],
         },
-        due_reasons=tuple(_due(draft)),
+        due_reasons=(*_due(draft), *module_reasons(draft, after)),
     )
 
 
@@ -93,7 +98,11 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
     loaded = state.facts.loaded_driver.version if state.facts.loaded_driver else ""
     return Manifest(
         role=ROLE,
-        files=(ManagedFile(path=files.OPTIONS, content=None, phase="after"),),
+        files=tuple(
+            ManagedFile(path=path, content=None, phase="after")
+            for path in (files.OPTIONS, files.PERSISTENCED, files.STAGED)
+        ),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in files.FOLDERS),
         packages=DnfChange(
             state="absent",
             remove=tuple(gone["remove"]),
@@ -130,16 +139,6 @@ def _repository(state: NodeState, stack: Stack, context: Context) -> dict[str, s
     settings = context.settings_of(nvidia_repository.ROLE)
     offer = nvidia_repository.offered(state, settings, context, stack.source)
     return {"id": nvidia_repository.DNF_ID, "url": offer.url, "proxy": settings["proxy"]} if offer.wanted else None
-
-
-def _files(settings: Mapping[str, Any]) -> Iterator[ManagedFile]:
-    yield ManagedFile(path=files.OPTIONS, content=files.options_text(settings["module_options"]))
-
-
-def _units(draft: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[UnitState]:
-    if draft["daemon"]:
-        on = bool(settings["persistence"])
-        yield UnitState(name=DAEMON, enabled=on, state=None if not draft["loaded"] else "started" if on else "stopped")
 
 
 def _closure_problems(draft: Mapping[str, Any]) -> list[str]:

@@ -28,8 +28,9 @@ FOLDER = "/var/lib/gpunode/nvidia_repository"
 RECORD = f"{FOLDER}/key.sha256"
 """Digest that the key had when it was written: a key that still has it is not fetched again."""
 OLD_PIN = "/etc/apt/preferences.d/cuda-repository-pin-600"
+KEYS = (APT_PATHS["key"], DNF_PATHS["key"])
 OWN = (*APT_PATHS.values(), *DNF_PATHS.values(), RECORD)
-LOOK = Look(paths=(*OWN, OLD_PIN, FOLDER), contents=(APT_PATHS["key"], DNF_PATHS["key"], RECORD))
+LOOK = Look(paths=(*OWN, OLD_PIN, FOLDER), contents=(*KEYS, RECORD))
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _files(state: NodeState, offer: Offer, key: str, proxy: str) -> Iterator[Man
         yield ManagedFile(path=OLD_PIN, content=None)
         for path, rest in sorted(state.apt.old_keys.items()):
             yield ManagedFile(path=path, content=rest or None, encoding="base64")
-    yield ManagedFile(path=offer.key_path, content=key)
+    yield ManagedFile(path=offer.key_path, content=key, private=True)
     yield ManagedFile(path=RECORD, content=hashlib.sha256(key.encode()).hexdigest() + "\n")
     secret = "@" in proxy
     for path, text in offer.files.items():
@@ -151,6 +152,6 @@ def _files(state: NodeState, offer: Offer, key: str, proxy: str) -> Iterator[Man
 def _absent() -> Manifest:
     return Manifest(
         role=ROLE,
-        files=tuple(ManagedFile(path=path, content=None) for path in OWN),
+        files=tuple(ManagedFile(path=path, content=None, private=path in KEYS) for path in OWN),
         folders=(ManagedFolder(path=FOLDER, state="absent_if_empty"),),
     )

@@ -26,10 +26,6 @@ NEEDED = ("os", "architecture", "kernels", "pci", "modules", "packages", "disk_f
 """Facts without which nothing can be decided."""
 FACTS = ("gpunode_reboot_required", "gpunode_restart_required")
 """Variables that the roles themselves set, or that a playbook of the user does."""
-DNF_NOTE = (
-    "through dnf the repository, the driver and its fabric are installed and locked, no more: cuda, dcgm, docker and "
-    "nvidia_container_toolkit are for systems with apt and are not done on this node"
-)
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
@@ -65,9 +61,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     return Manifest(
         role=ROLE,
         refusals=tuple(dict.fromkeys(refusals)),
-        notes=(*_notes(state.facts, stack), *((DNF_NOTE,) if state.dnf is not None else ()))
-        if stack is not None
-        else (),
+        notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
         values={"manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None},
     )
 
@@ -193,25 +187,18 @@ def _for_modules(
     if state.apt is not None:
         yield from _no_headers(state.facts, state.apt)
     if not settings["allow_secure_boot"]:
-        # Through dnf no key is staged.
-        staged = bool(driver["mok_hash"]) and state.apt is not None
-        yield from _secure_boot(state.facts, state.apt, staged=staged)
+        yield from _secure_boot(state.facts, state.apt or state.dnf, staged=bool(driver["mok_hash"]))
 
 
-def _secure_boot(node: NodeFacts, apt: AptState | None, *, staged: bool) -> Iterator[str]:
-    key = apt.key if apt is not None else None
+def _secure_boot(node: NodeFacts, manager: AptState | DnfState | None, *, staged: bool) -> Iterator[str]:
+    key = manager.key if manager is not None else None
     if not node.secure_boot or staged or (key is not None and (key.enrolled or key.waits)):
         return
-    row = load().os_of(node.os.id, node.os.version_id) if node.os is not None else None
-    ways = (
-        "have a person enrol it (mokutil --import)"
-        if row is not None and row.manager == "dnf"
-        else "give nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
-        "take modules that Ubuntu signs (nvidia_driver_source: ubuntu)"
-    )
+    signed = "" if isinstance(manager, DnfState) else "take modules that Ubuntu signs (nvidia_driver_source: ubuntu), "
     yield (
-        f"secure-boot: secure boot is on and the key of modules built by DKMS is not known to be enrolled: {ways}, "
-        "or set preflight_allow_secure_boot: true"
+        f"secure-boot: secure boot is on and the key of modules built by DKMS is not known to be enrolled: "
+        "give nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
+        f"{signed}or set preflight_allow_secure_boot: true"
     )
 
 

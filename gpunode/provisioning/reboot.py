@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.live import gpus_in_use
 from gpunode.provisioning.manifest import Manifest
@@ -26,9 +27,26 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         note = f"{due}; it is the machine that Ansible runs on: reboot it by hand"
     elif gpus_in_use(state.facts) and not settings["gpunode_allow_busy"]:
         note = f"{due}; GPUs are in use, or it is unknown: run this again, or set gpunode_allow_busy: true"
+    elif unbuilt := without_module(state.facts):
+        note = f"{due}; {unbuilt}"
     else:
         return Manifest(role=ROLE, notes=(due,), due_reasons=(due,), values={"reasons": reasons})
     return Manifest(role=ROLE, notes=(note,))
+
+
+def without_module(facts: NodeFacts) -> str | None:
+    """Return why the next kernel would start without the driver that the running one has; None where it would not."""
+    running = {kernel.release for kernel in facts.kernels or () if kernel.running}
+    coming = next((kernel.release for kernel in facts.kernels or () if kernel.newest and kernel.image), None)
+    if coming is None or coming in running or facts.module_files is None:
+        return None
+    built = {module.kernel for module in facts.module_files}
+    if coming in built or not built & running:
+        return None
+    return (
+        f"the node is not rebooted, because kernel {coming} would start without the NVIDIA module that {min(running)} "
+        f"has: dkms autoinstall -k {coming} builds it, and /var/lib/dkms/nvidia*/*/build/make.log says why it was not"
+    )
 
 
 def is_controller(state: NodeState, context: Context) -> bool:

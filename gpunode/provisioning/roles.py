@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunode.provisioning import (
+    accounts,
     cuda,
     dcgm,
     docker,
+    firewall,
     gpu_settings,
     gpu_tools,
     kernel_tuning,
@@ -17,6 +19,8 @@ from gpunode.provisioning import (
     nvidia_repository,
     preflight,
     reboot,
+    ssh_hardening,
+    updates,
 )
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.manifest import Manifest
@@ -37,8 +41,12 @@ PLANS: dict[str, Plan] = {
     "cuda": cuda.plan,
     "dcgm": dcgm.plan,
     "docker": docker.plan,
+    "firewall": firewall.plan,
+    "updates": updates.plan,
     "nvidia_container_toolkit": nvidia_container_toolkit.plan,
     "ml_environment": ml_environment.plan,
+    "accounts": accounts.plan,
+    "ssh_hardening": ssh_hardening.plan,
 }
 LOOKS: dict[str, Look] = {
     "reboot": reboot.LOOK,
@@ -51,6 +59,10 @@ LOOKS: dict[str, Look] = {
     "cuda": cuda.LOOK,
     "dcgm": dcgm.LOOK,
     "docker": docker.LOOK,
+    "firewall": firewall.LOOK,
+    "updates": updates.LOOK,
     "nvidia_container_toolkit": nvidia_container_toolkit.LOOK,
     "ml_environment": ml_environment.LOOK,
+    "accounts": accounts.LOOK,
+    "ssh_hardening": ssh_hardening.LOOK,
 }

@@ -1,11 +1,14 @@
 """What is known of a node, in types: parsed from what the module ``node_state`` returned, and bounded."""
 
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.system import Unit
+from gpunode.provisioning.ssh_state import SshState
 
 Text = Annotated[str, Field(max_length=4096)]
 Names = Annotated[tuple[Text, ...], Field(max_length=50_000)]
@@ -108,6 +111,16 @@ class DnfState(Known):
     version: Text | None = None
     versionlock: bool = False
     runfile: bool = False
+    key: ModuleKey | None = None
+
+
+class Connection(Known):
+    """The SSH connection over which the node was looked at, as the node sees it."""
+
+    client: Text
+    """Address that it comes from."""
+    port: int
+    """Port of the node that it leads to."""
 
 
 class NodeState(Known):
@@ -120,12 +133,32 @@ class NodeState(Known):
     """By path; a path that was not asked for is no key."""
     contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = {}
     """Documents of at most 1 MiB; None: absent, or not text."""
+    ssh: SshState | None = None
+    """Only where a role asked for it (``parts``)."""
     engine: dict[str, Any] = {}
     """What the container engine answers: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
+    connection: Connection | None = None
+    """None where the node was not reached over SSH, or that is unknown."""
 
     def unit(self, name: str) -> Unit | None:
         """Return a unit that the probe looks at; None where it is not installed or not known."""
         return next((unit for unit in self.facts.units or () if unit.name == name and unit.load == "loaded"), None)
+
+    def with_files(self, planned: Mapping[str, str | None]) -> "NodeState":
+        """Return the state with files as they will be, path to text or None: of those alone that are known by now."""
+        files, contents = dict(self.files), dict(self.contents)
+        for path, text in planned.items():
+            there = files.get(path)
+            if there is not None and text is None:
+                files[path] = FileState(kind="absent")
+            elif there is not None and text is not None:
+                fresh = (
+                    there if there.kind == "file" else FileState(kind="file", mode="0644", owner="root", group="root")
+                )
+                files[path] = fresh.model_copy(update={"sha256": sha256(text.encode()).hexdigest()})
+            if path in contents:
+                contents[path] = text
+        return self.model_copy(update={"files": files, "contents": contents})
 
     @property
     def installed(self) -> dict[str, str]:

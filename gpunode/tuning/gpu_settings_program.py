@@ -488,8 +488,8 @@ class Card:
         if setting == "mig_layout":
             self.gpu["mig_layout"] = instances(self.gpu) if self.gpu.get("mig_mode") else value
         if value is not None:
-            apply_one(self.gpu, setting, value)
-            say(self.gpu, setting, value, "restored", "")
+            result = apply_one(self.gpu, setting, value)
+            say(self.gpu, setting, value, "restored", LATER if result == "pending" else "")
         del self.before[setting]
         write(MEMORY, {uuid: values for uuid, values in self.memory.items() if values})
         if setting == "mig":
@@ -555,7 +555,6 @@ def main(argv: list[str]) -> int:
         tell(f"nothing more could be set: {type(err).__name__}: {err}", 3)
         return 1
     if argv == ["restore"]:
-        place(REPORT).unlink(missing_ok=True)
         return 1 if any(card.entries for card in cards) else 0
     if not daemon_runs():
         tell("nvidia-persistenced does not run: the settings are lost when no process uses a GPU", 4)

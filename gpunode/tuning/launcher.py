@@ -5,7 +5,7 @@
 Runs on nodes as ``python3 -I`` with Python 3.6 or later; the standard library is all it needs.
 
   gpunode-run torchrun --nproc-per-node 8 train.py        threads for 8 ranks, then the program
-  torchrun --no-python --nproc-per-node 8 gpunode-run python3 train.py
+  torchrun --no-python --nproc-per-node 8 gpunode-run ./train.py
                                                           the same for each rank, bound to the cores near its GPU
   gpunode-run --print docker                              arguments for docker run
 """
@@ -261,6 +261,9 @@ def main(argv: List[str]) -> int:
     options = parsed(argv)
     allowed = sorted(os.sched_getaffinity(0))
     given = dict(os.environ)
+    # torchrun sets 1 where nobody said anything; who wants 1 says --threads 1.
+    if "TORCHELASTIC_RUN_ID" in given and given.get("OMP_NUM_THREADS") == "1":
+        del given["OMP_NUM_THREADS"]
     try:
         settings = configuration(options.config)
         rank, ranks = local_rank(given), ranks_of(options, given)

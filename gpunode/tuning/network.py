@@ -57,25 +57,30 @@ def nccl_conf(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     yield from _sockets(node)
 
 
-def _gid_index(node: NodeFacts) -> LeftAlone:
-    """NCCL finds the index by itself from 2.21 on; of an older one the node's owner has to say which it is."""
+def _gid_index(node: NodeFacts) -> Setting | LeftAlone:
+    """NCCL finds the index by itself from 2.21 on; an older one on the node is given that of RoCE v2 over IPv4."""
     name = "NCCL_IB_GID_INDEX"
-    if not any(port.link_layer == "Ethernet" for _, port in active_ports(node)):
+    ports = [port for _, port in active_ports(node) if port.link_layer == "Ethernet"]
+    if not ports:
         return LeftAlone(name=name, reason="no RoCE port is active")
-    old = sorted(
-        {
-            one.version
-            for one in node.libraries or ()
-            if one.version and "libnccl" in one.path and _release(one.version) < FINDS_GID
-        }
-    )
-    if old:
+    nccls = [one for one in node.libraries or () if one.version and "libnccl" in one.path]
+    old = sorted({one.version for one in nccls if one.version and _release(one.version) < FINDS_GID})
+    if not old:
+        return LeftAlone(name=name, reason="NCCL finds the GID of RoCE v2 by itself since 2.21")
+    found = [{gid.index for gid in port.gids if gid.type == "RoCE v2" and gid.ipv4} for port in ports]
+    shared = set.intersection(*found)
+    if not shared:
         return LeftAlone(
             name=name,
-            reason=f"libnccl {', '.join(old)} on the node does not find it, as 2.21 does: show_gids prints the index "
-            "of RoCE v2 with an IPv4 address",
+            reason=f"libnccl {', '.join(old)} on the node does not find it, and the RoCE ports have no index in common "
+            "for RoCE v2 over IPv4: show_gids lists them",
         )
-    return LeftAlone(name=name, reason="NCCL finds the GID of RoCE v2 by itself since 2.21")
+    return Setting(
+        name=name,
+        value=str(min(shared)),
+        reason=f"libnccl {', '.join(old)} on the node does not find it, as 2.21 does: RoCE v2 over IPv4 on every port",
+        source=NCCL,
+    )
 
 
 def _release(version: str) -> tuple[int, ...]:

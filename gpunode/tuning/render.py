@@ -70,7 +70,7 @@ def _head(tuning: Tuning) -> str:
     simulated = " (simulated)" if tuning.simulated else ""
     # A bundle says what its host is called: in a file that a shell reads that must not become a line of its own.
     host = "".join(character for character in tuning.host if character.isprintable())
-    return f"# gpunode env: {tuning.workload} ({tuning.profile}){over}, {host}{simulated}\n"
+    return f"# gpunode env: {tuning.workload}, {tuning.profile}{over}, {host}{simulated}\n"
 
 
 def launcher_text() -> str:

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Literal
 
 from docker.errors import APIError
-from docker.types import DeviceRequest, LogConfig, Ulimit
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from gpunode.workload.causes import explained
 from gpunode.workload.engine import Engine, raw_socket
@@ -99,6 +99,15 @@ class Program:
 
 
 @dataclass(frozen=True)
+class Network:
+    """An engine's network that joins the containers of a group."""
+
+    name: str
+    alias: str
+    """By which the others find this container there."""
+
+
+@dataclass(frozen=True)
 class Job:
     """What one container is made for."""
 
@@ -109,6 +118,10 @@ class Job:
     """As the watchdog inside has it."""
     as_nobody: bool = True
     """Not as root: the GPUs' device files are open to everybody."""
+    network: Network | None = None
+    """None: nothing but its own loopback."""
+    storage: str | None = None
+    """A directory of the node that the container gets at the same path, to measure its storage."""
     plain: bool = False
     """With the engine's own shared memory and limits, as docker run gives them to whoever names none."""
 
@@ -126,6 +139,8 @@ class Confinement:
     """A limit, where the engine says that it has one."""
     pids: bool = True
     """A limit of processes."""
+    storage: bool = True
+    """The directory to measure: where there is none on the node, the payload names it, and the rest is measured."""
 
     def without(self, complaint: str) -> "Confinement | None":
         """The next one to try after a start that failed; None where the failure has another reason."""
@@ -141,6 +156,8 @@ class Confinement:
             return replace(self, memory=False)
         if self.pids and "cgroup" in text and "pids" in text:
             return replace(self, pids=False)
+        if self.storage and "bind source path does not exist" in text:
+            return replace(self, storage=False)
         # Its Python lies where only root may look.
         if self.user is not None and "permission denied" in text:
             return replace(self, user=None)
@@ -155,8 +172,9 @@ def run(engine: Engine, job: Job, output: Output, known: Confinement | None = No
     """
     trying = known or Confinement(user=_user(engine, job))
     while True:
-        container = _create(engine, job, trying)
+        container: str | None = None
         try:
+            container = _create(engine, job, trying)
             with engine.doing("start", f"starting a container of {job.image.name}"):
                 parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
                 attached = engine.api.attach_socket(container, parameters)
@@ -170,7 +188,8 @@ def run(engine: Engine, job: Job, output: Output, known: Confinement | None = No
         else:
             return trying
         finally:
-            remove(engine, container)
+            if container is not None:
+                remove(engine, container)
 
 
 def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> None:
@@ -241,7 +260,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
     ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES)]
     host = api.create_host_config(
         auto_remove=True,
-        network_mode="none",
+        network_mode=job.network.name if job.network else "none",
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
         log_config=LogConfig(type="none"),
@@ -255,12 +274,17 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
         memswap_limit=memory if memory and engine.info.get("SwapLimit") else None,
         device_requests=job.devices.requests,
         runtime="nvidia" if job.devices.how == "nvidia" else None,
+        mounts=[Mount(job.storage, job.storage, type="bind")] if job.storage and confinement.storage else None,
     )
     if not confinement.pids:
         host["PidsLimit"] = 0  # sent all the same: Podman has a limit of its own where none is named
     # A user without an entry in the image's /etc/passwd has neither name nor home.
     environment = {"HOME": "/tmp", "USER": "gpunode", "LOGNAME": "gpunode"} if confinement.user else {}  # noqa: S108
     environment |= job.devices.variables
+    joining = {}
+    if job.network and job.network.name != "host":
+        endpoint = api.create_endpoint_config(aliases=[job.network.alias])
+        joining["networking_config"] = api.create_networking_config({job.network.name: endpoint})
     with engine.doing("start", f"creating a container of {job.image.name}"):
         created = api.create_container(
             job.image.id,
@@ -269,11 +293,12 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
             command=[],
             environment=environment,
             user=confinement.user,
-            labels={LABEL: "payload", LIMIT_LABEL: str(int(job.limit_s))},
+            labels={LABEL: job.network.alias if job.network else "payload", LIMIT_LABEL: str(int(job.limit_s))},
             working_dir="/",
             stdin_open=True,  # for one client alone: it closes when that goes
             tty=False,
             host_config=host,
+            **joining,
         )
     return str(created["Id"])
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record, RecordContainer
@@ -20,10 +20,14 @@ from gpunode.workload.payload import payload_zip
 from gpunode.workload.payload.pack import LIMITS, MAIN
 from gpunode.workload.way import LaunchFailure, Way
 
-TESTS = "versions,gpus,frameworks"
+TESTS = {
+    "standard": "versions,gpus,frameworks,copy,gemm,nccl",
+    "deep": "versions,gpus,frameworks,copy,gemm,nccl,memory,ddp,storage,tools,burn",
+}
+"""What the payload runs at each level."""
 _END_S = 10.0
 """What the payload's limit leaves of the node's: for the end of its processes and of the container."""
-_STOP_S = 4.0
+STOP_S = 4.0
 """What the payload's own limit leaves of the watchdog's: for the end of a part that hangs, and the last records."""
 _LEAST_S = 8.0
 DEFAULTS_S = 20.0
@@ -60,6 +64,11 @@ class Wish:
     run_limit_s: float = 900.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     """For the payload."""
+    level: Literal["standard", "deep"] = "standard"
+    storage: str | None = None
+    """A directory of the node whose storage is measured; the one thing of it that the container gets."""
+    burn_s: float | None = None
+    """Of the sustained load; None: the payload's own."""
 
 
 @dataclass
@@ -80,7 +89,8 @@ def launch(way: Way, node: NodeFacts, wish: Wish, deadline: float, say: Callable
 
     ``deadline`` is a time.monotonic() value; ``say`` is told in a line what is going on.
     """
-    run = _Run(node)
+    run = _Run(node, output=Output(say))
+    run.values["level"] = wish.level
     kind, error = "done", None
     try:
         run.use = gpus.choose(node, force=wish.force, without=wish.named or not wish.in_container)
@@ -117,7 +127,9 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         say("running")
         ends = min(deadline, time.monotonic() + wish.run_limit_s)
         limit_s = _limit(ends)
-        job = Job(image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node))
+        job = Job(
+            image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node), storage=wish.storage
+        )
         began = time.monotonic()
         confinement = container.run(replace(found, deadline=ends), job, run.output)
         took_s = time.monotonic() - began
@@ -129,7 +141,7 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
 def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
     """Return the limits of a container for which none are asked: what a user's plain ``docker run`` gets here."""
     started, output = time.monotonic(), Output()
-    job = Job(image, Devices("none"), _sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
+    job = Job(image, Devices("none"), sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
     reason = None
     try:
         container.run(replace(found, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
@@ -211,11 +223,11 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
 def _need_all(output: Output, took_s: float, limit_s: float) -> None:
     """Raise LaunchFailure where the payload came to its end by leaving parts out for lack of time."""
     names = [str(record["record"]) for record in output.records if record.get("undetermined") is not None]
-    if names and took_s >= limit_s - _STOP_S:
+    if names and took_s >= limit_s - STOP_S:
         parts = f"{len(names)} part{'s' if len(names) > 1 else ''}"
         raise LaunchFailure(
             "time-limit",
-            f"{limit_s - _STOP_S:.0f} s were not enough for {parts} of the payload, {names[0]} the first "
+            f"{limit_s - STOP_S:.0f} s were not enough for {parts} of the payload, {names[0]} the first "
             "(--workload-timeout S)",
         )
 
@@ -233,13 +245,17 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
         # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
         "gpus": {str(gpu["uuid"]): _in_use_mib(run.node, gpu) for gpu in _handed(run) if gpu.get("uuid")},
         "force": wish.force,
+        "level": wish.level,
+        "storage": wish.storage,
+        "burn_s": wish.burn_s,
         "user_site": not wish.in_container,
     }
-    words = ("--tests", TESTS, "--settings", json.dumps(settings), "--limit", f"{limit_s - _STOP_S:.0f}")
-    return _sent(MAIN, limit_s, *words)
+    words = ("--tests", TESTS[wish.level], "--settings", json.dumps(settings), "--limit", f"{limit_s - STOP_S:.0f}")
+    return sent(MAIN, limit_s, *words)
 
 
-def _sent(main: str, limit_s: float, *words: str) -> Program:
+def sent(main: str, limit_s: float, *words: str) -> Program:
+    """Return the payload as a container's Python is given it, with the watchdog and its limit."""
     watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
     payload = payload_zip(main)
     lengths = (str(len(watchdog)), str(len(payload)))

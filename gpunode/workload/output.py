@@ -1,6 +1,7 @@
 """What the payload says, as it comes: records, limited in number and size, and how it ended."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from gpunode.workload.way import LaunchFailure
@@ -13,12 +14,16 @@ LAUNCHERS = "container"
 DEFAULTS = "defaults.limits"
 """The limits that the engine gives to whoever asks for none: the launcher's to write as well."""
 _KEPT_STDERR = 4 * 1024
+_DOING = 80
+"""Characters of what a progress line says."""
 
 
 class Output:
     """Takes stdout and stderr in pieces. Raises LaunchFailure ``flood`` where there is more than any payload says."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:  # noqa: ARG005
+        """``say`` is called with what is being done, as far as the payload reports it."""
+        self._say = say
         self.records: list[dict[str, Any]] = []
         self.complete = False
         """The payload said that it came to its end."""
@@ -66,6 +71,8 @@ class Output:
             self.ended = str(record.get("ended"))
             code = record.get("exit_code")
             self.exit_code = code if isinstance(code, int) else None
+        elif record["record"] == "progress":
+            self._say(_progress(record))
         elif record["record"] not in (LAUNCHERS, DEFAULTS):
             self.records.append(record)
 
@@ -101,3 +108,13 @@ class Output:
         raise LaunchFailure(
             "broke-off", f"the payload's output broke off: out of memory, or the connection was lost{words}"
         )
+
+
+def _progress(record: dict[str, Any]) -> str:
+    """``measuring gemm (2 of 8), about 9 min left``."""
+    doing = "".join(c for c in str(record.get("doing"))[:_DOING] if c.isprintable())
+    left_s = record.get("left_s")
+    if not isinstance(left_s, int) or isinstance(left_s, bool) or not 0 < left_s < 10**6:
+        return doing
+    left = f"{left_s} s" if left_s < 2 * 60 else f"{round(left_s / 60)} min"
+    return f"{doing}, about {left} left"

@@ -9,6 +9,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
+    PARTS,
     PLANS,
     SPECIFICATIONS,
     GpunodeAction,
@@ -55,6 +56,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             # Previews of the roles to come count with these files.
             before = self.node.read("planned")
             self.node.keep("planned", json.dumps(planned_of(before, {"files": manifest.source_files})))
+            texts = {file.path: file.content for file in manifest.files if file.encoding == "utf-8"}
+            self.node.keep("files", json.dumps({**(self.node.read("files") or {}), role: texts}))
         elif due:
             # What follows changes the node: the next plan looks again.
             self.node.forget("state")
@@ -90,6 +93,14 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         # A plan of a playbook has the settings of preflight.
         settings = context.settings_of(role if role in SPECIFICATIONS else GATE)
         state = self.state()
+        if self.manages(role) and any(role in roles and getattr(state, part) is None for part, roles in PARTS.items()):
+            state = self.state(fresh=True)
+        if self._task.check_mode:
+            # Files that several roles write, such as daemon.json, are as the roles before would have left them.
+            others = (self.node.read("files") or {}).items()
+            state = state.with_files(
+                {path: text for name, texts in others if name != role for path, text in texts.items()}
+            )
         answers: dict[str, Any] = {}
         for _ in range(ROUNDS):
             try:

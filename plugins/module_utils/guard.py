@@ -185,6 +185,7 @@ class Guard:
         if confirmed is not None and confirmed["token"] == record["token"]:
             self.disarm()
             return None
+        after_s = round(time.time() - record["armed_at"], 1)
         restored, failed = [], []
         for entry in record["files"]:
             try:
@@ -199,7 +200,7 @@ class Guard:
             "token": record["token"],
             "by": by,
             "at": time.time(),
-            "after_s": round(time.time() - record["armed_at"], 1),
+            "after_s": after_s,
             "restored": restored,
             "failed": failed,
         }

@@ -190,24 +190,41 @@ class Change:
     def apply(self) -> dict[str, Any]:
         """Validate, arm, change, activate."""
         module, given = self.module, self.module.params
-        result: dict[str, Any] = {"changed": False, "changed_paths": [], "diff": []}
+        # The lock is released before commands run: one that hangs must not keep the timer waiting.
         with self.guard.locked():
-            if not module.check_mode:
-                outcome = self.guard.restore("by the next run")
-                if outcome is not None:
-                    module.warn(f"an earlier change {given['name']} was not confirmed: {outcome_text(outcome)}")
-            due = [file for file in self.files if managed.differs(file)]
-            paths, diffs = managed.brought_about(self.files, self.folders, pretend=True)
-            if not due and not paths and not given["due"]:
+            result = self.changed()
+            if not result["changed"] or module.check_mode:
                 return result
-            shown = self.validated(due)
-            result = {"changed": True, "changed_paths": paths, "diff": [*diffs, *shown] if module._diff else []}
-            if module.check_mode:
-                return result
+        for argv in [*given["validate"], *given["activate"]]:
+            if given["limit_s"] and not self.guard.armed:
+                break  # The timer was faster: the confirmation fails and reports it.
+            try:
+                self.guard.must(*argv)
+            except GuardError as err:
+                with self.guard.locked():
+                    self.undo(err)
+        return {**result, "waits": bool(given["limit_s"])}
+
+    def changed(self) -> dict[str, Any]:
+        """Write the files where something is due; return what changed, or would in check mode."""
+        module, given = self.module, self.module.params
+        if not module.check_mode:
+            outcome = self.guard.restore("by the next run")
+            if outcome is not None:
+                module.warn(f"an earlier change {given['name']} was not confirmed: {outcome_text(outcome)}")
+        due = [file for file in self.files if managed.differs(file)]
+        paths, diffs = managed.brought_about(self.files, self.folders, pretend=True)
+        if not paths and not given["due"]:
+            return {"changed": False, "changed_paths": [], "diff": []}
+        shown = self.validated(due)
+        if not module.check_mode:
             if given["limit_s"]:
                 self.arm()
-            self.make()
-        return {**result, "waits": bool(given["limit_s"])}
+            try:
+                managed.brought_about(self.files, self.folders, pretend=False)
+            except (RefusedError, OSError) as err:
+                self.undo(err)
+        return {"changed": True, "changed_paths": paths, "diff": [*diffs, *shown] if module._diff else []}
 
     def arm(self) -> None:
         """Have the node revert by itself, or refuse."""
@@ -226,19 +243,13 @@ class Change:
         except GuardError as err:
             raise RefusedError(f"the node cannot revert by itself: {err}: nothing was changed") from None
 
-    def make(self) -> None:
-        """Write the files, validate what is in place, put it into force; restore all where a step fails."""
-        given = self.module.params
-        try:
-            managed.brought_about(self.files, self.folders, pretend=False)
-            for argv in [*given["validate"], *given["activate"]]:
-                self.guard.must(*argv)
-        except (GuardError, RefusedError, OSError) as err:
-            if not given["limit_s"]:
-                raise
-            outcome = self.guard.restore("at once")
-            said = outcome_text(outcome) if outcome else "nothing was left to revert"
-            raise RefusedError(f"{err}: {said}") from None
+    def undo(self, err: Exception) -> None:
+        """Restore all after a step that failed, and fail with its error. The caller holds the guard's lock."""
+        if not self.module.params["limit_s"]:
+            raise err
+        outcome = self.guard.restore("at once")
+        said = outcome_text(outcome) if outcome else "it was reverted already"
+        raise RefusedError(f"{err}: {said}") from None
 
 
 def stepped(module: AnsibleModule) -> dict[str, Any]:

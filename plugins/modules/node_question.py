@@ -8,14 +8,15 @@ DOCUMENTATION = r"""
 module: node_question
 short_description: Answer one question of a plan
 description:
-  - Asks apt or dnf in a private folder what it would do, or fetches and verifies a key, for a plan that cannot be
-    completed without the answer (M(gpunode.node.role_plan)), or reads what is known to be needed only now.
+  - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, has nft judge rules, or asks sshd
+    what it would run with, for a plan that cannot be completed without the answer (M(gpunode.node.role_plan)), or reads
+    what is known to be needed only now.
     Changes nothing on the node.
 options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, package_offers, repository_key, signing_key, documents]
+    choices: [apt_preview, dnf_preview, nft_check, package_offers, repository_key, signing_key, documents, ssh_login]
     required: true
   question:
     description: The question.
@@ -57,9 +58,11 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     apt_preview,
     dnf_transaction,
     files_state,
+    nft_check,
     package_offers,
     repository_key,
     signing_key,
+    ssh_state,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
@@ -75,10 +78,12 @@ def main() -> None:
                 "choices": [
                     "apt_preview",
                     "dnf_preview",
+                    "nft_check",
                     "package_offers",
                     "repository_key",
                     "signing_key",
                     "documents",
+                    "ssh_login",
                 ],
                 "required": True,
             },
@@ -99,10 +104,12 @@ def main() -> None:
     answers: dict[str, Any] = {
         "apt_preview": apt_preview.answered,
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
+        "nft_check": nft_check.answered,
         "package_offers": package_offers.answered,
         "repository_key": repository_key.answered,
         "signing_key": signing_key.answered,
         "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
+        "ssh_login": ssh_state.answered,
     }
     module.exit_json(changed=False, answer=json.dumps(answers[kind](question)))
 

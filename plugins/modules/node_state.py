@@ -42,6 +42,12 @@ options:
     type: list
     elements: str
     default: []
+  parts:
+    description: Parts that only some roles read. V(ssh) is the SSH daemon, its keys and the accounts.
+    type: list
+    elements: str
+    choices: [ssh]
+    default: []
 attributes:
   check_mode:
     support: full
@@ -83,11 +89,38 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     dnf_state,
     engine_state,
     files_state,
+    module_key,
     old_keys,
+    ssh_state,
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
 PROBE_LIMIT_S = 150
+
+
+MOST_PARENTS = 30
+
+
+def connection(proc: Path = Path("/proc")) -> dict[str, Any] | None:
+    """Return from where and to which port the SSH connection leads that this module runs over; None without one.
+
+    sudo drops the variable: a parent process of the login still has it.
+    """
+    number = os.getpid()
+    for _ in range(MOST_PARENTS):
+        try:
+            environment = (proc / str(number) / "environ").read_bytes()
+            stat = (proc / str(number) / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        for entry in environment.split(b"\0"):
+            words = entry.partition(b"SSH_CONNECTION=")[2].decode("ascii", "replace").split()
+            if entry.startswith(b"SSH_CONNECTION=") and len(words) == 4 and words[3].isdigit():
+                return {"client": words[0], "port": int(words[3])}
+        number = int(stat.rpartition(")")[2].split()[1])
+        if number <= 1:
+            return None
+    return None
 
 
 def by_dnf(root: Path = Path("/")) -> bool:
@@ -123,8 +156,12 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
     probe = started(parameters["probe"])
     try:
         packages = package_state.taken(holder)
+        if packages is not None and not packages.get("error"):
+            packages["key"] = module_key.key()
         found: dict[str, Any] = files_state.taken(parameters["paths"], parameters["globs"], parameters["contents"])
         found["engine"] = engine_state.taken()
+        found["connection"] = connection()
+        found["ssh"] = ssh_state.taken() if "ssh" in parameters["parts"] else None
         output, errors = probe.communicate(timeout=PROBE_LIMIT_S)
     finally:
         if probe.poll() is None:
@@ -150,6 +187,7 @@ def main() -> None:
             "paths": {"type": "list", "elements": "str", "default": []},
             "globs": {"type": "list", "elements": "str", "default": []},
             "contents": {"type": "list", "elements": "str", "default": []},
+            "parts": {"type": "list", "elements": "str", "choices": ["ssh"], "default": []},
         },
         supports_check_mode=True,
     )

@@ -43,6 +43,8 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_S = 900
 """A look that is older is taken again: others may have changed the node meanwhile."""
+PARTS = {"ssh": ("accounts", "ssh_hardening")}
+"""Parts of a node's state that only these roles read, where their state is not ``keep``."""
 READER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -139,6 +141,7 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         arguments = {
             "probe": script_text(),
             "lock_wait_s": int(self.settings("preflight")["lock_wait_s"]),
+            "parts": [name for name, roles in PARTS.items() if any(self.manages(role) for role in roles)],
             **wanted,
         }
         answer = self.call("node_state", arguments)
@@ -154,6 +157,10 @@ class GpunodeAction(ActionBase):  # type: ignore[misc]
         state = NodeState.model_validate_json(text)
         self.node.keep("state", text)
         return state
+
+    def manages(self, role: str) -> bool:
+        """Return whether an opt-in role is asked for."""
+        return role in SPECIFICATIONS and self.settings(role).get("state") != "keep"
 
     def settings(self, role: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return a role's settings, converted as its argument specification says, without the role's name in front."""

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 
+from machine_exposure import has_no_policy
 from machine_packages import toolkit
 from machine_shapes import PCI, SECURE_BOOT, Document, Machine, answer, recorded
 
@@ -27,6 +28,7 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
     yield "/proc/self/status", f"Cpus_allowed_list:\t0-{logical_cpus(machine) - 1}\n"
     yield "/proc/loadavg", "0.52 0.58 0.59 1/1234 4242\n"
     yield "/proc/sys/vm/swappiness", "10\n"
+    yield "/var/lib/gpunode/kernel_tuning/command-line", "0c3e6c0e-boot\nro\n"
     yield "/sys/firmware/", "acpi\nefi\n"
     yield "/sys/firmware/efi/efivars/", SECURE_BOOT.rpartition("/")[2] + "\n"
     yield SECURE_BOOT, "\x06\x00\x00\x00\x00"
@@ -108,6 +110,7 @@ def logical_cpus(machine: Machine) -> int:
 def host_commands(machine: Machine) -> dict[str, Document]:
     running = ["nvidia-persistenced.service", "chrony.service", *machine.extra_units]
     running += ["docker.service"] if machine.docker else []
+    running += [] if has_no_policy(machine) else ["gpunode-firewall.service"]
     absent = [name for name in ("nvidia-fabricmanager.service", "nvidia-imex.service") if name not in running]
     units = [unit(name) for name in running] + [unit(name, "inactive", "dead", "not-found") for name in absent]
     guest = machine.virtualization != "none"
@@ -121,7 +124,7 @@ def host_commands(machine: Machine) -> dict[str, Document]:
         "systemctl-units": answer("\n".join(units), argv=("systemctl", "show")),
         "systemctl-failed": answer(argv=("systemctl", "list-units", "--failed")),
         "systemctl-defaults": answer(
-            "DefaultLimitMEMLOCK=8388608\nDefaultLimitNOFILE=524288\n", argv=("systemctl", "show")
+            "DefaultLimitMEMLOCK=infinity\nDefaultLimitNOFILE=524288\n", argv=("systemctl", "show")
         ),
         "timedatectl": answer("NTP=yes\nNTPSynchronized=yes\nTimezone=Etc/UTC\n", argv=("timedatectl", "show")),
         "chronyc-tracking": answer(
@@ -134,7 +137,13 @@ def host_commands(machine: Machine) -> dict[str, Document]:
             argv=("apt-config", "dump"),
         ),
         "variables": answer(
-            "/etc/environment\tNCCL_DEBUG\tWARN\n", argv=("(probe)", "read settings of the environment")
+            "/etc/environment\tNCCL_DEBUG\tWARN\n/etc/nccl.conf\tNCCL_SOCKET_IFNAME\t=eth0\n",
+            argv=("(probe)", "read settings of the environment"),
+        ),
+        "boot-settings": answer(
+            "/usr/lib/sysctl.d/50-default.conf\tvm.swappiness\t60\n/etc/sysctl.d/90-gpunode.conf\tvm.swappiness\t10\n"
+            "/etc/tmpfiles.d/gpunode-kernel-tuning.conf\ttransparent_hugepage\tmadvise\n",
+            argv=("(probe)", "read sysctl.d and tmpfiles.d"),
         ),
         "tools": answer("fio\t/usr/bin/fio\npy-spy\t/usr/local/bin/py-spy\n", argv=("(probe)", "look for programs")),
         "repository-files": answer(argv=("(probe)", "look for package sources")),

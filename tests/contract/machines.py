@@ -5,6 +5,7 @@ packages look like once they are installed is not written but taken from the rec
 """
 
 from machine_driver import driver_commands, driver_files
+from machine_exposure import exposure_commands, exposure_files
 from machine_host import host_commands, host_files
 from machine_packages import as_from_nvidia
 from machine_pci import pci_commands, pci_files
@@ -25,6 +26,7 @@ from machine_shapes import (
     Machine,
     recorded,
 )
+from machine_ssh import ssh_commands
 
 __all__ = [
     "DRIVER_NODE",
@@ -52,6 +54,8 @@ def bundle(machine: Machine) -> Document:
     commands, files = document["commands"], document["files"]
     files |= dict(host_files(machine)) | dict(pci_files(machine)) | dict(driver_files(machine))
     commands |= host_commands(machine) | driver_commands(machine) | pci_commands(machine)
+    files |= dict(exposure_files(machine))
+    commands |= exposure_commands(machine) | ssh_commands()
     if machine.nvidia_repository:
         as_from_nvidia(machine, commands, files)
     return document

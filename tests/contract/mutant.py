@@ -26,6 +26,8 @@ class Mutant:
     unknown: tuple[str, ...] = ()
     """Checks that lack their data now."""
     expect: Expectation = field(default_factory=Expectation)
+    everywhere: bool = False
+    """It is of every GPU of the node: each has a finding."""
 
 
 def garbled(command: str, text: str = "garbage\n") -> list[Edit]:

@@ -9,7 +9,9 @@ from gpunode.checks import Status, registry
 
 WARN, ERROR = Status.WARN, Status.ERROR
 REAL = Edit(("simulated",), None, False)
-STANDARD = tuple(check.id for check in registry if check.level == "standard")
+STANDARD = tuple(
+    check.id for check in registry if check.level == "standard" and not check.id.startswith("performance.")
+)
 OF_RECORDS = tuple(check for check in STANDARD if check != "container.runs")
 
 

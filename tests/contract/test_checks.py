@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from typing import TextIO
 
 import mutants_driver
+import mutants_exposure
 import mutants_fabric
 import mutants_gpu
 import mutants_host
 import mutants_links
+import mutants_measured
+import mutants_ssh
 import mutants_workload
 import pytest
 from bundles import (
@@ -27,7 +30,9 @@ from bundles import (
     hgx,
     hgx_4,
     hgx_b200,
+    hgx_measured,
     pcie_4,
+    pcie_measured,
     stdout,
     t4,
     verdicts,
@@ -39,7 +44,17 @@ from gpunode.checks import Expectation, Status, registry
 from gpunode.report import unreachable
 
 PASS, WARN, FAIL, SKIP, ERROR = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP, Status.ERROR
-TABLES = (mutants_driver, mutants_fabric, mutants_gpu, mutants_links, mutants_host, mutants_workload)
+TABLES = (
+    mutants_driver,
+    mutants_fabric,
+    mutants_gpu,
+    mutants_links,
+    mutants_host,
+    mutants_workload,
+    mutants_exposure,
+    mutants_measured,
+    mutants_ssh,
+)
 MUTANTS = [mutant for table in TABLES for mutant in table.MUTANTS]
 MISSING = {check: cases for table in TABLES for check, cases in table.MISSING.items()}
 HEALTHY: dict[Base, int] = {
@@ -51,6 +66,8 @@ HEALTHY: dict[Base, int] = {
     t4: 50,
     guest: 42,
     grace: 50,
+    hgx_measured: 82,
+    pcie_measured: 72,
 }
 """Healthy nodes, and how many checks pass on each at least."""
 
@@ -128,9 +145,10 @@ def test_mutant_turns_its_check_and_nothing_else(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.check}: {mutant.name}")
 def test_mutant_is_told_with_a_remedy(mutant: Mutant) -> None:
     found = findings(apply(mutant.base(), mutant.edits), mutant.expect)
-    (told,) = [finding for finding in found if finding.check == mutant.check and finding.status is mutant.becomes]
-    assert told.remedy
-    assert told.message
+    told = [finding for finding in found if finding.check == mutant.check and finding.status is mutant.becomes]
+    assert len({finding.component for finding in told}) == len(told)
+    assert len(told) == 1 or mutant.everywhere
+    assert all(finding.remedy and finding.message for finding in told)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,15 @@ PYTHON = re.compile(r"(\S*/)?(platform-python|python3?(\.\d+)?)")
 ISOLATED = re.compile(r"-[A-Za-z]*I[A-Za-z]*")
 # "python3 -c …", "python3 - x" and "#!… python3 -S" within a text. What only asks for the version imports nothing.
 START = re.compile(
-    r"(?:\bpython3?(?:\.\d+)?|\{\{ *\w*python\w* *\}\}|\$python\"?)(?= +-)(?! +-[A-Za-z]*I)(?! +(?:--version|-V)\b)"
+    r"(?:(?<!-)\bpython3?(?:\.\d+)?|\{\{ *\w*python\w* *\}\}|\$python\"?)(?= +-)(?! +-[A-Za-z]*I)"
+    r"(?! +(?:--version|-V)\b)"
 )
 SHEBANG = re.compile(r"^#!.*\bpython(?!.* -[A-Za-z]*I)", re.MULTILINE)
 
 NOT_OURS = {
     "gpunode/lab/vendor/image.py": "programs in a root-owned folder of our own image, which import each other",
     "gpunode/lab/vendor/vendor.py": "the same",
+    "gpunode/tuning/launcher.py": "asks the Python of a user's job, as that user, what the job would import",
     "benchmarks/fleet.py": "a script of the checkout, by its path",
     "images/validator/Dockerfile": "made in a build, where nothing of a node is",
 }
@@ -157,6 +159,7 @@ def test_a_start_without_it_is_found(tmp_path: Path, name: str, text: str) -> No
         ("a.yml", "argv: [python3, -I, -c, x]"),
         ("a.yml", "- python3\n- rpm\n"),
         ("a", "python3 --version\n"),
+        ("a", "torchrun --no-python --nproc-per-node 8 gpunode-run ./train.py\n"),
     ],
 )
 def test_others_are_left_alone(tmp_path: Path, name: str, text: str) -> None:

@@ -108,7 +108,8 @@ def test_a_role_is_planned_where_one_of_its_tags_is_selected_and_nowhere_else(ro
     plan, change = load(role / "tasks" / "main.yml")
     assert "gpunode.node.role_plan" in plan
     assert plan["tags"] == change["tags"]
-    assert {role.name, f"{role.name}_install", f"{role.name}_configure"} <= set(plan["tags"])
+    assert role.name in plan["tags"]
+    assert any(tag.startswith(f"{role.name}_") for tag in plan["tags"])
     assert role.name in change["ansible.builtin.include_tasks"]["apply"]["tags"]
 
 

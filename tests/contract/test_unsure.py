@@ -13,6 +13,7 @@ import mutants_driver
 import mutants_gpu
 import mutants_host
 import mutants_links
+import mutants_measured
 import mutants_workload
 import pytest
 from bundles import apply
@@ -24,9 +25,12 @@ from gpunode.checks import Finding, Status, gpus, nvlink, registry
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
 
-TABLES = (mutants_driver, mutants_gpu, mutants_links, mutants_host, mutants_workload)
+TABLES = (mutants_driver, mutants_gpu, mutants_links, mutants_host, mutants_workload, mutants_measured)
 FAILING = [mutant for table in TABLES for mutant in table.MUTANTS if mutant.becomes is Status.FAIL]
-SECTIONS = ("architectures", "gpus", "platforms", "xids", "cuda_majors", "forward_compat", "branches", "cudnn", "nccl")
+SECTIONS = (
+    *("architectures", "gpus", "platforms", "xids", "cuda_majors", "forward_compat", "branches", "cudnn", "nccl"),
+    *("expectations", "bands"),
+)
 OBSERVED = {
     "container.cuda: the image's is above the driver's, and it has no PyTorch": "nvidia-smi reports the driver's CUDA",
     "container.cuda: PyTorch's is above the driver's, and so it finds no GPU": "nvidia-smi reports the driver's CUDA",
@@ -99,6 +103,13 @@ def test_the_checks_that_compare_with_the_catalog_are_known() -> None:
         "link.topology",
         "nvlink.count",
         "nvlink.speed",
+        "performance.clocks",
+        "performance.collectives",
+        "performance.host-copy",
+        "performance.memory",
+        "performance.nccl-tests",
+        "performance.nvbandwidth",
+        "performance.peer-copy",
     }
 
 

@@ -22,6 +22,11 @@ SITE = """
       ansible.builtin.debug:
         msg: "source is {{ nvidia_driver_source | default('unset') }}, check mode {{ ansible_check_mode }}"
       tags: [say]
+    - name: Change something
+      ansible.builtin.file:
+        path: "{{ playbook_dir }}/{{ inventory_hostname }}"
+        state: touch
+        mode: "0644"
     - name: Fail where asked
       ansible.builtin.fail:
         msg: asked to
@@ -80,12 +85,26 @@ def provision(*words: str) -> int:
 
 def test_a_good_run_passes_options_and_output_through(folder: Path, capfd: Out) -> None:
     code = provision(
-        "--limit", "gpu1", "--check", "--diff", "-e", "nvidia_driver_source=debian", "--tags", "say", "-f", "1"
+        "--limit", "gpu1", "--check", "--diff", "-v", "-e", "nvidia_driver_source=debian", "--tags", "say", "-f", "1"
     )
     out = capfd.readouterr().out
     assert "source is debian, check mode True" in out
     assert "Fail where asked" not in out
     assert code == 0
+
+
+def test_with_check_alone_what_would_change_is_shown(folder: Path, capfd: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["provision", "-i", "hosts.yml", "-l", "gpu1", "--check"]
+    shown = {}
+    for more in ((), ("-v",)):
+        assert run([*words, *more]) == 0
+        shown[more] = capfd.readouterr().out
+    assert "Change something" in shown[()]
+    assert "Say what was asked for" not in shown[()]
+    assert "Say what was asked for" in shown["-v",]
+    monkeypatch.setenv("ANSIBLE_DISPLAY_OK_HOSTS", "yes")
+    assert run(words) == 0
+    assert "Say what was asked for" in capfd.readouterr().out
 
 
 def test_tags_of_included_files_are_known(folder: Path) -> None:

@@ -5,6 +5,7 @@ One node with a simulated GPU gets everything once; the tests of this file share
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from playbook_runs import ROOT, Run, Site
+from playbook_runs import ROOT, Run, Site, yaml_list
 
 from gpunode.content import ansible_environment
 from gpunode.lab import Lab
@@ -40,21 +41,72 @@ apt-get check -qq
 systemctl is-active --quiet ssh
 test -z "$(find /etc /var/lib/gpunode -name '*.gpunode' -o -name '*.new')"
 """
+LEFT = "ls /usr/sbin/policy-rc.d /var/lib/gpunode/transaction 2>/dev/null || true; dpkg --audit | head -c 300"
 # With pipelining a module is a Python that reads its program; not this shell itself, whose words name it.
-ON_NODE = "pkill -KILL -f '^/usr/bin/python3 *$'; pkill -KILL -x apt-get; pkill -KILL -x dpkg; true"
+ON_NODE = "for one in '-f ^/usr/bin/python3.?$' '-x apt-get' '-x dpkg'; do pkill -KILL $one || true; done"
+
+
+@dataclass
+class First:
+    """The bare node, what check mode announced of it, and the first run."""
+
+    before: dict[str, str]
+    announced: Run
+    done: Run
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[Site]:
+def lab_site() -> Iterator[Site]:
     lab = Lab(f"test-converge-{os.getpid()}")
     try:
         lab.up(1, "debian-12", "t4-1")
-        site = Site(lab, "-e", "gpunode_reboot=when_needed")
-        run = site.play()
-        assert run.rc == 0, run.output
-        yield site
+        yield Site(lab, "-e", "gpunode_reboot=when_needed")
     finally:
         lab.down()
+
+
+@pytest.fixture(scope="module")
+def first(lab_site: Site) -> First:
+    before, snapshot = versions(lab_site), lab_site.snapshot()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANSIBLE_DISPLAY_OK_HOSTS", "no")  # as gpunode provision --check does
+        announced = lab_site.play("--check")
+    assert announced.rc == 0, announced.output
+    assert lab_site.snapshot() == snapshot
+    done = lab_site.play()
+    assert done.rc == 0, done.output
+    return First(before, announced, done)
+
+
+@pytest.fixture(scope="module")
+def site(lab_site: Site, first: First) -> Site:
+    """The node when everything is there."""
+    assert first.done.rc == 0
+    return lab_site
+
+
+def versions(site: Site) -> dict[str, str]:
+    return dict(line.split()[:2] for line in site.packages() if line.endswith(" installed"))
+
+
+def unit_lines(run: Run, word: str) -> set[str]:
+    return set(re.findall(rf"(?m)^{word} (\S+\.(?:service|path))$", run.output))
+
+
+def test_check_mode_announces_on_a_page_what_the_first_run_then_does(lab_site: Site, first: First) -> None:
+    announced, done = first.announced, first.done
+    came = {f"{name}={at}" for name, at in versions(lab_site).items() if first.before.get(name) != at}
+    assert came == yaml_list(announced.output, "install")
+    assert lab_site.held() == yaml_list(announced.output, "hold")
+    assert unit_lines(announced, "enable") == unit_lines(done, "enable") >= {"nvidia-dcgm.service", "docker.service"}
+    # What the daemons are told after the change goes by what they then know; nothing else is written in addition.
+    assert {path for path in done.paths if not path.startswith("/run/")} == announced.paths
+    both = [run.output.count('"live-restore": true') for run in (announced, done)]
+    assert both == [2, 2], "daemon.json of the second role does not build on that of the first"
+    # A page for a person: no key in base64, no task that is settled or skipped.
+    assert "BEGIN PGP" not in announced.output
+    assert not re.search(r"(?m)^(ok|skipping): ", announced.output)
+    assert len(announced.output.splitlines()) < 400
 
 
 def test_a_second_run_changes_nothing(site: Site) -> None:
@@ -140,8 +192,11 @@ def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(site: Site) 
         moment = Killed(moments.uniform(0.1, 0.95) * took, on_node=bool(number % 2))
         site.sh(HARM)
         killed(site, moment.after_s, on_node=moment.on_node)
+        left = site.sh(LEFT)
         run = healed(site)
         assert run.rc == 0, f"{moment}\n{run.output}"
         site.sh(USABLE)
         assert site.snapshot() == before, moment
         assert healed(site).recap["changed"] == 0, moment
+        # Shown with -s: what each killed run left, so that a drill that only hit quiet moments is seen.
+        print(f"killed after {moment.after_s:.0f} of {took:.0f} s, on the node: {moment.on_node}; left: {left.split()}")

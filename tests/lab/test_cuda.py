@@ -5,6 +5,7 @@ the role must bring none.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,10 +151,10 @@ def test_a_toolkit_that_the_repository_has_not_is_refused_with_what_it_has(cuda:
 @pytest.mark.parametrize(
     ("package", "words"),
     [
-        ("nvidia-persistenced", "would also touch"),
-        ("nvidia-fabricmanager", "would also touch"),
+        ("nvidia-persistenced", "would also touch [^:]*nvidia-persistenced"),
+        ("nvidia-fabricmanager", "would also touch [^:]*nvidia-fabricmanager"),
         # The newest driver's modules want a dkms that this system does not have: apt itself refuses.
-        ("cuda-drivers", "dkms"),
+        ("cuda-drivers", r"dkms \(>="),
     ],
 )
 def test_a_transaction_that_would_bring_a_part_of_a_driver_is_refused(
@@ -166,8 +167,7 @@ def test_a_transaction_that_would_bring_a_part_of_a_driver_is_refused(
     finally:
         cuda.site.sh("rm -r /etc/apt/sources.list.d/made.list /srv/made")
     assert run.rc != 0
-    assert words in run.output, run.output
-    assert package in run.output
+    assert re.search(words, " ".join(run.output.split())), run.output[-2000:]
     assert cuda.site.packages() == before
 
 

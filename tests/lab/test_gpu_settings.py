@@ -169,7 +169,11 @@ def test_a_restart_of_the_daemon_sets_it_again(h100: Board) -> None:
     h100.site.sh("systemctl stop nvidia-persistenced")
     # Nobody keeps the GPUs initialised any more: they forget.
     assert h100.cells("power.limit", 0) == ["700.00"]
-    h100.site.sh("systemctl start nvidia-persistenced")
+    # systemctl waits for the daemon alone, not for what is wanted by it.
+    h100.site.sh(
+        "systemctl start nvidia-persistenced;"
+        f"for second in $(seq 60); do systemctl is-active {UNIT} && break; sleep 1; done"
+    )
     assert h100.at(UNIT, "ActiveEnterTimestampMonotonic") > started
     is_set(h100)
 
@@ -276,7 +280,7 @@ def test_ampere_keeps_mig_mode_and_gets_its_layout_back(a100: Board) -> None:
     assert "ECC False" in log[1]
     assert a100.layout(0) == ["3g.40gb", "3g.40gb"]
     assert a100.cells("ecc.mode.current", 1) == ["Disabled"]
-    assert a100.locked(3) == [1410, 1410]
+    assert a100.locked(3) == [int(a100.cells("clocks.max.sm", 3)[0])] * 2
     assert a100.done(rules).recap["changed"] == 0
     a100.done(rules, "-e", "gpu_settings_state=absent")
     assert a100.cells("mig.mode.current,ecc.mode.pending", 0) == ["Disabled", "Enabled"]
@@ -297,11 +301,8 @@ def test_volta_has_application_clocks_and_no_locked_memory_clock(v100: Board) ->
     v100.site.node.restart()
     for gpu in (0, 1):
         assert v100.cells("clocks.applications.memory,clocks.applications.graphics", gpu) == ["877", "1380"]
-        assert (
-            v100.cells("power.limit", gpu) == ["240.00"]
-            if v100.cells("power.default_limit", gpu) == ["300.00"]
-            else True
-        )
+        limit, default = v100.cells("power.limit,power.default_limit", gpu)
+        assert float(limit) == round(float(default) * 0.8)
     assert v100.done(rules).recap["changed"] == 0
     v100.done(rules, "-e", "gpu_settings_state=absent")
     assert v100.cells("clocks.applications.graphics", 0) == ["1230"]

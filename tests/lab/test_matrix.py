@@ -73,7 +73,7 @@ class Outcome:
             return f"refused: {self.refusal}"
         if self.failure:
             return f"FAILED: {self.failure}"
-        smi = f"nvidia-smi: {len(self.answers)} x {self.answers[0]}" if self.answers else "nvidia-smi not asked"
+        smi = f"nvidia-smi: {len(self.answers)} x {self.answers[0]}" if self.answers else "nvidia-smi does not answer"
         releases = " ".join(sorted(set(self.versions.values()))) or "nothing"
         return f"ok: {releases}, {smi}, second run changed={self.second['changed']}"
 
@@ -144,20 +144,13 @@ def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Out
         found[cell].failure = failure(run, name_of[cell])
         found[cell].moved = sorted(set(before[cell]) ^ set(after[cell]))
         found[cell].versions = installed(site.node)
-        if answers(system):
-            query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader || true"
-            found[cell].answers = site.sh(query).split()
+        query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader || true"
+        found[cell].answers = site.sh(query).split()
     return found
 
 
-def answers(system: str) -> bool:
-    """Whether modules are built there; the look-alike of Rocky has no kernel headers."""
-    return not system.startswith("rocky")
-
-
 def settle(site: Site) -> list[str]:
-    if answers(site.node.os):
-        site.node.restart()
+    site.node.restart()
     return site.snapshot()
 
 
@@ -178,8 +171,7 @@ def test_a_bare_node_gets_the_branch(grid: Grid, cell: Cell, capsys: pytest.Capt
     (release,) = set(outcome.versions.values())
     has_fabric_manager = any(name.startswith("nvidia-fabric") for name in outcome.versions)
     assert has_fabric_manager is (machine == "hgx-h100-8")
-    if answers(system):
-        assert outcome.answers == [release] * GPUS[machine]
+    assert outcome.answers == [release] * GPUS[machine]
     assert outcome.second["ok"] > 0
     assert (outcome.second["changed"], outcome.second["failed"], outcome.moved) == (0, 0, [])
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.facts.models.measured import MEASURED
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import KINDS, REPOSITORY, write_workload_image
@@ -159,6 +160,26 @@ def test_the_payload_runs_in_the_nested_engine(place: Place) -> None:
     own = records["container"]
     assert own["container"]["engine"].startswith("docker 20.10.")
     assert (own["values"]["complete"], own["values"]["brought"], own["container"]["gpus"]) == (True, True, "none")
+    assert place.containers == []
+
+
+@pytest.mark.timeout(1500)
+def test_level_deep_runs_to_its_end_and_is_marked(place: Place) -> None:
+    """On a processor, so no figure is a GPU's; a directory that is not there costs its own records alone."""
+    options = ("--level", "deep", "--image-file", str(place.image("torch")), "--burn", "2", "--storage", "/nowhere")
+    rc, finding = place.validate(*options, limit_s=1400)
+    assert (rc, finding["status"]) == (0, "pass"), finding
+    records = place.records()
+    assert set(records) > MEASURED
+    assert {record["device"] for record in records.values()} == {"cpu"}
+    assert all(record["simulated"] for record in records.values())
+    assert records["container"]["values"]["level"] == "deep"
+    assert records["nccl.all-reduce"]["values"]["backend"] == "gloo"
+    assert records["nccl.pairs"]["values"]["ranks"] == 4
+    broken = {name for name, record in records.items() if record["error"] is not None}
+    assert broken <= {"storage.fio", "storage.dataloader"}
+    assert "/nowhere" in records["storage.dataloader"]["error"]
+    assert place.root("ls -d /nowhere 2>/dev/null || echo absent") == "absent"
     assert place.containers == []
 
 

@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from machine import Machine
@@ -54,6 +57,23 @@ class Node(Site):
         ).split()[3]
         return found
 
+    def judged(self) -> dict[tuple[str, str], str]:
+        """Return what the validator says of the settings: (check, component) to status."""
+        program = Path(sys.executable).with_name("gpunode")
+        chosen = ["--select", "host.kernel-settings,host.limits", "--level", "quick", "--timeout", "300"]
+        done = subprocess.run(
+            [str(program), "validate", "-i", str(self.lab.inventory_path), *chosen, "--format", "json"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (found,) = json.loads(done.stdout)["nodes"]
+        return {(one["check"], one["component"]): one["status"] for one in found["findings"]}
+
 
 @pytest.fixture(scope="module")
 def node(vm: Machine) -> Node:
@@ -90,6 +110,12 @@ def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_taken_back(node: Node, vm
     assert node.sh("systemctl show -p ConditionResult --value gpunode-cpu.service").strip() == "no"
     assert node.sh("systemctl --failed --plain --no-legend") == ""
 
+    kernel = "host.kernel-settings"
+    agreed = node.judged()
+    for name in ("vm.swappiness", "net.core.somaxconn", "transparent_hugepage", "command line"):
+        assert agreed[kernel, name] == "pass"
+    assert agreed["host.limits", "memlock of services"] == "pass"
+
     settled = node.snapshot()
     again = node.apply()
     assert again.rc == 0, again.output
@@ -98,6 +124,8 @@ def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_taken_back(node: Node, vm
     assert node.snapshot() == settled
 
     node.sh(HARM)
+    warned = {one for (check, one), status in node.judged().items() if check == kernel and status == "warn"}
+    assert warned == {"vm.swappiness"}
     repaired = node.apply()
     assert repaired.rc == 0, repaired.output
     assert {path for path in repaired.paths if path.startswith("/etc/")} == {

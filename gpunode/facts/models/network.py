@@ -55,6 +55,16 @@ class RdmaNode(Fact):
     """Its character device is in ``/dev/infiniband``."""
 
 
+class Gid(Fact):
+    """One entry of a port's table of addresses, as programs name it by its number."""
+
+    index: int
+    type: str
+    """``RoCE v2``, ``IB/RoCE v1``."""
+    ipv4: bool
+    """It stands for an IPv4 address."""
+
+
 class IbPort(Fact):
     """One port of an InfiniBand or RoCE device."""
 
@@ -71,6 +81,8 @@ class IbPort(Fact):
     lid: int | None
     interfaces: tuple[str, ...] = ()
     """Network interfaces on top of it."""
+    gids: tuple[Gid, ...] = ()
+    """The first eight that are in use."""
     counters: dict[str, int] = Field(default_factory=dict)
     """``symbol_error``, ``link_downed``, ``link_error_recovery``, ``port_rcv_errors`` …, since they were cleared."""
 

@@ -78,6 +78,15 @@ class EnvironmentSetting(Fact):
     value: str
 
 
+class BootSetting(Fact):
+    """One kernel setting that the next boot sets, in the order in which files are read: the last of a name wins."""
+
+    path: str
+    name: str
+    """``vm.swappiness``, or ``transparent_hugepage``."""
+    value: str
+
+
 class AutomaticUpdates(Fact):
     """Upgrades that the system makes by itself."""
 
@@ -90,6 +99,16 @@ class AutomaticUpdates(Fact):
     kept_back: tuple[str, ...] = ()
     """Patterns of packages that are left alone."""
     reboots: bool = False
+
+
+class PendingUpdate(Fact):
+    """A security update of a package that is kept from automatic upgrades."""
+
+    package: str
+    installed: str
+    version: str
+    since: str
+    """When the node first saw that one waits, with its time zone."""
 
 
 class Repository(Fact):

@@ -5,8 +5,10 @@ Debian's; nothing that depends on those is proven by it. Where the imitated syst
 the imitated one's is preferred, as dkms: its version decides what NVIDIA's repository can be combined with.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.resources import files as resource_files
 
 from gpunode.lab.packages.plan import Built, contents
 from gpunode.lab.packages.rows import repositories, text_of
@@ -40,7 +42,14 @@ SYSTEMS: Mapping[str, Lookalike] = {
     "rocky-10": Lookalike("10.0", "10.0", "Red Quartz"),
 }
 LOOKALIKES = tuple(SYSTEMS)
-_PACKAGES = {True: ("lsb-release",), False: ("dnf", "dnf-plugins-core", "python3-dnf", "rpm")}
+_PACKAGES = {
+    True: ("lsb-release",),
+    False: (
+        *("dnf", "dnf-plugins-core", "python3-dnf", "rpm"),
+        *("gcc", "linux-headers-cloud-amd64", "lsb-release", "make", "patch"),  # what DKMS builds modules with
+    ),
+}
+_BASE_RPMS = ("bash", "kernel-core")
 _MARK = "look-alike: Debian's packages under this system's name\n"
 _PREFERENCES = """\
 # gpunode lab: a package that both have is Ubuntu's; the base system is Debian's.
@@ -64,6 +73,28 @@ done
 dpkg --install /{_KERNEL}/*.deb
 rm -rf /{_KERNEL}
 """
+# Debian's rpm keeps the database in the user's home. Its newer releases run scriptlets in name spaces of their own,
+# which not every container may have.
+_MACROS = """\
+%_dbpath /var/lib/rpm
+%__transaction_unshare %{nil}
+"""
+# Rocky's kernel is a package of the rpm database, made by the program that makes the vendors'; bash is one, because
+# scriptlets require a shell. Debian's headers are there for that kernel; a kernel of their own they are not.
+_BUILD_RPMS = """\
+import json, pathlib, sys
+here = pathlib.Path(__file__).parent
+sys.path.insert(0, str(here))
+import pack, rpms
+for package in json.loads((here / "packages.json").read_text()):
+    rpms.build(pack.Tools(here), package, here)
+"""
+_INSTALL_RPMS = f"""
+mkdir -p /etc/yum.repos.d
+python3 /{_KERNEL}/build_rpms.py
+rpm --install /{_KERNEL}/*.rpm
+rm -rf /{_KERNEL} /lib/modules/*-cloud-amd64
+"""
 
 
 def packages_of(system: str) -> tuple[str, ...]:
@@ -82,14 +113,23 @@ def files_of(system: str) -> dict[str, str]:
         f"{_FOLDER}/os-release": text_of(f"files/{kind}.os-release").format(**values),
     }
     if not like.ubuntu:
-        return files | {
-            "etc/redhat-release": f"Rocky Linux release {like.version} ({like.name})\n",
-            "etc/rocky-release": f"Rocky Linux release {like.version} ({like.name})\n",
-            "etc/rpm/macros": "%_dbpath /var/lib/rpm\n",  # Debian's rpm keeps it in the user's home
-            "etc/dnf/dnf.conf": text_of("files/dnf.conf"),
-            "etc/dnf/plugins/local.conf": "[main]\nenabled = false\n",
-            "etc/dnf/vars/releasever": f"{values['major']}\n",
-        }
+        inside = resource_files("gpunode.lab.vendor").joinpath("inside")
+        programs = {f"{_KERNEL}/{name}": inside.joinpath(name).read_text("utf-8") for name in ("pack.py", "rpms.py")}
+        rpms = [asdict(built) for built in contents(repositories()[kind + values["major"]]) if built.name in _BASE_RPMS]
+        return (
+            files
+            | programs
+            | {
+                f"{_KERNEL}/build_rpms.py": _BUILD_RPMS,
+                f"{_KERNEL}/packages.json": json.dumps(rpms),
+                "etc/redhat-release": f"Rocky Linux release {like.version} ({like.name})\n",
+                "etc/rocky-release": f"Rocky Linux release {like.version} ({like.name})\n",
+                "etc/rpm/macros": _MACROS,
+                "etc/dnf/dnf.conf": text_of("files/dnf.conf"),
+                "etc/dnf/plugins/local.conf": "[main]\nenabled = false\n",
+                "etc/dnf/vars/releasever": f"{values['major']}\n",
+            }
+        )
     files["etc/lsb-release"] = text_of("files/ubuntu.lsb-release").format(**values)
     files["etc/apt/preferences.d/gpunode-lab-base"] = _PREFERENCES
     files["etc/dpkg/dpkg.cfg.d/gpunode-lab"] = _NO_KERNEL_OF_DEBIAN
@@ -105,7 +145,7 @@ def files_of(system: str) -> dict[str, str]:
 
 def setup_of(system: str) -> str:
     """Shell script, run inside the tree when all packages and files are in it."""
-    return _OS_RELEASE + (_INSTALL_KERNEL if SYSTEMS[system].ubuntu else "mkdir -p /etc/yum.repos.d\n")
+    return _OS_RELEASE + (_INSTALL_KERNEL if SYSTEMS[system].ubuntu else _INSTALL_RPMS)
 
 
 def kernel(codename: str) -> list[Built]:

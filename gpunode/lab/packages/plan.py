@@ -152,8 +152,7 @@ def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Bu
     )
     for part in row.parts(values["release"]):
         _add(built, part, values)
-    if repository.family != "rhel":
-        _debian_scripts(built, row, values)
+    (_rpm_scripts if repository.family == "rhel" else _debian_scripts)(built, row, values)
     return built
 
 
@@ -214,17 +213,35 @@ def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> No
             steps["postrm"].append(_UNIT_PURGE.format(unit=unit))
     for key, install, remove in (
         ("depmod", _DEPMOD, _DEPMOD_REMOVE),
-        ("headers", _HEADERS, _HEADERS_REMOVE),
+        ("headers", _HEADERS + _HEADER_HOOKS, _IF_REMOVED + _HEADERS_REMOVE + "fi\n"),
         ("kernel", _KERNEL, _KERNEL_REMOVE),
     ):
         if kernel := filled(getattr(row, key), values):
-            steps["postinst"].append(_CONFIGURE.format(filled(install, {"kernel": kernel})))
-            steps["prerm" if key == "headers" else "postrm"].append(filled(remove, {"kernel": kernel}))
+            tree = {"kernel": kernel, "seen": f"/usr/src/linux-headers-{kernel}"}
+            steps["postinst"].append(_CONFIGURE.format(filled(install, tree)))
+            steps["prerm" if key == "headers" else "postrm"].append(filled(remove, tree))
     for entry in row.alternatives:
         words = {key: filled(value, values) for key, value in entry.model_dump().items()}
         steps["postinst"].append(_CONFIGURE.format(_ALTERNATIVE.format(**words)))
         steps["prerm"].append(_ALTERNATIVE_REMOVE.format(**words))
     built.scripts = {name: "#!/bin/sh\nset -e\n" + "".join(parts) for name, parts in steps.items() if parts}
+
+
+def _rpm_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
+    """Scriptlets, where they decide what is on a node: modules, headers and the index of modules."""
+    steps: dict[str, list[str]] = {"post": [], "preun": []}
+    for part in row.parts(values["release"]):
+        if part.dkms:
+            tree = {"name": part.name, "release": values["release"]}
+            steps["post"].append(_RPM_DKMS_BUILD.format(**tree))
+            steps["preun"].append(_RPM_DKMS_REMOVE.format(**tree))
+    if kernel := filled(row.headers, values):
+        tree = {"kernel": kernel, "seen": f"/usr/src/kernels/{kernel}"}
+        steps["post"].append(filled(_HEADERS, tree))
+        steps["preun"].append(filled(_HEADERS_REMOVE, tree))
+    if kernel := filled(row.depmod, values):
+        steps["post"].append(filled(_DEPMOD, {"kernel": kernel}))
+    built.scripts |= {name: "".join(parts) for name, parts in steps.items() if parts}
 
 
 def names(repository: Repository) -> Iterator[tuple[str, str]]:
@@ -282,20 +299,34 @@ fi
 # Debian's headers, seen through links, under another release: what a module built with them says of its kernel.
 _HEADERS = """\
     real=$(ls -d /usr/src/linux-headers-*-cloud-amd64 | sort -V | tail -n 1)
-    seen=/usr/src/linux-headers-{kernel}
+    seen={seen}
     rm -rf "$seen"
+    mkdir -p "${seen%/*}"
     cp -rs "$real" "$seen"
     rm "$seen/include/generated/utsrelease.h" "$seen/include/config/kernel.release"
     echo '#define UTS_RELEASE "{kernel}"' > "$seen/include/generated/utsrelease.h"
     echo {kernel} > "$seen/include/config/kernel.release"
+"""
+_HEADER_HOOKS = """\
     if [ -d /etc/kernel/header_postinst.d ]; then
         DEB_MAINT_PARAMS="$*" run-parts --arg={kernel} /etc/kernel/header_postinst.d
     fi
 """
-_HEADERS_REMOVE = """\
+_IF_REMOVED = """\
 if [ "$1" = remove ]; then
-    rm -rf /usr/src/linux-headers-{kernel}
-fi
+"""
+_HEADERS_REMOVE = """\
+    rm -rf {seen}
+"""
+# As the spec file in NVIDIA/yum-packaging-dkms-nvidia does it: for the running kernel, and a failure goes unnoticed.
+_RPM_DKMS_BUILD = """\
+for step in add build "install --force"; do
+    dkms $step -m {name} -v {release} -q || :
+done
+rm -rf /var/lib/dkms/{name}/original_module
+"""
+_RPM_DKMS_REMOVE = """\
+dkms remove -m {name} -v {release} -q --all || :
 """
 _UNIT_ENABLE = """\
     deb-systemd-helper unmask {unit} >/dev/null || true

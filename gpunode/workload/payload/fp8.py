@@ -17,6 +17,12 @@ def run(where: str | None) -> dict[str, Any]:
     """Values of ``frameworks.fp8``. Raises Skip on a GPU, and in a PyTorch, without."""
     torch = torch_module()
     device = device_for(torch, where)
+    need(torch, device)
+    return {"device": "cuda", "wrong": wrong_elements(torch, device)}
+
+
+def need(torch: Any, device: Any) -> None:
+    """Raise Skip where the device, or PyTorch, has no product in FP8."""
     if device.type != "cuda":
         raise Skip("a processor has no units for FP8")
     if capability(torch, device) < LEAST:
@@ -24,7 +30,6 @@ def run(where: str | None) -> dict[str, Any]:
         raise Skip(f"compute capability {has}, FP8 begins with {LEAST[0]}.{LEAST[1]}")
     if not hasattr(torch, "float8_e4m3fn") or not hasattr(torch, "_scaled_mm"):
         raise Skip(f"PyTorch {torch.__version__} has no product in FP8")
-    return {"device": "cuda", "wrong": wrong_elements(torch, device)}
 
 
 def wrong_elements(torch: Any, device: Any) -> int:

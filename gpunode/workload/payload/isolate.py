@@ -30,7 +30,11 @@ class Skip(Exception):  # noqa: N818
 
 
 class Trouble(Exception):  # noqa: N818
-    """A part found out in plain words what is wrong."""
+    """A part found out in plain words what is wrong; ``values`` has what it knows all the same."""
+
+    def __init__(self, message: str, values: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.values = values or {}
 
 
 class Undetermined(Exception):  # noqa: N818
@@ -281,7 +285,7 @@ def _try(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> dic
     except Undetermined as reason:
         return {"undetermined": one_line(str(reason))}
     except Trouble as trouble:
-        return {"error": one_line(str(trouble))}
+        return {"error": one_line(str(trouble)), "values": trouble.values}
     except MemoryError:
         return {"error": "out of memory"}
     except Exception as err:

@@ -27,7 +27,7 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 def run(arguments: list[str]) -> int:
     """Run what the arguments say, records to stdout."""
     parser = argparse.ArgumentParser(prog="payload", description=__doc__.splitlines()[0])
-    parser.add_argument("--tests", default="versions", help="versions, gpus, frameworks, or several with commas")
+    parser.add_argument("--tests", default="versions", help=f"{', '.join(TESTS)}, or several with commas")
     parser.add_argument("--settings", default="{}", help="a JSON object: see session.Session")
     parser.add_argument("--limit", type=float, help="seconds for all parts together")
     chosen = parser.parse_args(arguments)
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         add_user_site()
     with scratch() as folder:
         number = 0
-        for line in Session(settings, Clock(chosen.limit), folder).records(tests):
+        for line in Session(settings, Clock(chosen.limit), folder, progress).records(tests):
             say(line)
             number += 1
     say({"record": "end", "records": number})
@@ -99,6 +99,11 @@ def add_user_site() -> None:
         status = folder.stat()
         if status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022:
             sys.path.append(str(folder))
+
+
+def progress(doing: str, left_s: float) -> None:
+    """Say what is being done, and about how long all that is left takes: no record, and not counted as one."""
+    say({"record": "progress", "doing": doing, "left_s": round(left_s)})
 
 
 def say(line: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from gpunode.workload.payload import (
@@ -29,9 +28,10 @@ from gpunode.workload.payload import (
 )
 from gpunode.workload.payload.devices import Device, computing
 from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
+from gpunode.workload.payload.measurements import MEASUREMENTS, Measurements
+from gpunode.workload.payload.records import record
 
-SCHEMA = "gpunode.record/1"
-TESTS = ("versions", "gpus", "frameworks")
+TESTS = ("versions", "gpus", "frameworks", *MEASUREMENTS)
 AT_ONCE = 8
 """Devices that are worked on side by side: MIG makes up to 56 of them."""
 HOLD_S = 60.0
@@ -51,13 +51,21 @@ class Session:
     """What one run knows of the image and of the devices.
 
     ``settings``: ``compile_min_capability``, the compute capability that torch.compile needs; ``gpus`` and ``force``,
-    see devices.computing; ``user_site``, packages of the user who runs it count.
+    see devices.computing; ``user_site``, packages of the user who runs it count; others, see
+    measurements.Measurements. ``tell`` is called with what is being done, and the seconds that are left for it.
     """
 
-    def __init__(self, settings: dict[str, Any], clock: Clock, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        clock: Clock,
+        folder: str | None = None,
+        tell: Callable[[str, float], None] = lambda doing, left_s: None,  # noqa: ARG005
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._folder = folder
+        self._tell = tell
         self._devices: list[Device] = []
         self._torch = Outcome(0.0)
         self._present = False
@@ -89,7 +97,7 @@ class Session:
             yield from self._after(wanted)
 
     def _after(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
-        if wanted & {"versions", "frameworks"}:
+        if wanted & {"versions", "frameworks", *MEASUREMENTS}:
             task = Task("versions.torch", pytorch.versions, (), 180)
             # Among MIG devices a process has to be left one: PyTorch counts the cards, and finds a single device.
             divided = [device for device in self._idle if device.mig is not None]
@@ -104,6 +112,8 @@ class Session:
             yield from self._kernels()
         if "frameworks" in wanted:
             yield from self._frameworks()
+        if wanted & set(MEASUREMENTS):
+            yield from self._measurements(wanted)
 
     def _node(self, task: Task, environment: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
         job = Job((task,), environment=environment or {})
@@ -175,6 +185,18 @@ class Session:
             else:
                 yield from self._node(task, self._all())
 
+    def _measurements(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
+        built = self._torch.values.get("cuda") is not None and self._torch.skipped is None
+        yield from Measurements(
+            devices=self._idle if built else [],
+            environment=self._all() if built else {},
+            settings=self._settings,
+            clock=self._clock,
+            folder=self._folder,
+            no_torch=self._no_torch(built),
+            tell=self._tell,
+        ).records(wanted)
+
     def _no_torch(self, built: bool) -> str | None:
         """Why no part of PyTorch is tried; None where they are."""
         if self._torch.skipped is not None:
@@ -228,26 +250,3 @@ class Session:
 def tasks_of(parts: Iterable[tuple[str, Callable[..., dict[str, Any]], float]], where: str | None) -> tuple[Task, ...]:
     """The parts for one device, None for the processor."""
     return tuple(Task(name, run, (where,), limit_s) for name, run, limit_s in parts)
-
-
-def record(task: Task, job: Job, outcome: Outcome) -> dict[str, Any]:
-    """The record as it is printed; the launcher adds the container."""
-    fell = outcome.error is not None or outcome.undetermined is not None
-    return {
-        "record": task.name,
-        "schema": SCHEMA,
-        "device": outcome.device or (default_device(job) if fell else "cpu"),
-        "component": job.component,
-        "seconds": outcome.seconds,
-        "values": {**{key: value for key, value in job.identity.items() if value is not None}, **outcome.values},
-        "error": outcome.error,
-        "skipped": outcome.skipped,
-        "undetermined": outcome.undetermined,
-        "container": None,
-        "simulated": False,
-    }
-
-
-def default_device(job: Job) -> str:
-    """What a part without a result was meant for: the GPU where there is one."""
-    return "cuda" if job.identity or Path("/dev/nvidiactl").exists() else "cpu"

@@ -149,7 +149,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
         "after the day",
     ),
     ("date-order", "branches: {570: {points: {570.999: 2026-06}}}", "branches.570.points.570.999", "end of the branch"),
-    ("metric-unit", NEW_FIGURE.replace("GB/s", "Gbit/s"), "expectations.new.unit", "host_to_device is kept in GB/s"),
+    ("metric-unit", NEW_FIGURE.replace("GB/s", "TFLOPS"), "expectations.new.unit", "host_to_device is kept in GB/s"),
     ("band", NEW_FIGURE + "    kind: measured\n", "expectations.new.band", "measured: is missing"),
     ("band", NEW_FIGURE + "    band: [-0.1, null]\n", "expectations.new.band", "floor: has none"),
     ("band", NEW_FIGURE + "    kind: measured\n    band: [0.1, null]\n", "expectations.new.band", "is relative"),
@@ -160,13 +160,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
         "expectations.new.value",
         "can do, 3350",
     ),
-    (
-        "vendor-figure",
-        NEW_FIGURE.replace("host_to_device", "rdma_write").replace("GB/s", "Gbit/s").replace("50", "410")
-        + "    platform: dgx-h100-8\n",
-        "expectations.new.value",
-        "can do, 400",
-    ),
+    ("range", "bands: {copy-pcie: {share: 80}}", "bands.copy-pcie.share", "outside 0.05 to 1"),
     (
         "services",
         "platforms: {hgx-h100-8: {services: [imex]}}",

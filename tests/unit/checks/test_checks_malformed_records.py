@@ -10,6 +10,7 @@ from test_checks_workload import CONTAINER, DRIVER, T4
 from gpunode import checks
 from gpunode.checks import Expectation, Finding, Status, judge
 from gpunode.facts import facts_from_bundle
+from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.workload import JUDGED, RUN
 from gpunode.probe.bundle import Bundle
 
@@ -37,8 +38,8 @@ def judged(results: list[dict[str, Any]]) -> dict[str, list[Finding]]:
     known = {"pci": (T4,), "loaded_driver": DRIVER, "architecture": "x86_64", "gaps": {}}
     node = facts_from_bundle(bundle).model_copy(update=known)
     found: dict[str, list[Finding]] = {}
-    for finding in judge(node, Expectation(), level="standard"):
-        if finding.check.startswith(("container.", "framework.")):
+    for finding in judge(node, Expectation(), level="deep"):
+        if finding.check.startswith(("container.", "framework.", "performance.")):
             found.setdefault(finding.check, []).append(finding)
     return found
 
@@ -104,4 +105,4 @@ def test_every_record_that_a_check_names_is_known_to_be_judged() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(checks.__file__).parent.glob("*.py"))
     named = set(re.findall(r'"((?:versions|frameworks|gpus|defaults)\.[a-z0-9]+)"', sources))
     # Looked at only to tell whether PyTorch's absence is meant.
-    assert named - {"versions.tensorflow"} == JUDGED - {RUN}
+    assert named - {"versions.tensorflow"} == JUDGED - {RUN} - MEASURED

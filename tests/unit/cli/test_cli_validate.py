@@ -161,7 +161,7 @@ def test_select_and_skip(gpunode: Any) -> None:
         document = json.loads(gpunode(*REPLAY, "--format", "json", *options).out)
         return {finding["check"] for finding in document["nodes"][0]["findings"]}
 
-    everything = checks("--level", "standard")
+    everything = checks("--level", "deep")
     assert everything == {check.id for check in registry}
     # Nobody ran a workload there, so nobody is told that it is missing.
     assert checks() == checks("--level", "quick") == {check.id for check in registry if check.level == "quick"}
@@ -192,7 +192,6 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--select", "gpu.count", "--select", " ,"], ["--select: no check is named"]),
         (["validate", "--skip", "zzz"], ["--skip", "zzz", "node.reachable"]),
         (["validate", "--level", "quick", "--select", "container.cuda"], ["--level quick", "--level standard"]),
-        (["validate", "--level", "deep"], ["--level deep", "--level standard"]),
         (["validate", "--level", "quik"], ["quik"]),
         (["validate", "--level", "quick", "--image", "x", "--force"], ["--level quick runs no", "--image, --force"]),
         (["validate", "--replay", str(BUNDLE), "--no-container"], ["--replay asks no node", "--no-container"]),
@@ -201,6 +200,9 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--image-file", str(BUNDLE)], ["not an archive of one image"]),
         (["validate", "--workload-timeout", "1"], ["--workload-timeout"]),
         (["validate", "--image-timeout", "1"], ["--image-timeout"]),
+        (["validate", "--storage", "/data"], ["--storage", "--level deep"]),
+        (["validate", "--burn", "60", "--level", "standard"], ["--burn", "--level deep"]),
+        (["validate", "--burn", "0", "--level", "standard"], ["--burn"]),
         (["validate", "--no-container", "--image-timeout", "60"], ["--no-container", "--image-timeout"]),
         (["validate", "--workload-timeout", "nan"], ["--workload-timeout", "'nan' is no time"]),
         (["validate", "--workload-timeout", "inf"], ["--workload-timeout", "range"]),

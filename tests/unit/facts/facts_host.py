@@ -146,7 +146,30 @@ SOURCES = (
     "Types: deb\nURIs: https://packages.example.org/cuda\n https://mirror.example.org/cuda\nSuites: /\nEnabled: no\n"
 )
 
+RULESET = """\
+{"nftables": [{"metainfo": {"version": "1.0.6", "release_name": "Lester Gooch #5", "json_schema_version": 1}}, \
+{"table": {"family": "ip", "name": "filter", "handle": 1}}, \
+{"chain": {"family": "ip", "table": "filter", "name": "INPUT", "handle": 1, "type": "filter", "hook": "input", "prio": 0, "policy": "drop"}}, \
+{"table": {"family": "inet", "name": "other", "handle": 2}}, \
+{"chain": {"family": "inet", "table": "other", "name": "in", "handle": 1, "type": "filter", "hook": "input", "prio": 0, "policy": "accept"}}, \
+{"rule": {"family": "inet", "table": "other", "chain": "in", "handle": 2, "expr": [{"match": {"op": "==", "left": {"meta": {"key": "iif"}}, "right": "lo"}}, {"accept": null}]}}]}
+"""
+SOCKETS = """\
+udp   UNCONN 0      0      127.0.0.53%lo:53         0.0.0.0:*    users:(("systemd-resolve",pid=700,fd=13))
+tcp   LISTEN 0      128          0.0.0.0:22         0.0.0.0:*    users:(("sshd",pid=800,fd=3))
+tcp   LISTEN 0      128             [::]:22            [::]:*    users:(("sshd",pid=800,fd=4))
+tcp   LISTEN 0      4096               *:9400             *:*    users:(("dcgm-exporter",pid=900,fd=7))
+tcp   LISTEN 0      64           0.0.0.0:2049       0.0.0.0:*
+"""
+ADDRESSES = r"""1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever preferred_lft forever
+2: eth0    inet 10.0.0.7/24 brd 10.0.0.255 scope global eth0\       valid_lft forever preferred_lft forever
+2: eth0    inet6 fe80::5054:ff:fe12:3456/64 scope link \       valid_lft forever preferred_lft forever
+"""
 COMMANDS: dict[str, CommandResult] = {
+    "nft-ruleset": answer(RULESET),
+    "nft-own": answer("", 1, "Error: No such file or directory\n"),
+    "sockets": answer(SOCKETS),
+    "addresses": answer(ADDRESSES),
     "lscpu": answer(LSCPU),
     "journal-xids": answer(JOURNAL),
     "journal-links": answer(JOURNAL.partition("\n")[0] + "\n"),
@@ -175,6 +198,9 @@ COMMANDS: dict[str, CommandResult] = {
     "repository-files": answer("/etc/apt/sources.list\n/etc/apt/sources.list.d/cuda.sources\n"),
     "apt-config": answer(APT_CONFIG),
     "variables": answer("/etc/environment\tCUDA_LAUNCH_BLOCKING\t1\nsystemd\tNCCL_DEBUG\tINFO\n"),
+    "boot-settings": answer(
+        "/usr/lib/sysctl.d/50-default.conf\tvm.swappiness\t60\n/etc/sysctl.d/90-gpunode.conf\tvm.swappiness\t10\n"
+    ),
     "cpu-clocks": answer(
         "scaling_driver\tintel_pstate\t8\nscaling_governor\tperformance\t6\nscaling_governor\tpowersave\t2\n"
     ),
@@ -202,6 +228,9 @@ _HCA = "/sys/class/infiniband/mlx5_0/"
 _BRIDGE = "PCI_CLASS=60400\nPCI_ID=8086:347A\n"
 
 FILES: dict[str, str | None] = {
+    "/run/gpunode/gpu-settings.json": None,
+    "/etc/group": "sudo:x:27:ada\ndocker:x:999:ada,bob\n",
+    "/var/lib/gpunode/updates/pending.json": None,
     "/proc/driver/nvidia/gpus/": "0000:00:1e.0\n",
     "/proc/driver/nvidia/gpus/0000:00:1e.0/information": INFORMATION,
     "/proc/driver/nvidia/params": 'ModifyDeviceFiles: 1\nRegistryDwords: "RmX=1"\n',
@@ -217,6 +246,8 @@ FILES: dict[str, str | None] = {
     "/proc/self/status": "Cpus_allowed_list:\t0-2,8\n",
     "/proc/loadavg": "4.66 4.09 2.81 17/249 21657\n",
     "/proc/sys/vm/swappiness": "60\n",
+    "/etc/gpunode/gpu-settings.json": None,
+    "/var/lib/gpunode/kernel_tuning/command-line": None,
     "/proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t33554432\n",
     "/sys/module/": "ext4\nnvidia\nnvidia_uvm\nnvidiafb\n",
     "/sys/module/nvidia_uvm/parameters/uvm_debug_prints": "0\n",
@@ -291,6 +322,11 @@ FILES: dict[str, str | None] = {
     _HCA + "ports/1/counters/link_downed": "1\n",
     _HCA + "ports/1/hw_counters/out_of_sequence": "5\n",
     _HCA + "ports/1/gid_attrs/ndevs/0": "ib0\n",
+    _HCA + "ports/1/gid_attrs/types/0": "IB/RoCE v1\n",
+    _HCA + "ports/1/gids/0": "fe80:0000:0000:0000:0e42:a1ff:fe5e:0001\n",
+    _HCA + "ports/1/gid_attrs/types/3": "RoCE v2\n",
+    _HCA + "ports/1/gids/3": "0000:0000:0000:0000:0000:ffff:0a01:0203\n",
+    _HCA + "ports/1/gids/4": "0000:0000:0000:0000:0000:0000:0000:0000\n",
     "/etc/security/limits.conf": "# a comment\n*  soft  memlock  unlimited  # why\nbroken line\n",
     "/etc/security/limits.d/": "90-gpu.conf\nREADME\n",
     "/etc/security/limits.d/90-gpu.conf": "@gpu\t-\tnofile\t1048576\n",

@@ -140,6 +140,7 @@ def test_an_empty_bundle_is_all_gaps() -> None:
         ("apt-config", {"automatic_updates"}),
         ("cdi-specs", {"cdi_specs"}),
         ("variables", {"environment"}),
+        ("boot-settings", {"boot_settings"}),
         ("cpu-clocks", {"cpu_frequency"}),
         ("device-nodes", {"device_nodes"}),
         ("df-local", {"file_systems"}),

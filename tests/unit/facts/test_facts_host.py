@@ -10,6 +10,7 @@ from gpunode.facts.node import (
     CpuNode,
     EnvironmentSetting,
     FileSystem,
+    Gid,
     IbPort,
     Limit,
     Machine,
@@ -191,6 +192,7 @@ def test_network() -> None:
             link_layer="InfiniBand",
             lid=26,
             interfaces=("ib0",),
+            gids=(Gid(index=0, type="IB/RoCE v1", ipv4=False), Gid(index=3, type="RoCE v2", ipv4=True)),
             counters={"link_downed": 1, "out_of_sequence": 5},
         ),
     )
@@ -212,6 +214,10 @@ def test_settings() -> None:
         Limit(path="/etc/security/limits.conf", domain="*", type="soft", item="memlock", value="unlimited"),
         Limit(path="/etc/security/limits.d/90-gpu.conf", domain="@gpu", type="-", item="nofile", value="1048576"),
     )
+    assert [(one.path, one.value) for one in facts.boot_settings or ()] == [
+        ("/usr/lib/sysctl.d/50-default.conf", "60"),
+        ("/etc/sysctl.d/90-gpunode.conf", "10"),
+    ]
     assert facts.environment == (
         EnvironmentSetting(path="/etc/environment", name="CUDA_LAUNCH_BLOCKING", value="1"),
         EnvironmentSetting(path="systemd", name="NCCL_DEBUG", value="INFO"),

@@ -93,7 +93,6 @@ def test_what_is_no_longer_requested_is_restored(settings: Settings) -> None:
     assert program.main(["restore"]) == 0
     assert settings.node.cells("power.limit", 0) == ["700.00"]
     assert program.read(program.MEMORY) == {}
-    assert program.read(program.REPORT) is None
 
 
 def test_the_value_before_the_first_change_is_remembered(settings: Settings) -> None:

@@ -80,13 +80,20 @@ def no_tree(recipe: Recipe) -> Iterator[Path]:
 
 
 def test_an_image_is_built_once_and_other_recipes_of_the_system_go(engine: Any) -> None:
-    engine.add("gpunode-lab:debian-12-before")
+    engine.add("gpunode-lab:debian-12-before", 0.1)
     said: list[str] = []
     built = ensure_image(engine, RECIPE, said.append)
     assert list(engine.found) == [TAG]
     assert ensure_image(engine, RECIPE, said.append) == built
     assert said[-1] == f"image debian-12: as built before ({TAG})"
     assert "secret" not in "".join(said)
+
+
+def test_an_image_that_another_checkout_has_just_built_stays(engine: Any) -> None:
+    engine.add("gpunode-lab:debian-12-other", 0.02)
+    ensure_image(engine, RECIPE, lambda _: None)
+    assert set(engine.found) == {"gpunode-lab:debian-12-other", TAG}
+    assert set(remove_images(engine, "debian-12")) == {"gpunode-lab:debian-12-other", TAG}
 
 
 def test_an_old_image_is_made_anew(engine: Any) -> None:

@@ -229,6 +229,27 @@ def test_variables_in_comments_do_not_count(tmp_path: Path) -> None:
     assert stdout(tmp_path, "variables") == "/etc/profile.d/gpu.sh\tNCCL_DEBUG\tWARN\n"
 
 
+def test_what_the_next_boot_sets_is_read_in_the_order_of_files(tmp_path: Path) -> None:
+    put(tmp_path, "/usr/lib/sysctl.d/50-default.conf", "-vm.swappiness = 60\nkernel.core_pattern = |x\n")
+    put(tmp_path, "/usr/lib/sysctl.d/90-x.conf", "vm.swappiness = 1\n")
+    put(
+        tmp_path, "/etc/sysctl.d/90-x.conf", "# vm.swappiness=2\nnet/ipv4/tcp_rmem = 4096\t131072 9\nvm.swappiness=10\n"
+    )
+    put(tmp_path, "/etc/sysctl.d/readme", "vm.swappiness = 7\n")
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    put(
+        tmp_path,
+        "/etc/tmpfiles.d/thp.conf",
+        f"d /run/x 0755 root root -\nw! {path} - - - - madvise\n#w {path} - - - - never\n",
+    )
+    assert stdout(tmp_path, "boot-settings").splitlines() == [
+        "/usr/lib/sysctl.d/50-default.conf\tvm.swappiness\t60",
+        "/etc/sysctl.d/90-x.conf\tnet.ipv4.tcp_rmem\t4096 131072 9",
+        "/etc/sysctl.d/90-x.conf\tvm.swappiness\t10",
+        "/etc/tmpfiles.d/thp.conf\ttransparent_hugepage\tmadvise",
+    ]
+
+
 def test_systemd_that_hides_its_environment_is_told(tmp_path: Path) -> None:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     tool(tmp_path / "bin", "systemctl", "echo 'Failed to connect to bus' >&2; exit 1")

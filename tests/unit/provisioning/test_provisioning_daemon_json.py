@@ -177,3 +177,13 @@ def test_further_keys_win_and_a_socket_is_refused() -> None:
     assert more.values["mtu"] == 1450
     refused = daemon_request({**SETTINGS, "daemon": {"hosts": ["tcp://0.0.0.0:2375"]}}, None)
     assert "docker_daemon must not set hosts" in (refused.problem or "")
+
+
+def test_containers_without_privileges_are_options() -> None:
+    assert daemon_request({}, None).values == {}
+    request = daemon_request({"no_new_privileges": True, "userns_remap": "default"}, None)
+    assert request.values == {"no-new-privileges": True, "userns-remap": "default"}
+    merged = merge_daemon('{"userns-remap": "ada"}', request.values)
+    assert set(merged.restart) == {"no-new-privileges", "userns-remap"}
+    assert merge_daemon(merged.text, {}, merged.memory).text == '{\n    "userns-remap": "ada"\n}\n'
+    assert "neither default nor" in (daemon_request({"userns_remap": "a b"}, None).problem or "")

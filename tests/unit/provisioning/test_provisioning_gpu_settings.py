@@ -180,6 +180,14 @@ def test_a_layout_is_compared_by_the_report_and_the_number_of_devices() -> None:
     assert "gpu0: MIG layout is unknown, not 3g.40gb, 1g.10gb" in lost.due_reasons
 
 
+def test_a_lost_gpu_is_named_and_the_others_are_set() -> None:
+    silent = {"power_max_limit_w": None, "power_default_limit_w": None, "errors": ["GPU is lost"]}
+    found = manifest([{"gpus": "all", "power_limit": 500}], silent, {})
+    assert found.refusals == ()
+    assert found.notes == ("gpu0: nothing is set, the GPU does not answer",)
+    assert about_gpus(found) == ["gpu1: power limit is 700 W, not 500 W"]
+
+
 def test_an_index_that_the_node_lacks_is_named() -> None:
     found = manifest([{"gpus": "all", "accounting": True}, {"gpus": [7], "ecc": True}], {"accounting_mode": True})
     assert found.notes == ("gpu_settings_rules[1].gpus: the node has no such GPU; it has 1",)

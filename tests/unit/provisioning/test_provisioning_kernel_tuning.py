@@ -180,11 +180,32 @@ def test_acs_is_refused_where_it_guards_something(facts: dict[str, Any], files: 
     assert contents(plan)[kernel_files.LIMITS]
 
 
-def test_acs_is_switched_off_by_a_unit_on_bare_metal() -> None:
-    redirects = ({"slot": "0000:00:01.0", "enabled": ["ReqRedir"]},)
-    plan = planned(ROLE, metal(files={SETPCI[0]: file("")}, pci_acs=redirects), acs="off")
+@pytest.mark.parametrize(("bridge", "state"), [("0000:00:01.0", "restarted"), ("0000:00:07.0", None)])
+def test_acs_is_switched_off_by_a_unit_on_bare_metal(bridge: str, state: str | None) -> None:
+    redirects = ({"slot": bridge, "enabled": ["ReqRedir"]},)
+    adapter = {"slot": "0000:17:00.0", "vendor_id": "15b3", "device_id": "1021", "subsystem_id": None, "driver": None}
+    card = ({**adapter, "class_id": "020700", "ports": ["0000:16:00.0", "0000:00:01.0"]},)
+    facts: dict[str, Any] = {"pci_acs": redirects, "pci_io": card}
+    plan = planned(ROLE, metal(files={SETPCI[0]: file("")}, **facts), acs="off")
     assert "vfio-pci" in str(contents(plan)[kernel_files.ACS_PROGRAM])
-    assert [unit.state for unit in plan.units if unit.name == kernel_files.ACS_UNIT] == ["restarted"]
+    there = metal(files={SETPCI[0]: file("")}, **facts)
+    settings_there = planned(ROLE, settled(there, plan), acs="off")
+    assert [unit.state for unit in settings_there.units if unit.name == kernel_files.ACS_UNIT] == [state]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "breaks"),
+    [
+        ("net.ipv4.ip_forward", 0, "Docker"),
+        ("kernel.yama.ptrace_scope", 2, "profilers"),
+        ("net.ipv4.ip_forward", 1, None),
+    ],
+)
+def test_a_value_that_breaks_containers_or_profilers_is_reported(name: str, value: int, breaks: str | None) -> None:
+    state = metal(sysctl={**SYSCTL, name: "1"})
+    notes = planned(ROLE, state, sysctl={name: value}).notes
+    assert [breaks in note for note in notes if breaks] == ([True] if breaks else [])
+    assert bool(notes) is (breaks is not None)
 
 
 def test_a_container_gets_files_and_its_kernel_is_left_alone() -> None:

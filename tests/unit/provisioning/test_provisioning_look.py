@@ -1,11 +1,12 @@
 """From a node's answer to its state: parsed and bounded, whatever the node says."""
 
+import hashlib
 import json
 from typing import Any
 
 import pytest
 from driver_samples import BUNDLE
-from node_samples import APT_STATE, DNF_STATE
+from node_samples import APT_STATE, DNF_STATE, node
 
 from gpunode.errors import UsageError
 from gpunode.provisioning import look
@@ -56,3 +57,20 @@ def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(look, "MAX_BYTES", 100)
     with pytest.raises(UsageError, match="is longer than"):
         look.parsed(answer(), "what gpu1 answered")
+
+
+def test_files_that_are_planned_are_seen_where_they_are_known() -> None:
+    known = {"/etc/docker/daemon.json": {"kind": "absent"}, "/etc/a": {"kind": "file", "sha256": "x", "mode": "0600"}}
+    state = node(files=known).model_copy(update={"contents": {"/etc/docker/daemon.json": None}})
+    later = state.with_files({"/etc/docker/daemon.json": "{}", "/etc/a": "a", "/etc/unknown": "b"})
+    assert later.contents["/etc/docker/daemon.json"] == "{}"
+    assert (later.files["/etc/docker/daemon.json"].kind, later.files["/etc/docker/daemon.json"].mode) == (
+        "file",
+        "0644",
+    )
+    assert later.files["/etc/a"].mode == "0600"
+    assert later.files["/etc/a"].sha256 == hashlib.sha256(b"a").hexdigest()
+    assert "/etc/unknown" not in later.files
+    gone = later.with_files({"/etc/docker/daemon.json": None})
+    assert (gone.files["/etc/docker/daemon.json"].kind, gone.contents["/etc/docker/daemon.json"]) == ("absent", None)
+    assert state.files["/etc/docker/daemon.json"].kind == "absent"

@@ -267,3 +267,97 @@ def test_dnf_is_asked_and_its_answer_is_one_transaction(bare: dict[str, Any]) ->
 def test_a_dnf_that_cannot_be_used_is_refused(bare: dict[str, Any]) -> None:
     (line,) = planned("nvidia_driver", state_of(rocky(bare), dnf={"error": "no module dnf"})).refusals
     assert line.startswith("no-dnf:")
+
+
+EL = "5.14.0-570.12.1.el9_6.x86_64"
+OLD_EL = "5.14.0-503.11.1.el9_5.x86_64"
+
+
+def kernel_of_rpm(release: str, **changes: Any) -> dict[str, Any]:
+    there = {"running": True, "newest": True, "headers": True, "image": True}
+    return {"release": release, "package": f"kernel-core-{release}", **there, **changes}
+
+
+def rpm_node(bare: dict[str, Any], dnf: dict[str, Any] | None = None, **changes: Any) -> NodeState:
+    """A Rocky 9 that has every package of 580.95.05, added to DKMS and built for no kernel."""
+    facts = rocky(bare, kernels=[kernel_of_rpm(EL)], gpu_processes=[], modules=[])
+    first = planned("nvidia_driver", state_of(facts, dnf=DNF), {"nvidia_driver": GOES})
+    names = [*first.questions["driver"].body["bound"], "nvidia-kmod-common"]
+    packages = [{**package(name, "3:580.95.05-1.el9"), "maintainer": "NVIDIA CORPORATION"} for name in names]
+    added = {"name": "nvidia-open", "version": "580.95.05", "kernel": None, "architecture": None, "state": "added"}
+    known = {"installed": dict.fromkeys(names, "3:580.95.05-1.el9"), "streams": {"nvidia-driver": "580-open"}}
+    return state_of({**facts, "packages": packages, "dkms": [added], **changes}, dnf={**DNF, **known, **(dnf or {})})
+
+
+def built(kernel: str = EL, version: str = "580.95.05") -> dict[str, Any]:
+    row = {"kernel": kernel, "path": f"/lib/modules/{kernel}/extra/nvidia.ko", "version": version, "flavour": "open"}
+    return {**row, "vermagic": kernel, "signed": False}
+
+
+def test_dnf_says_nothing_of_a_module_that_was_not_built(bare: dict[str, Any]) -> None:
+    found = planned("nvidia_driver", rpm_node(bare), {"nvidia_driver": GOES})
+    assert found.questions == {}, "the packages are all there"
+    argv = ["dkms", "install", "--force", "-m", "nvidia-open", "-v", "580.95.05", "-k", EL]
+    assert found.values["builds"] == [{"kernel": EL, "argv": argv}]
+    assert found.values["module_problems"] == [f"no module 580.95.05 for {EL}"]
+    assert found.due
+    there = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
+    assert (there.values["builds"], there.values["module_problems"]) == ([], [])
+
+
+def test_a_module_that_dnf_brought_is_loaded_at_once(bare: dict[str, Any]) -> None:
+    found = planned("nvidia_driver", rpm_node(bare, module_files=[built()]), {"nvidia_driver": GOES})
+    assert found.values["load"]
+    assert found.reboot_reasons == ()
+    busy = rpm_node(bare, module_files=[built()], modules=["nouveau"])
+    found = planned("nvidia_driver", busy, {"nvidia_driver": GOES})
+    assert not found.values["load"]
+    assert found.reboot_reasons == ("nouveau is loaded and keeps NVIDIA's module off the GPU",)
+
+
+def test_headers_left_by_a_removed_kernel_are_built_for_by_nobody(bare: dict[str, Any]) -> None:
+    left = kernel_of_rpm(OLD_EL, running=False, newest=False, image=False)
+    state_ = rpm_node(bare, kernels=[left, kernel_of_rpm(EL)], module_files=[built()])
+    assert planned("nvidia_driver", state_, {"nvidia_driver": GOES}).values["builds"] == []
+
+
+def test_an_older_kernel_that_runs_gets_its_headers_and_its_module(bare: dict[str, Any]) -> None:
+    older = kernel_of_rpm(OLD_EL, newest=False, headers=False)
+    state_ = rpm_node(bare, kernels=[older, kernel_of_rpm(EL, running=False)], module_files=[built()])
+    asked = planned("nvidia_driver", state_, {"nvidia_driver": GOES}).questions["driver"].body
+    assert asked["free"] == [f"kernel-devel-{OLD_EL}"]
+    both = [kernel_of_rpm(OLD_EL, newest=False), kernel_of_rpm(EL, running=False)]
+    found = planned("nvidia_driver", rpm_node(bare, kernels=both, module_files=[built()]), {"nvidia_driver": GOES})
+    assert [build["kernel"] for build in found.values["builds"]] == [OLD_EL]
+    assert found.reboot_reasons == (f"kernel {OLD_EL} runs and has no module, {EL} has",)
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_a_loaded_module_of_another_release_is_exchanged_on_request_with_dnf(
+    bare: dict[str, Any], reload: bool
+) -> None:
+    loaded = {"version": "570.211.01", "flavour": "open"}
+    state_ = rpm_node(bare, module_files=[built()], loaded_driver=loaded, modules=["nvidia"])
+    found = planned("nvidia_driver", state_, {"nvidia_driver": {**GOES, "reload": reload}})
+    assert bool(found.values["exchange"]) is reload
+    assert "module 570.211.01 is loaded, 580.95.05 is installed" in found.reboot_reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("enrolled", "mok_hash", "stage", "load"),
+    [(True, "", False, True), (False, "", False, False), (False, "grub.x", True, False), (None, "", False, False)],
+)
+def test_with_dnf_too_no_module_is_loaded_while_the_key_waits(
+    bare: dict[str, Any], enrolled: bool | None, mok_hash: str, stage: bool, load: bool
+) -> None:
+    key = {"path": "/var/lib/dkms/mok.pub", "enrolled": enrolled, "waits": False, "fresh": False}
+    tools = dict.fromkeys(["mokutil", "openssl"], "1")
+    there = rpm_node(bare, {"key": key}, module_files=[built()], secure_boot=True)
+    assert there.dnf is not None
+    dnf = there.dnf.model_copy(update={"installed": {**there.dnf.installed, **tools}})
+    settings = {"nvidia_driver": {**GOES, "mok_hash": mok_hash}}
+    found = planned("nvidia_driver", there.model_copy(update={"dnf": dnf}), settings)
+    assert (found.values["stage_key"], found.values["load"]) == (stage, load)
+    assert found.values["key"] == "/var/lib/dkms/mok.pub"
+    asked = planned("nvidia_driver", there, settings).questions["driver"].body["free"]
+    assert asked == ["mokutil", "openssl"]

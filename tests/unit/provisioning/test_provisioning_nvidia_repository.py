@@ -9,7 +9,7 @@ from node_samples import after, by_path, contents, context, node, planned
 
 from gpunode.provisioning import nvidia_repository
 from gpunode.provisioning.manifest import AptChange, Manifest
-from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, OLD_PIN, OWN, RECORD, ROLE
+from gpunode.provisioning.nvidia_repository import APT_PATHS, DNF_PATHS, FOLDER, KEYS, OLD_PIN, OWN, RECORD, ROLE
 from gpunode.provisioning.repository import armoured
 from gpunode.provisioning.state import NodeState
 
@@ -89,7 +89,7 @@ def test_a_proxys_password_is_for_root_alone_and_in_no_diff() -> None:
         manifest = wanted(state, FETCHED, **with_password)
         assert {each.path for each in manifest.files if SECRET in (each.content or "")} == {path}
         assert (by_path(manifest, path).mode, by_path(manifest, path).private) == ("0600", True)
-        assert not any(each.private for each in manifest.files if each.path != path)
+        assert not any(each.private for each in manifest.files if each.path not in (path, *KEYS))
     open_ = by_path(wanted(node(), FETCHED, proxy="http://p:1"), APT_PATHS["proxy"])
     assert (open_.mode, open_.private) == ("0644", False)
 

@@ -58,3 +58,37 @@ def test_a_busy_node_is_rebooted_where_that_is_allowed() -> None:
 
 def test_machines_made_from_one_image_are_told_apart_by_their_boot() -> None:
     assert decided(machine_id="other-machine").due
+
+
+def kernel(release: str, *, running: bool = False, newest: bool = False, image: bool = True) -> dict[str, Any]:
+    more = {"package": None, "headers": True}
+    return {"release": release, "running": running, "newest": newest, "image": image, **more}
+
+
+def module(release: str) -> dict[str, Any]:
+    more = {"path": f"/lib/modules/{release}/updates/dkms/nvidia.ko", "version": None, "vermagic": None}
+    return {"kernel": release, "flavour": None, "signed": False, **more}
+
+
+OLD, NEW = kernel("6.1.0-41", running=True), kernel("6.1.0-42", newest=True)
+
+
+def test_a_kernel_without_the_driver_is_not_rebooted_into() -> None:
+    held = decided(node(texts=THERE, facts={"kernels": [OLD, NEW], "module_files": [module("6.1.0-41")]}))
+    assert not held.due
+    assert "dkms autoinstall -k 6.1.0-42" in held.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "built"),
+    [
+        ([OLD, NEW], ["6.1.0-41", "6.1.0-42"]),
+        ([OLD, NEW], []),  # no driver at all
+        ([{**OLD, "newest": True}], ["6.1.0-41"]),
+        ([OLD, kernel("6.1.0-42", newest=True, image=False)], ["6.1.0-41"]),  # headers alone
+        ([OLD, NEW], ["6.1.0-42"]),  # the running kernel has none either
+    ],
+)
+def test_other_kernels_do_not_hold_a_reboot_back(kernels: list[dict[str, Any]], built: list[str]) -> None:
+    facts = {"kernels": kernels, "module_files": [module(release) for release in built]}
+    assert decided(node(texts=THERE, facts=facts)).due

@@ -40,58 +40,12 @@ def test_who_holds_the_package_lock_is_told_by_name(tmp_path: Path, monkeypatch:
     assert state.lock_holder() is None
 
 
-# What mokutil 0.6.0 of Debian 12 says of a key in each of these states.
-@pytest.mark.parametrize(
-    ("said", "enrolled", "waits"),
-    [
-        ("KEY is not enrolled", False, False),
-        ("KEY is already in the enrollment request", None, True),
-        ("KEY is already enrolled", True, False),
-        ("KEY is already in db", True, False),
-        ("KEY is already in the built-in trusted keyring", True, False),
-        ("KEY is blocked in MokListXRT", None, False),
-        ("EFI variables are not supported on this system", None, False),
-    ],
-)
-def test_what_the_firmware_knows_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, enrolled: bool | None, waits: bool
-) -> None:
-    key = tmp_path / "mok.pub"
-    monkeypatch.setattr(state, "DKMS_SETTINGS", tmp_path / "absent")
-    monkeypatch.setattr(state, "MACHINE_OWNER_KEYS", (str(tmp_path / "absent"), str(key)))
-    assert state.key() is None
-    key.touch()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert state.key() == {"path": str(key), "enrolled": None, "waits": False, "fresh": False}
-    tool = tmp_path / "mokutil"
-    tool.write_text(f"#!/bin/sh\necho '{said}' >&{2 if 'built-in' in said or 'EFI' in said else 1}\nexit 1\n")
-    tool.chmod(0o755)
-    assert state.key() == {"path": str(key), "enrolled": enrolled, "waits": waits, "fresh": False}
-    for name, boot in (("STAGED_IN", "first"), ("BOOT", "second")):
-        (tmp_path / name).write_text(boot)
-        monkeypatch.setattr(state, name, tmp_path / name)
-    assert state.key()["fresh"] is False
-    (tmp_path / "BOOT").write_text("first")
-    assert state.key()["fresh"] is True
-
-
-def test_a_key_that_dkms_was_told_of_goes_before_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tmp_path / "framework.conf"
-    monkeypatch.setattr(state, "DKMS_SETTINGS", settings)
-    monkeypatch.setattr(state, "MACHINE_OWNER_KEYS", ("/own",))
-    assert state.certificates() == ["/own"]
-    settings.write_text("# mok_certificate=/example\nmok_certificate=/etc/keys/first.der\n")
-    (tmp_path / "framework.conf.d").mkdir()
-    (tmp_path / "framework.conf.d" / "site.conf").write_text('mok_signing_key="/s.key"\nmok_certificate="/s.der"\n')
-    assert state.certificates() == ["/s.der", "/etc/keys/first.der", "/own"]
-
-
 def test_the_state_of_this_machine_is_a_document() -> None:
     said = subprocess.run(
         [sys.executable, "-"], input=program("apt_state"), capture_output=True, text=True, check=True, timeout=120
     ).stdout
     document = json.loads(said)
-    assert document is None or {"sources", "installed", "held", "own_holds", "key", "interrupted"} <= document.keys()
+    assert document is None or {"sources", "installed", "held", "own_holds", "interrupted"} <= document.keys()
 
 
 @needs_apt

@@ -125,6 +125,13 @@ def test_a_rank_is_bound_and_has_its_own_threads(program: Path) -> None:
     assert left.stdout.split()[0] == str(allowed)
 
 
+def test_the_single_thread_of_torchrun_is_nobodys_choice(program: Path) -> None:
+    rank = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    shown = ("--print", "env", "--threads", "7")
+    assert "OMP_NUM_THREADS=7" in run(program, *shown, TORCHELASTIC_RUN_ID="none", **rank).stdout
+    assert "OMP_NUM_THREADS=7" not in run(program, *shown, **rank).stdout
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "word"),
     [

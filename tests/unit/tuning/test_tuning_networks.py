@@ -13,10 +13,10 @@ import pytest
 from test_tuning_rules import environment, gpus, left, node
 
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.node import IbDevice, IbPort, Nic, Smi
+from gpunode.facts.node import Gid, IbDevice, IbPort, LibraryFile, Nic, Smi
 from gpunode.facts.parsers import smi_topo
 from gpunode.probe.bundle import Bundle
-from gpunode.tuning import WORKLOADS, tune
+from gpunode.tuning import WORKLOADS, tune, tune_node
 
 sys.path += [str(Path(__file__).parents[2] / name) for name in ("bench", "contract")]
 from bench_machines import MACHINES
@@ -172,3 +172,40 @@ def test_more_devices_than_nccl_reads_are_left_to_it() -> None:
     many = tuple(Hca(f"mlx5_{index}", "PIX") for index in range(33))
     tuning = tune(facts(Network({}, (), None, (*many, Hca("mlx5_40", "SYS")))), "pytorch")
     assert "33 devices" in left(tuning, "NCCL_IB_HCA")
+
+
+GIDS = (Gid(index=0, type="IB/RoCE v1", ipv4=False), Gid(index=1, type="RoCE v2", ipv4=False))
+
+
+def roce(version: str | None, *tables: tuple[int, ...], layer: str = "Ethernet") -> NodeFacts:
+    """A node with a port for each table of indices of RoCE v2 over IPv4, and a libnccl."""
+    hcas = tuple(device(Hca(f"mlx5_{number}", layer=layer)) for number, _ in enumerate(tables))
+    gids = [(*GIDS, *(Gid(index=index, type="RoCE v2", ipv4=True) for index in table)) for table in tables]
+    found = tuple(
+        hca.model_copy(update={"ports": (hca.ports[0].model_copy(update={"gids": table}),)})
+        for hca, table in zip(hcas, gids, strict=True)
+    )
+    path = f"/usr/lib/x86_64-linux-gnu/libnccl.so.{version}"
+    library = LibraryFile(name="libnccl", path=path, file=path, version=version, in_cache=True, used=True)
+    return node(infiniband=found, libraries=(library,) if version else ())
+
+
+@pytest.mark.parametrize(
+    ("version", "tables", "value"),
+    [
+        ("2.18.3", ((3,), (3,)), "3"),
+        ("2.20.5", ((3, 5), (5,)), "5"),
+        ("2.21.5", ((3,), (3,)), None),
+        (None, ((3,),), None),
+        ("2.18.3", ((3,), (4,)), None),
+        ("2.18.3", ((),), None),
+    ],
+)
+def test_an_old_nccl_is_given_the_gid_that_a_new_one_finds(
+    version: str | None, tables: tuple[tuple[int, ...], ...], value: str | None
+) -> None:
+    of_node = tune_node(roce(version, *tables), "training")
+    assert {one.name: one.value for one in of_node.nccl}.get("NCCL_IB_GID_INDEX") == value
+    assert not [
+        one for one in tune_node(roce(version, *tables, layer="InfiniBand"), "training").nccl if "GID" in one.name
+    ]

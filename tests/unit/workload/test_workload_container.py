@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.gpu import DeviceNode
-from gpunode.workload.container import Confinement, Devices, Job, Program, _create, _memory, _plain, _user
+from gpunode.workload.container import Confinement, Devices, Job, Network, Program, _create, _memory, _plain, _user
 from gpunode.workload.devices import open_to_all
 from gpunode.workload.engine import Engine
 from gpunode.workload.image import Image
@@ -168,3 +168,22 @@ def test_each_restriction_is_given_up_for_its_own_reason_alone() -> None:
     assert without_pids == Confinement(user="65534:65534", pids=False)
     assert request(engine(), without_pids)["host_config"]["PidsLimit"] == 0
     assert Confinement(limits=False, user=None, read_only=False).without("rlimit, read-only file system") is None
+
+
+def test_the_directory_to_measure_is_the_only_thing_of_the_node_inside() -> None:
+    assert not request(engine())["host_config"].get("Mounts")
+    mounts = request(engine(), storage="/data")["host_config"]["Mounts"]
+    assert mounts == [{"Target": "/data", "Source": "/data", "Type": "bind", "ReadOnly": False}]
+    # One that is not there does not keep the rest from being measured; an engine makes none by itself.
+    refusal = 'invalid mount config for type "bind": bind source path does not exist: /data'
+    without = Confinement(user="65534:65534").without(refusal)
+    assert without == Confinement(user="65534:65534", storage=False)
+    assert not request(engine(), without, storage="/data")["host_config"].get("Mounts")
+
+
+def test_a_container_of_a_group_is_found_by_its_name_and_reaches_nothing_but_the_groups_network() -> None:
+    sent = request(engine(), network=Network("fabric", "rank-2"))
+    assert sent["host_config"]["NetworkMode"] == "fabric"
+    assert sent["networking_config"] == {"EndpointsConfig": {"fabric": {"Aliases": ["rank-2"]}}}
+    assert sent["host_config"]["CapDrop"] == ["ALL"]
+    assert request(engine())["host_config"]["NetworkMode"] == "none"

@@ -119,6 +119,9 @@ def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, fo
         "compile_min_capability": "7.0",
         "gpus": {f"GPU-{index}": index for index in handed},
         "force": force,
+        "level": "standard",
+        "storage": None,
+        "burn_s": None,
         "user_site": True,
     }
     assert "gpus" in host.arguments[host.arguments.index("--tests") + 1].split(",")
@@ -214,7 +217,7 @@ def test_a_payload_that_left_parts_out_for_lack_of_time_did_not_come_to_its_end(
 
     monkeypatch.setattr(container, "run", run_one)
     monkeypatch.setattr(launching, "provide", lambda *_: Image("site/image:1", "sha256:1", brought=False))
-    monkeypatch.setattr(launching, "_STOP_S", stop_s)
+    monkeypatch.setattr(launching, "STOP_S", stop_s)
     *_, own = run(way, node(gpus=0), named=True)
     assert own["values"]["kind"] == kind
     assert ("versions.torch the first" in str(own["error"])) is (kind == "time-limit")

@@ -82,3 +82,19 @@ def test_control_codes_in_what_is_quoted_do_not_reach_a_terminal() -> None:
     with pytest.raises(LaunchFailure) as caught:
         said(err="\x1b[31mred\x1b[0m\n").judge(1)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"doing": "measuring gemm (2 of 8)", "left_s": 540}, "measuring gemm (2 of 8), about 9 min left"),
+        ({"doing": "measuring burn (8 of 8)", "left_s": 90}, "measuring burn (8 of 8), about 90 s left"),
+        ({"doing": "x\x1b[2J" + "y" * 500, "left_s": -1}, "x[2J" + "y" * 75),
+        ({"left_s": True}, "None"),
+    ],
+)
+def test_progress_is_said_and_is_no_record(line: dict[str, object], said: str) -> None:
+    heard: list[str] = []
+    output = Output(heard.append)
+    output.stdout(json.dumps({"record": "progress", **line}).encode() + b"\n")
+    assert (heard, output.records) == ([said], [])

@@ -82,7 +82,8 @@ class Tools:
         old = source.name.split("_")[1].partition("-")[0]
         new = package["version"].rpartition(":")[2].partition("-")[0]
         for path in tree.rglob(first):
-            if path.is_file() and not path.is_symlink():
+            # Of a compiled program the length must not change.
+            if path.is_file() and not path.is_symlink() and path.read_bytes()[:4] != b"\x7fELF":
                 text = path.read_text(encoding="utf-8", errors="surrogateescape")
                 path.write_text(text.replace(old, new), encoding="utf-8", errors="surrogateescape")
 

@@ -51,7 +51,7 @@ def build(tools: Tools, package: dict[str, Any], to: Path) -> None:
             package["description"],
             "%install",
             f"cp -a {tree}/. %{{buildroot}}",
-            *(line for name, text in package["scripts"].items() for line in (f"%{name}", text)),
+            *(line for name, text in package["scripts"].items() for line in (f"%{name}", text.replace("%", "%%"))),
             "%files",
             *listed,
         ]

@@ -1,0 +1,145 @@
+"""Checks on what of a node can be reached from outside, and on who is root there without being called so."""
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import Listener, NodeFacts, PacketFilter
+
+UNIT = "gpunode-firewall.service"
+TABLE = "inet gpunode"
+WITHOUT_PASSWORD = {
+    5555: "DCGM's host engine",
+    9100: "the node exporter",
+    9400: "the DCGM exporter",
+}
+"""Ports of services that answer everybody: docs.nvidia.com/datacenter/dcgm (nv-hostengine, dcgm-exporter),
+github.com/prometheus/node_exporter."""
+TLS = "with TLS"
+DOCKER_API = {2375: "without TLS", 2376: TLS}
+"""Ports of Docker's API by convention: docs.docker.com, dockerd."""
+SWARM = {2377: "takes certificates alone", 7946: "has no API behind it"}
+"""Ports of a swarm, which are dockerd's too."""
+ADMINISTRATORS = ("sudo", "wheel", "admin")
+
+
+@registry.check(
+    "host.firewall",
+    needs=("packet_filter", "units"),
+    means="Where the role firewall gave the node a policy, the kernel has it: the table is loaded, and what no rule "
+    "accepts does not come in, over IPv4 and IPv6.",
+    remedy="systemctl restart gpunode-firewall.service loads the rules again; role firewall, tag firewall_service.",
+    state="observe",
+    actions=("restart_service:gpunode-firewall.service", "run_role:firewall:firewall_service"),
+)
+def firewall(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    unit = next((unit for unit in node.units or () if unit.name == UNIT and unit.load == "loaded"), None)
+    found = node.packet_filter
+    if unit is None:
+        tables = listed(found.refusing) if found is not None and found.refusing else ""
+        others = f"; input is refused by {tables}" if tables else ""
+        yield Verdict(Status.SKIP, f"the node has no policy of the role firewall{others}")
+    elif found is None or found.own is None:
+        yield Verdict(Status.FAIL, f"{UNIT} is installed and its table is not loaded", expected=TABLE, measured=None)
+    elif missing := [name for name, refused in _families(found).items() if not refused]:
+        message = f"{' and '.join(missing)} come in without a rule that accepts them"
+        yield Verdict(Status.FAIL, message, expected="refused", measured="accepted")
+    else:
+        yield Verdict(Status.PASS, f"the table {TABLE} is loaded, and refuses what no rule accepts")
+
+
+def _families(found: PacketFilter) -> dict[str, bool]:
+    return {"IPv4": found.ipv4_refused, "IPv6": found.ipv6_refused}
+
+
+@registry.check(
+    "host.exposed-services",
+    needs=("listeners", "addresses", "packet_filter"),
+    means="Services that answer everybody without a password (DCGM's host engine, exporters) do not listen on an "
+    "address of the public Internet without a packet filter in front.",
+    remedy="Bind the service to a private address, or name the networks that may reach it: role firewall "
+    "(firewall_services).",
+    state="observe",
+    actions=("run_role:firewall",),
+)
+def exposed_services(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    found = node.packet_filter
+    refused = _families(found) if found is not None else {}
+    public = [ip_address(one.address) for one in node.addresses or ()]
+    public = [address for address in public if address.is_global and not refused.get(f"IPv{address.version}")]
+    exposed = []
+    for one in node.listeners or ():
+        what = WITHOUT_PASSWORD.get(one.port) or ("an exporter" if "exporter" in (one.process or "") else None)
+        if one.protocol == "tcp" and what is not None:
+            exposed += [f"{what} at {address}, port {one.port}" for address in public if _covers(one, str(address))]
+    if exposed:
+        message = f"{counted(len(exposed), 'service')} without a password for everybody: {listed(exposed, 3)}"
+        yield Verdict(Status.WARN, message, expected=0, measured=len(exposed), unit="services")
+    else:
+        yield Verdict(Status.PASS, "no service without a password is public", expected=0, measured=0, unit="services")
+
+
+def _covers(one: Listener, address: str) -> bool:
+    """Return whether a socket takes connections to an address; one for :: takes those over IPv4 too by default."""
+    if one.address == "0.0.0.0":  # noqa: S104
+        return ":" not in address
+    return one.address in {"*", "::", address}
+
+
+@registry.check(
+    "container.docker-api",
+    needs=("listeners",),
+    means="Docker's API is not reachable over TCP: whoever reaches it without a certificate is root on the node.",
+    remedy="Remove hosts from daemon.json and -H tcp:// from the unit, and use docker -H ssh://HOST instead.",
+    state="drain",
+    actions=("fix_configuration",),
+)
+def docker_api(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    found = [
+        one
+        for one in node.listeners or ()
+        if one.protocol == "tcp" and (one.process == "dockerd" or one.port in DOCKER_API)
+    ]
+    found = [one for one in found if one.port not in SWARM]
+    outside = [one for one in found if not _loopback(one.address)]
+    places = listed([f"{one.address} port {one.port}" for one in outside or found], 3)
+    if [one for one in outside if DOCKER_API.get(one.port) != TLS]:
+        yield Verdict(Status.FAIL, f"Docker's API listens on {places}", expected=0, measured=len(outside))
+    elif found:
+        message = f"Docker's API listens on {places}: every program that gets there is root without a certificate"
+        yield Verdict(Status.WARN, message, expected=0, measured=len(found), unit="sockets")
+    else:
+        yield Verdict(Status.PASS, "Docker's API is not reachable over TCP", expected=0, measured=0, unit="sockets")
+
+
+def _loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+@registry.check(
+    "container.docker-group",
+    needs=("root_groups",),
+    means="Members of the group docker are root without a password (docker run -v /:/host): nobody is in it who is no "
+    "administrator.",
+    remedy="gpasswd -d USER docker takes one out; rootless Docker or Podman runs containers without it. Role docker "
+    "adds those in docker_users.",
+    state="observe",
+    actions=("fix_configuration",),
+)
+def docker_group(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    groups = node.root_groups or {}
+    if "docker" not in groups:
+        yield Verdict(Status.SKIP, "the node has no group docker")
+        return
+    administrators = {name for group in ADMINISTRATORS for name in groups.get(group, ())}
+    others = sorted(set(groups["docker"]) - administrators)
+    if others:
+        message = f"{counted(len(others), 'user')} in the group docker and not in {', '.join(ADMINISTRATORS)}: "
+        message += f"{listed(others)}: root without a password"
+        yield Verdict(Status.WARN, message, expected=0, measured=len(others), unit="users")
+    else:
+        yield Verdict(Status.PASS, "nobody but administrators is in the group docker", expected=0, measured=0)

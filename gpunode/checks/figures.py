@@ -1,0 +1,107 @@
+"""From a measured figure to a verdict: the limits that are ours, the site's and the baseline's rules, the words."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from gpunode.catalog import load
+from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict
+from gpunode.checks.thresholds import Threshold
+from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, unit_of
+
+GROSS = Threshold(
+    "performance.gross",
+    0.4,
+    "of the physical limit",
+    "A figure below is a failure on every model, also where nobody publishes a pass mark.",
+    source="our choice: the lowest share that is published of a healthy machine is 0.62 (gpu-fryer, GB200)",
+    most=1,
+)
+DROP_WARNS = Threshold(
+    "performance.drop.warns",
+    0.05,
+    "of the baseline",
+    "A figure that is lower than the baseline's by more warns.",
+    source="our choice, between 3.5 % (Azure ai-infrastructure-on-azure, a warning) and 5 to 10 % (CSCS)",
+    most=1,
+)
+DROP_FAILS = Threshold(
+    "performance.drop.fails",
+    0.10,
+    "of the baseline",
+    "A figure that is lower than the baseline's by more is a failure.",
+    source="our choice, between 7 % (Azure ai-infrastructure-on-azure, a failure) and 10 % (CSCS)",
+    most=1,
+)
+OF_FIGURES = (GROSS, DROP_WARNS, DROP_FAILS)
+"""The thresholds of every check that judges figures."""
+STATUS = {"good": Status.PASS, "low": Status.WARN, "bad": Status.FAIL, "unknown": Status.SKIP}
+NO_MARK = "nothing to compare with: the catalog has no mark for it on this machine, and the site file has none"
+SITE = "site file (figures)"
+
+
+def rules_of(expect: Expectation, metric: str, component: str) -> MarkRules:
+    """Return what holds beside the catalog for a figure of a component."""
+    baseline = expect.baseline
+    return MarkRules(
+        site=expect.figures or {},
+        site_origin=SITE,
+        baseline=None if baseline is None else baseline.of(metric, component),
+        baseline_origin="" if baseline is None else f"baseline {baseline.origin}",
+        drop_warns=DROP_WARNS.value,
+        drop_fails=DROP_FAILS.value,
+        gross=GROSS.value,
+        gross_origin=f"{GROSS.name}: {GROSS.value:g} {GROSS.unit}",
+    )
+
+
+def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, what: str = "") -> Verdict:
+    """Return the verdict on a figure. ``what`` stands before it in the message; left out, the metric's name does."""
+    found = assess(figure, shape, load(), rules_of(expect, figure.metric, component))
+    return replace(verdict_of(found, what), component=component)
+
+
+def verdict_of(found: Assessment, what: str = "") -> Verdict:
+    """Return an assessment as a verdict."""
+    name = what or words(found.figure.metric)
+    message = f"{name}: {found}"
+    return Verdict(
+        STATUS[found.grade],
+        message if found.mark is not None else f"{message}; {NO_MARK}",
+        expected=None if found.mark is None else round(found.mark.value, 3),
+        measured=round(found.figure.value, 3),
+        unit=unit_of(found.figure.metric),
+        source=found.origin,
+        figure=FigureReport(
+            metric=found.figure.metric,
+            limit=None if found.limit is None else round(found.limit.value, 3),
+            limit_of=None if found.limit is None else found.limit.what,
+            ratio=None if found.ratio is None else round(found.ratio, 4),
+        ),
+    )
+
+
+def words(metric: str) -> str:
+    """Return a metric's name for people: ``host to device``, ``all_reduce bus bandwidth``, ``bf16 products``."""
+    if metric.endswith("_busbw"):
+        return f"{metric.removesuffix('_busbw')} bus bandwidth"
+    if metric.startswith("gemm_"):
+        return f"{metric.removeprefix('gemm_')} products"
+    return metric.replace("_", " ")
+
+
+def worst_of(verdicts: Iterable[Verdict], **changes: Any) -> list[Verdict]:
+    """Return the verdicts that are neither good nor without a mark; where all are, the least figure of them.
+
+    For figures of many pairs: one line for sixty that are well.
+    """
+    found = list(verdicts)
+    bad = [one for one in found if one.status not in (Status.PASS, Status.SKIP)]
+    if bad or not found:
+        return bad
+    least = min(found, key=lambda one: (one.status is Status.SKIP, _number(one.measured)))
+    return [replace(least, **changes)]
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

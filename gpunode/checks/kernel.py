@@ -1,0 +1,101 @@
+"""Checks on what a boot sets: kernel settings, the command line, and the interfaces that NCCL's file names."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from gpunode.checks.machine import is_container
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.words import listed
+from gpunode.facts.node import EnvironmentSetting, NodeFacts
+
+SYSCTL_D = "sysctl.d(5), tmpfiles.d(5)"
+NCCL_FILE = "/etc/nccl.conf"
+NCCL_SOURCE = "catalog (sources.yml, nccl_env)"
+LISTS = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_OOB_NET_IFNAME": "interface", "NCCL_IB_HCA": "HCA"}
+
+
+@registry.check(
+    "host.kernel-settings",
+    needs=("boot_settings", "boot_arguments", "sysctl", "transparent_hugepages", "command_line", "virtualization"),
+    means="What files set at the next boot is what the running kernel has: nothing was typed in that is lost with the "
+    "next boot, and nothing waits for one.",
+    remedy="sysctl --system and systemd-tmpfiles --create apply the files; a value that is to stay belongs in "
+    "kernel_tuning_sysctl (role kernel_tuning).",
+    state="observe",
+    actions=("fix_configuration",),
+)
+def kernel_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if is_container(node):
+        yield Verdict(Status.SKIP, "in a container the kernel is the host's")
+        return
+    last = {one.name: one for one in node.boot_settings or ()}
+    live = {**(node.sysctl or {}), "transparent_hugepage": node.transparent_hugepages}
+    judged = False
+    for name, one in last.items():
+        now = live.get(name)
+        if now is None:
+            continue
+        judged = True
+        told = partial(Verdict, component=name, expected=one.value, measured=now, source=SYSCTL_D)
+        if now == one.value:
+            yield told(Status.PASS, f"{now}, as {one.path} sets it at boot")
+        else:
+            yield told(Status.WARN, f"{now} now, and {one.value} after the next boot ({one.path})")
+    if node.boot_arguments:
+        judged = True
+        booted = (node.command_line or "").split()
+        missing = [word for word in node.boot_arguments if word not in booted]
+        told = partial(
+            Verdict, component="command line", expected=" ".join(node.boot_arguments), measured=node.command_line
+        )
+        if missing:
+            yield told(Status.WARN, f"the kernel was booted without {listed(missing)}: a reboot is due")
+        else:
+            yield told(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
+    if not judged:
+        yield Verdict(Status.SKIP, "no file sets a kernel setting that is looked at")
+
+
+@registry.check(
+    "host.nccl-conf",
+    needs=("environment", "nics", "addressed", "infiniband"),
+    means="The interfaces and HCAs that /etc/nccl.conf names exist: NCCL does not start over a list of which none "
+    "does, and leaves the others out without a word.",
+    remedy="gpunode env -v shows what the node has; role ml_environment writes it (ml_environment_nccl).",
+    state="drain",
+    actions=("fix_configuration",),
+)
+def nccl_conf(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    found = [one for one in node.environment or () if one.path == NCCL_FILE]
+    named = [one for one in found if one.name in LISTS and not one.value.startswith("^")]
+    if not named:
+        yield Verdict(Status.SKIP, f"{NCCL_FILE} names no interface and no HCA")
+    for one in named:
+        yield _names(one, names_on(node, one.name))
+
+
+def names_on(node: NodeFacts, name: str) -> list[str]:
+    """Return the interfaces or HCAs of a node that a list of NCCL can name."""
+    if LISTS[name] == "HCA":
+        return sorted(device.name for device in node.infiniband or ())
+    return sorted({nic.name for nic in node.nics or ()} | set(node.addressed or ()))
+
+
+def missing_names(value: str, there: list[str]) -> list[str]:
+    """Return the names of a list of NCCL that nothing has. Without ``=`` a name is a beginning; ports do not count."""
+    exact = value.startswith("=")
+    words = [word.split(":")[0] for word in value.removeprefix("=").split(",")]
+    return [word for word in words if not any(one == word if exact else one.startswith(word) for one in there)]
+
+
+def _names(one: EnvironmentSetting, there: list[str]) -> Verdict:
+    gone = missing_names(one.value, there)
+    kind = LISTS[one.name]
+    told = partial(
+        Verdict, component=one.name, expected=one.value, measured=listed(there) or "none", source=NCCL_SOURCE
+    )
+    if not gone:
+        return told(Status.PASS, f"{one.value}: all exist")
+    words = f"{one.value} in {one.path}: the node has no {kind} {listed(gone)}, it has {listed(there) or 'none'}"
+    all_gone = len(gone) == len(one.value.split(","))
+    return told(Status.FAIL if all_gone else Status.WARN, words)

@@ -1,0 +1,325 @@
+"""Checks on what single GPUs measured: copies, memory, products, clocks, sustained load."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from gpunode.catalog import Gpu
+from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
+from gpunode.checks.gpus import CATALOG
+from gpunode.checks.measurements import MeasuredNode, measurement_check
+from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.thermal import HARDWARE, SOFTWARE_HEAT, WORDS
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.words import counted, listed
+from gpunode.expectations import Figure
+from gpunode.expectations.limits import Where
+from gpunode.facts.models.measured import (
+    GEMM_TYPES,
+    BurnValues,
+    Corruption,
+    DeviceCopyValues,
+    GemmValues,
+    HostCopyValues,
+    LoadState,
+    PeerCopyValues,
+    StreamValues,
+)
+from gpunode.facts.models.workload import DeviceIdentity, Record
+
+THROTTLED = Threshold(
+    "performance.clocks.throttled",
+    0.05,
+    "of the samples",
+    "More of them with a reason that is heat or a power brake: a failure (heat that software reacts to: a warning).",
+    source="our choice: a single sample at the start of a load is no fault",
+    most=1,
+)
+CLOCK_LEAST = Threshold(
+    "performance.clocks.least",
+    0.5,
+    "of the model's maximum",
+    "A lower clock under load that no power limit explains (clocks that are locked low, say): a failure.",
+    source="our choice",
+    most=1,
+)
+CLOCK_CAPPED = Threshold(
+    "performance.clocks.capped",
+    0.35,
+    "of the model's maximum",
+    "A power limit that holds the clock lower under load warns.",
+    source="our choice: cards of 70 W run products at about half of their maximum",
+    most=1,
+)
+DRIFT_WARNS = Threshold(
+    "performance.burn.drift-warns",
+    0.05,
+    "of the rate",
+    "A sustained load that loses more between its beginning and its end warns.",
+    source="our choice",
+    most=1,
+)
+DRIFT_FAILS = Threshold(
+    "performance.burn.drift-fails",
+    0.15,
+    "of the rate",
+    "A sustained load that loses more is a failure.",
+    source="our choice",
+    most=1,
+)
+WRONG = (
+    "A wrong result on one GPU alone is a fault of that GPU: take it out of use; dcgmi diag -r 3 looks closer. "
+    "Several GPUs with wrong results at once: the driver, or a bus on the way."
+)
+UNSEEN = -1
+"""In place of the index of a GPU that nvidia-smi does not have: the shape has nothing of its own on it."""
+REPLACE = ("reset_gpu", "open_support_case", "replace_hardware")
+
+
+class Loaded(DeviceIdentity):
+    """Of any record of a load on a GPU: its state meanwhile."""
+
+    load: LoadState = LoadState()
+
+
+def corrupted(number: int, what: str, component: str = "node") -> Verdict:
+    """Return the verdict on elements that arrived or were computed wrong."""
+    text = f"{what}: {counted(number, 'element')} wrong"
+    return Verdict(
+        Status.FAIL, text, component, expected=0, measured=number, unit="elements", remedy=WRONG, actions=REPLACE
+    )
+
+
+@measurement_check(
+    "performance.host-copy",
+    ("copy.host",),
+    HostCopyValues,
+    means="Copies between pinned memory of the host and every GPU reach what its PCIe link carries, in both "
+    "directions, and arrive unchanged.",
+    remedy="link.pcie-width and link.pcie-speed show a link that trained low. One GPU alone: reseat it. Both "
+    "directions of all GPUs: the BIOS's settings for PCIe (payload size, relaxed ordering), ACS and IOMMU (host.acs, "
+    "host.iommu), power saving of the processor (host.cpu-governor).",
+    state="observe",
+    actions=("fix_configuration", "open_support_case"),
+    thresholds=OF_FIGURES,
+    category="pcie",
+    scope="gpu",
+)
+def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    index = run.index_of(record)
+    for direction in ("host_to_device", "device_to_host"):
+        here = [copy for copy in values.copies if copy.direction == direction]
+        wrong = sum(copy.wrong for copy in here)
+        if wrong:
+            yield corrupted(wrong, words(direction))
+        pinned = [copy for copy in here if copy.pinned and copy.near is not False]
+        if not pinned:
+            yield Verdict(Status.ERROR, f"{words(direction)}: no copy from pinned memory near the GPU was recorded")
+        elif not wrong:
+            best = max(pinned, key=lambda copy: copy.bandwidth_gb_per_s)
+            where = Where(gpu=UNSEEN if index is None else index)
+            figure = Figure(direction, best.bandwidth_gb_per_s, where, best.size_bytes)
+            yield judged(figure, run.shape, run.expect, _name(index))
+
+
+def _name(index: int | None) -> str:
+    """Return ``gpu3``; ``node``, which the record's component replaces, where nvidia-smi does not have the GPU."""
+    return "node" if index is None else f"gpu{index}"
+
+
+@measurement_check(
+    "performance.device-copy",
+    ("copy.device",),
+    DeviceCopyValues,
+    means="Copies within the memory of every GPU reach what the memory carries, and arrive unchanged.",
+    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE during the copy shows the memory's clock and what holds it down; "
+    "gpu.remapped-rows and gpu.ecc-uncorrected show memory that is failing. " + WRONG,
+    state="observe",
+    actions=REPLACE,
+    thresholds=OF_FIGURES,
+    category="memory",
+    scope="gpu",
+)
+def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    if values.wrong:
+        yield corrupted(values.wrong, "copy within the memory")
+        return
+    figure = Figure("on_device", values.bandwidth_gb_per_s, Where(), values.size_bytes)
+    yield judged(figure, run.shape, run.expect, _name(run.index_of(record)))
+
+
+@measurement_check(
+    "performance.peer-copy",
+    ("copy.peer",),
+    PeerCopyValues,
+    means="Copies between every two GPUs reach what connects them: NVLink or PCIe. They arrive unchanged.",
+    remedy="NVLink: nvlink.count, nvlink.speed, nvlink.errors and fabric.state. PCIe: host.acs, host.iommu, "
+    "link.pcie-width. A pair that goes through the host although NVLink connects it: framework.p2p and link.p2p.",
+    state="observe",
+    actions=("fix_configuration", "reset_gpu", "open_support_case"),
+    thresholds=OF_FIGURES,
+    category="nvlink",
+    scope="link",
+)
+def peer_copy(values: PeerCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    indices = [run.index(uuid) for uuid in values.uuids]
+    found: list[Verdict] = []
+    for pair in values.pairs:
+        if max(pair.source, pair.target) >= len(indices):
+            yield Verdict(Status.ERROR, "the record names a GPU that it does not list")
+            return
+        first, second = indices[pair.source], indices[pair.target]
+        name = "node" if first is None or second is None else f"gpu{first}-gpu{second}"
+        sides = (UNSEEN if first is None else first, UNSEEN if second is None else second)
+        linked = run.shape.links_between(*sides)
+        if pair.wrong:
+            found.append(corrupted(pair.wrong, f"{name} peer to peer", name))
+        elif not pair.direct and linked:
+            message = f"{name}: copies go through the host, {linked} NVLinks connect the GPUs"
+            found.append(Verdict(Status.FAIL, message, name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s"))
+        elif pair.direct:
+            figure = Figure("peer_to_peer", pair.bandwidth_gb_per_s, Where(*sides), values.size_bytes)
+            found.append(judged(figure, run.shape, run.expect, name, what=f"{name} peer to peer"))
+    if not found:
+        yield Verdict(Status.SKIP, "no two GPUs reach each other without the host (framework.p2p reports which)")
+    yield from worst_of(found)
+
+
+@measurement_check(
+    "performance.memory",
+    ("memory.stream",),
+    StreamValues,
+    level="deep",
+    means="Reading, writing and computing (triad) over the memory of every GPU reach what it carries.",
+    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE during the load shows the memory's clock and what holds it down; "
+    "gpu.remapped-rows and gpu.ecc-uncorrected show memory that is failing. " + WRONG,
+    state="observe",
+    actions=REPLACE,
+    thresholds=OF_FIGURES,
+    category="memory",
+    scope="gpu",
+)
+def memory(values: StreamValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    if not values.kernels:
+        yield Verdict(Status.ERROR, "no pattern of access was recorded")
+    for kernel in values.kernels:
+        if kernel.wrong:
+            yield corrupted(kernel.wrong, f"memory {kernel.kernel}")
+            continue
+        figure = Figure(f"memory_{kernel.kernel}", kernel.bandwidth_gb_per_s, Where(), values.size_bytes)
+        yield judged(figure, run.shape, run.expect, _name(run.index_of(record)))
+
+
+@measurement_check(
+    "performance.gemm",
+    tuple(f"gemm.{dtype}" for dtype in GEMM_TYPES),
+    GemmValues,
+    means="Products of matrices are right in every element, and as fast as the GPU's clock during them allows. A "
+    "wrong element is silent corruption: the GPU and the block of the result are named.",
+    remedy="Slow: performance.clocks shows what held the clock down; the image's cuBLAS may be older than the GPU. "
+    + WRONG,
+    state="drain",
+    actions=REPLACE,
+    thresholds=OF_FIGURES,
+    scope="gpu",
+)
+def gemm(values: GemmValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    dtype = record.record.partition(".")[2]
+    if values.wrong or values.corrupted:
+        yield corrupted(values.wrong, f"silent corruption in {dtype} products{_blocks(values.corrupted)}")
+        return
+    figure = Figure(f"gemm_{dtype}", values.tflops, Where(clock_mhz=values.load.sm_clock_mhz))
+    yield judged(figure, run.shape, run.expect, _name(run.index_of(record)))
+
+
+def _blocks(found: tuple[Corruption, ...]) -> str:
+    """Return where a result is wrong: product, block and its first element."""
+    places = [
+        f"product {one.round}, rows {one.row} to {one.row + one.rows - 1}, columns {one.column} to "
+        f"{one.column + one.columns - 1}, first at ({one.first_row}, {one.first_column})"
+        for one in found
+    ]
+    return f" ({listed(places, most=2)})" if places else ""
+
+
+@measurement_check(
+    "performance.clocks",
+    (*(f"gemm.{dtype}" for dtype in GEMM_TYPES), "burn.gemm"),
+    Loaded,
+    means="No heat, no power brake and no setting holds the clocks down while the GPU computes. A power limit is no "
+    "fault unless it leaves little of the clock.",
+    remedy="Heat: fans, air flow, dust, ambient temperature. Power brake: power supplies, cabling, and the limit that "
+    "the chassis sets. Locked clocks: nvidia-smi -rgc, nvidia-smi -rac. A low power limit: gpu.power-limit. "
+    "nvidia-smi -q -d PERFORMANCE under load shows the reasons.",
+    state="drain",
+    actions=("fix_configuration", "replace_hardware"),
+    thresholds=(THROTTLED, CLOCK_LEAST, CLOCK_CAPPED),
+    scope="gpu",
+)
+def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    held = throttled(values.load, record.record)
+    low = None if held.status is not Status.PASS else _low(values.load, run.shape.gpu, record.record)
+    yield held if low is None else low
+
+
+def _low(load: LoadState, gpu: Gpu | None, what: str) -> Verdict | None:
+    """Return the verdict on a clock that is low although neither heat nor a power brake is reported."""
+    if gpu is None or gpu.sm_clock_mhz is None or load.sm_clock_mhz is None:
+        return None
+    capped = (load.throttle_reasons or {}).get("sw_power_cap", 0) > THROTTLED.value
+    least, status = (CLOCK_CAPPED, Status.WARN) if capped else (CLOCK_LEAST, Status.FAIL)
+    expected = round(least.value * gpu.sm_clock_mhz)
+    if load.sm_clock_mhz >= expected:
+        return None
+    status = status if gpu.sure("sm_clock_mhz") else Status.WARN
+    why = "the power limit holds it there" if capped else "no reason is reported: are the clocks locked?"
+    text = f"{what}: {load.sm_clock_mhz:.0f} MHz under load, the model's maximum is {gpu.sm_clock_mhz}; {why}"
+    return Verdict(status, text, expected=expected, measured=load.sm_clock_mhz, unit="MHz", source=CATALOG)
+
+
+def throttled(load: LoadState, what: str) -> Verdict:
+    """Return the verdict on what held the clocks down during a load."""
+    if load.throttle_reasons is None or not load.samples:
+        return Verdict(Status.ERROR, f"{what}: NVML gave no reasons for lower clocks")
+    shares = {name: share for name, share in load.throttle_reasons.items() if share > THROTTLED.value}
+    clock = f"{load.sm_clock_mhz:.0f} MHz" if load.sm_clock_mhz is not None else "clock unknown"
+    verdict = partial(Verdict, measured=load.sm_clock_mhz, unit="MHz")
+    for reasons, status in ((HARDWARE, Status.FAIL), (SOFTWARE_HEAT, Status.WARN)):
+        named = [f"{WORDS[name]} in {share:.0%} of the samples" for name, share in shares.items() if name in reasons]
+        if named:
+            return verdict(status, f"{what}: {clock}, slowed down: {listed(named)}")
+    limited = f", power limit in {shares['sw_power_cap']:.0%} of the samples" if "sw_power_cap" in shares else ""
+    return verdict(Status.PASS, f"{what}: {clock}, neither heat nor power brake{limited}")
+
+
+@measurement_check(
+    "performance.burn",
+    ("burn.gemm",),
+    BurnValues,
+    level="deep",
+    means="A load without a pause keeps its rate from the beginning to the end, and every compared result is right.",
+    remedy="A falling clock is most often heat: fans, air flow, dust, thermal paste; performance.clocks names the "
+    "reason. " + WRONG,
+    state="drain",
+    actions=("fix_configuration", *REPLACE),
+    thresholds=(DRIFT_WARNS, DRIFT_FAILS),
+    scope="gpu",
+)
+def burn(values: BurnValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    if values.wrong or values.corrupted:
+        yield corrupted(values.wrong, f"silent corruption under sustained load{_blocks(values.corrupted)}")
+        return
+    slope = values.tflops_slope_percent_per_minute
+    if slope is None:
+        yield Verdict(Status.ERROR, f"too few points in {values.burn_seconds:.0f} s for a slope")
+        return
+    lost = -slope / 100 * values.burn_seconds / 60
+    clock = values.sm_clock_slope_mhz_per_minute
+    clocks_say = f", clock {clock:+.1f} MHz per minute" if clock is not None else ""
+    message = f"{values.tflops:.0f} TFLOPS for {values.burn_seconds:.0f} s, {-lost:+.1%} from begin to end{clocks_say}"
+    verdict = partial(Verdict, measured=round(-lost, 4), unit="of the rate", expected=-DRIFT_WARNS.value)
+    if lost > DRIFT_FAILS.value:
+        yield verdict(Status.FAIL, message, expected=-DRIFT_FAILS.value)
+    elif lost > DRIFT_WARNS.value:
+        yield verdict(Status.WARN, message)
+    else:
+        yield verdict(Status.PASS, message)

@@ -1,0 +1,200 @@
+"""Checks on what GPUs measured together: collectives, their transport, single bad links, training."""
+
+from collections.abc import Iterator, Sequence
+
+from gpunode.checks.figures import OF_FIGURES, judged
+from gpunode.checks.measurements import MeasuredNode, measurement_check
+from gpunode.checks.performance import corrupted
+from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.words import counted, listed
+from gpunode.expectations import Figure
+from gpunode.expectations.assess import sums_in_switch
+from gpunode.expectations.limits import Where
+from gpunode.facts.models.measured import COLLECTIVES, BadLink, NcclValues, PairsValues, TrainingValues
+from gpunode.facts.models.workload import Record
+
+RATIO_WARNS = Threshold(
+    "performance.training.ratio",
+    0.5,
+    "of the measured bus bandwidth",
+    "The messages of a training step that move slower warn.",
+    source="our choice: they are smaller than the message of which the bus bandwidth was measured",
+    most=1,
+)
+NVLS_RANKS = Threshold(
+    "performance.transport.nvls-ranks",
+    4,
+    "GPUs",
+    "From so many on an all-reduce without NVLS warns where the NVSwitches can reduce.",
+    source="our choice: with fewer GPUs NCCL may prefer the links",
+    least=2,
+)
+NVLINKED = frozenset({"P2P", "NVLS"})
+BY_NETWORK = frozenset({"IB", "socket"})
+OF_ALL = tuple(f"nccl.{name}" for name in COLLECTIVES)
+TRANSPORTS = (
+    "NCCL_DEBUG=INFO shows why a transport was refused. SHM or sockets although GPUs are linked: NCCL_P2P_DISABLE, "
+    "NCCL_P2P_LEVEL or NCCL_NVLS_ENABLE in the environment, access between GPUs that is off (link.p2p, host.acs, "
+    "host.iommu), a fabric that is not up (fabric.state). Without shared memory: docker run --shm-size or --ipc=host."
+)
+
+
+@measurement_check(
+    "performance.collectives",
+    OF_ALL,
+    NcclValues,
+    means="Every collective of NCCL over all GPUs gives right values, no rank is missing, and large messages reach the "
+    "bus bandwidth that NVSwitch, NVLink or PCIe between these GPUs allows.",
+    remedy="performance.transport shows what NCCL uses; performance.bad-links and performance.peer-copy name the pair "
+    "that is slow; nvlink.state, nvlink.speed, nvlink.errors, fabric.state and link.topology show why.",
+    state="drain",
+    actions=("fix_configuration", "run_role:nvidia_fabric", "reset_gpu", "open_support_case"),
+    thresholds=OF_FIGURES,
+    category="nvlink",
+)
+def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    name = record.record.partition(".")[2].replace("-", "_")
+    wrong = sum(row.wrong or 0 for row in values.rows)
+    if values.missing:
+        ranks = listed([f"rank {rank}" for rank in values.missing])
+        yield Verdict(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
+    elif wrong:
+        yield corrupted(wrong, f"{name} over {values.ranks} ranks")
+    elif values.ranks < 2:
+        yield Verdict(Status.ERROR, f"{name}: a single rank measures no collective")
+    elif not values.rows:
+        yield Verdict(Status.ERROR, f"{name}: no message size was recorded")
+    else:
+        largest = max(values.rows, key=lambda row: row.size_bytes)
+        where = Where(ranks=values.ranks, nodes=values.nodes)
+        algorithm = "nvls" if "NVLS" in values.kinds else None
+        figure = Figure(f"{name}_busbw", largest.busbw_gb_per_s, where, largest.size_bytes, algorithm)
+        what = f"{name} over {counted(values.ranks, 'GPU')}, {largest.size_bytes / 2**20:.0f} MiB"
+        yield judged(figure, run.shape, run.expect, "node", what=what)
+
+
+@measurement_check(
+    "performance.transport",
+    OF_ALL,
+    NcclValues,
+    means="NCCL moves data by the fastest transport that the machine has: within the switches (NVLS) or NVLink before "
+    "shared memory, InfiniBand or RoCE before TCP sockets.",
+    remedy=TRANSPORTS,
+    state="observe",
+    actions=("fix_configuration", "run_role:nvidia_fabric"),
+    thresholds=(NVLS_RANKS,),
+    category="nvlink",
+)
+def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+    name = record.record.partition(".")[2]
+    used = ", ".join(f"{number} by {way}" for way, number in values.transports.items()) or ", ".join(values.kinds)
+    expected, status = _expected_transport(values, run, reduces=name == "all-reduce")
+    measured = ", ".join(values.kinds)
+    if not values.kinds:
+        yield Verdict(Status.ERROR, f"{name}: NCCL's log names no transport")
+    elif status is Status.PASS:
+        yield Verdict(Status.PASS, f"{name}: {used}", expected=expected, measured=measured)
+    else:
+        yield Verdict(status, f"{name}: {used}; expected {expected}", expected=expected, measured=measured)
+
+
+def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool) -> tuple[str, Status]:
+    """Return the transport that this machine should use, and the verdict on those that were used."""
+    kinds = set(values.kinds)
+    if values.nodes > 1:
+        rdma = any(port.state == "ACTIVE" for device in run.node.infiniband or () for port in device.ports)
+        if rdma and "IB" not in kinds:
+            return "InfiniBand or RoCE between nodes, which the node has", Status.FAIL
+        return "a network between nodes", Status.PASS
+    if kinds & BY_NETWORK:
+        return "no network within one node", Status.FAIL
+    if not run.shape.ring_of_nvlinks:
+        return "P2P or SHM over PCIe", Status.PASS
+    if not kinds & NVLINKED:
+        return "P2P over NVLink", Status.FAIL
+    if reduces and values.ranks >= NVLS_RANKS.value and sums_in_switch(run.shape) and "NVLS" not in kinds:
+        return "NVLS: these NVSwitches can reduce", Status.WARN
+    return "NVLink", Status.PASS
+
+
+@measurement_check(
+    "performance.bad-links",
+    ("nccl.pairs",),
+    PairsValues,
+    level="deep",
+    means="Exchanges between pairs of GPUs, in rounds: no link is slow, broken or changes data. A bad one is named.",
+    remedy="One pair: reseat the bridge or cable, then exchange it; nvlink.errors of both ends. All pairs of a GPU: "
+    "the GPU itself, or its slot.",
+    state="drain",
+    actions=("reset_gpu", "open_support_case", "replace_hardware"),
+    category="nvlink",
+    scope="link",
+)
+def bad_links(values: PairsValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    names = [_name_of(rank, values.uuids, run) for rank in range(values.ranks)]
+    ranks = set(values.bad_ranks)
+    for rank in sorted(ranks & set(range(values.ranks))):
+        yield Verdict(Status.FAIL, f"every link of {names[rank]} that was measured is bad", names[rank])
+    for link in values.bad:
+        if not ranks.intersection(link.ranks):
+            yield _of_link(link, names, values)
+    unknown = values.links - values.cleared - len(values.bad)
+    if unknown > 0:
+        text = f"{unknown} of {values.links} links are not known: there was no time for them"
+        yield Verdict(Status.ERROR, text, measured=values.cleared, expected=values.links, unit="links")
+    elif not values.bad and not ranks:
+        text = (
+            f"{counted(values.links, 'link')} between {values.ranks} GPUs are good ({counted(values.rounds, 'round')})"
+        )
+        yield Verdict(Status.PASS, text, expected=0, measured=0, unit="bad links")
+
+
+def _name_of(rank: int, uuids: Sequence[str], run: MeasuredNode) -> str:
+    index = run.index(uuids[rank]) if rank < len(uuids) else None
+    return f"rank {rank}" if index is None else f"gpu{index}"
+
+
+def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> Verdict:
+    ends = [names[rank] if rank < len(names) else f"rank {rank}" for rank in link.ranks]
+    name = "-".join(ends)
+    rate = f", {link.bandwidth_gb_per_s:.3g} GB/s" if link.bandwidth_gb_per_s is not None else ""
+    others = f"; the median is {values.median_gb_per_s:.3g} GB/s" if values.median_gb_per_s is not None else ""
+    text = f"the link {ends[0]} to {ends[1]} is {link.verdict}{rate}{others} ({counted(values.rounds, 'round')})"
+    return Verdict(
+        Status.FAIL, text, name, expected=values.median_gb_per_s, measured=link.bandwidth_gb_per_s, unit="GB/s"
+    )
+
+
+@measurement_check(
+    "performance.training",
+    ("ddp.replicated", "ddp.sharded"),
+    TrainingValues,
+    level="deep",
+    means="Training over all GPUs gives the gradients of a single process, and moves them about as fast as the "
+    "measured bus bandwidth allows.",
+    remedy="Wrong gradients with right collectives: the image's PyTorch. Slow: bucket_cap_mb of "
+    "DistributedDataParallel, processes bound to the wrong NUMA node, too few processor cores (host.cpus-online).",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(RATIO_WARNS,),
+    category="nvlink",
+)
+def training(values: TrainingValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    name = record.record.partition(".")[2]
+    if values.missing:
+        ranks = listed([f"rank {rank}" for rank in values.missing])
+        yield Verdict(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
+    elif values.wrong is None or not values.steps:
+        yield Verdict(Status.ERROR, f"{name}: no step was compared")
+    elif values.wrong:
+        yield corrupted(values.wrong, f"{name}: gradients")
+    elif values.ratio is None:
+        text = f"{name}: gradients right; without a bus bandwidth of this run nothing is known of its speed"
+        yield Verdict(Status.PASS, text, expected=0, measured=values.wrong, unit="elements")
+    else:
+        overlap = f", {values.overlap:.0%} of it hidden behind computation" if values.overlap is not None else ""
+        text = f"{name}: gradients right; communication at {values.ratio:.0%} of the measured bus bandwidth{overlap}"
+        status = Status.WARN if values.ratio < RATIO_WARNS.value else Status.PASS
+        source = "nccl.all-reduce of this run"
+        yield Verdict(status, text, expected=RATIO_WARNS.value, measured=round(values.ratio, 4), source=source)

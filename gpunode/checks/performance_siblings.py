@@ -1,0 +1,135 @@
+"""One GPU beside the others of its node: slower than its siblings is a finding by itself."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from gpunode.checks.figures import words
+from gpunode.checks.machine_shape import shape_of
+from gpunode.checks.measurements import MeasuredNode, unmeasured, why_no_figures
+from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.words import listed
+from gpunode.checks.workload import component, of
+from gpunode.expectations import unit_of
+from gpunode.facts.models.measured import GEMM_TYPES, DeviceCopyValues, GemmValues, HostCopyValues, StreamValues
+from gpunode.facts.models.workload import Values, values_of
+from gpunode.facts.node import NodeFacts
+
+WARNS = Threshold(
+    "performance.siblings.warns",
+    0.10,
+    "below the median of the others",
+    "A GPU that is slower than the others of its node by more warns.",
+    source="huggingface/gpu-fryer: a GPU 10 % below the best of its node is unhealthy",
+    most=1,
+)
+FAILS = Threshold(
+    "performance.siblings.fails",
+    0.20,
+    "below the median of the others",
+    "A GPU that is slower than the others by more is a failure.",
+    source="our choice: twice gpu-fryer's limit, since a model's GPUs differ by some percent",
+    most=1,
+)
+KINDS: Mapping[str, type[Values]] = {
+    "copy.host": HostCopyValues,
+    "copy.device": DeviceCopyValues,
+    "memory.stream": StreamValues,
+}
+RECORDS = (*KINDS, *(f"gemm.{dtype}" for dtype in GEMM_TYPES))
+Figures = Mapping[str, Mapping[str, float]]
+"""Metric to GPU to figure."""
+
+
+@registry.check(
+    "performance.siblings",
+    level="standard",
+    needs=("records",),
+    needs_gpu=True,
+    means="No GPU of the node is much slower than the others in copies, memory and products. No table of expected "
+    "figures is needed for that.",
+    remedy="Compare that GPU with the others: link.pcie-width, link.numa, performance.clocks, gpu.power-limit, "
+    "gpu.throttling, gpu.clocks; then swap it with another slot. What stays with the card is the card.",
+    state="observe",
+    actions=("fix_configuration", "reset_gpu", "open_support_case", "replace_hardware"),
+    thresholds=(WARNS, FAILS),
+    scope="gpu",
+)
+def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    absent = unmeasured(node, RECORDS)
+    if absent is not None:
+        yield absent
+        return
+    found, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
+    for reason in broken:
+        yield Verdict(Status.ERROR, reason)
+    several = {metric: values for metric, values in found.items() if len(values) > 1}
+    slow = [verdict for metric, values in several.items() for verdict in _slow(metric, values)]
+    yield from slow
+    if broken:
+        return
+    if not found:
+        status = Status.SKIP if reasons else Status.ERROR
+        yield Verdict(status, next(iter(reasons), "no figure of a GPU was recorded"))
+    elif not several:
+        yield Verdict(Status.SKIP, "a single GPU was measured: there is none to compare it with")
+    elif not slow:
+        number = max(len(values) for values in several.values())
+        yield Verdict(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
+
+
+def figures_of(run: MeasuredNode) -> tuple[Figures, list[str], list[str]]:
+    """Return the figures of the node's GPUs, why there are none of others, and what is wrong with unreadable ones."""
+    found: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    reasons: list[str] = []
+    broken: list[str] = []
+    for record in (record for name in RECORDS for record in of(run.node, name)):
+        reason = why_no_figures(run.node, record, on_gpu=True) or record.skipped or record.error or record.undetermined
+        if reason is not None:
+            reasons.append(reason)
+        else:
+            values = values_of(record, KINDS.get(record.record, GemmValues))
+            if isinstance(values, str):
+                broken.append(values)
+            else:
+                gpu = component(run.node, record)
+                for metric, value in _figures(record.record, values):
+                    found[metric][gpu] = max(value, found[metric].get(gpu, 0.0))
+    return found, reasons, broken
+
+
+def _figures(name: str, values: Values) -> Iterator[tuple[str, float]]:
+    match values:
+        case HostCopyValues():
+            for copy in values.copies:
+                if copy.pinned and copy.near is not False:
+                    yield copy.direction, copy.bandwidth_gb_per_s
+        case DeviceCopyValues():
+            yield "on_device", values.bandwidth_gb_per_s
+        case StreamValues():
+            for kernel in values.kernels:
+                yield f"memory_{kernel.kernel}", kernel.bandwidth_gb_per_s
+        case GemmValues():
+            yield name.replace(".", "_"), values.tflops
+
+
+def _slow(metric: str, values: Mapping[str, float]) -> Iterator[Verdict]:
+    for gpu, value in values.items():
+        usual = median(other for name, other in values.items() if name != gpu)
+        missing = 1 - value / usual
+        if missing <= WARNS.value:
+            continue
+        threshold, status = (FAILS, Status.FAIL) if missing > FAILS.value else (WARNS, Status.WARN)
+        unit = unit_of(metric)
+        text = f"{words(metric)}: {value:.4g} {unit}, {missing:.0%} below the median of the other GPUs ({usual:.4g})"
+        yield Verdict(
+            status,
+            text,
+            gpu,
+            expected=round(usual * (1 - threshold.value), 3),
+            measured=round(value, 3),
+            unit=unit,
+            source="the other GPUs of the node",
+            figure=FigureReport(metric=metric),
+        )

@@ -1,0 +1,224 @@
+"""Checks on what external programs printed (nvbandwidth, nccl-tests, dcgmi diag), and on storage."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from gpunode.checks.figures import OF_FIGURES, judged, worst_of
+from gpunode.checks.measurements import MeasuredNode, measurement_check
+from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.words import counted, listed
+from gpunode.expectations import Figure, tools
+from gpunode.facts.errors import ParseError
+from gpunode.facts.models.measured import FioValues, LoaderValues, ToolValues
+from gpunode.facts.models.workload import Record
+from gpunode.facts.parsers import dcgm_diag, nccl_tests, nvbandwidth
+
+Answer = Mapping[str, Any]
+LINKS = "performance.host-copy and performance.peer-copy name checks of the links; nvidia-smi topo -m shows the way."
+
+
+def answer_of(values: ToolValues, parse: Callable[[str], dict[str, Any]]) -> Answer | Verdict:
+    """Return a program's output as its parser reads it, or the verdict on one that cannot be read."""
+    name = PurePosixPath(values.program).name
+    ended = f"{name} ended with status {values.exit_code}" if values.exit_code else None
+    try:
+        answer = parse(values.stdout)
+    except ParseError as err:
+        said = next((line.strip() for line in values.stderr.splitlines() if line.strip()), "")
+        cut = "; only the beginning was kept" if values.cut else ""
+        reason = f"{ended}: {said[:200]}" if ended and said else str(err)
+        return Verdict(Status.ERROR, f"{name}: {reason}{cut}")
+    if answer.get("error"):
+        return Verdict(Status.ERROR, f"{name}: {answer['error']['message']}")
+    return answer
+
+
+def _name(figure: Figure) -> str:
+    """Return the component of a figure: ``gpu0``, ``gpu0-gpu1``."""
+    if figure.metric.endswith("_busbw"):
+        return "node"
+    first = f"gpu{figure.where.gpu}"
+    return first if figure.where.peer is None else f"{first}-gpu{figure.where.peer}"
+
+
+def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) -> Iterator[Verdict]:
+    figures: list[Verdict] = []
+    for one in found:
+        if isinstance(one, tools.ToolTrouble):
+            yield Verdict(Status.FAIL if one.grade == "bad" else Status.ERROR, one.what)
+        else:
+            name = _name(one)
+            what = "" if one.metric.endswith("_busbw") else f"{name} {one.metric.replace('_', ' ')}"
+            figures.append(judged(one, run.shape, run.expect, name, what=what))
+    by_metric: dict[str, list[Verdict]] = {}
+    for verdict in figures:
+        by_metric.setdefault(verdict.figure.metric if verdict.figure else "", []).append(verdict)
+    for verdicts in by_metric.values():
+        yield from worst_of(verdicts)
+
+
+@measurement_check(
+    "performance.nvbandwidth",
+    ("tools.nvbandwidth",),
+    ToolValues,
+    level="deep",
+    means="nvbandwidth's copies between host and GPUs and between GPUs reach what connects them, and none of its tests "
+    "fails. Its GPUs are numbered as CUDA numbers them.",
+    remedy=LINKS,
+    state="observe",
+    actions=("fix_configuration", "open_support_case"),
+    thresholds=OF_FIGURES,
+    category="pcie",
+    scope="link",
+)
+def by_nvbandwidth(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    answer = answer_of(values, nvbandwidth.parse)
+    if isinstance(answer, Verdict):
+        yield answer
+        return
+    found = list(_verdicts(tools.of_nvbandwidth(answer), run))
+    yield from found
+    if not found:
+        yield Verdict(Status.ERROR, "nvbandwidth printed no figure between host and GPU or between GPUs")
+
+
+@measurement_check(
+    "performance.nccl-tests",
+    ("tools.nccl-tests",),
+    ToolValues,
+    level="deep",
+    means="nccl-tests come to their end with right values, over several GPUs, and reach the bus bandwidth that these "
+    "GPUs' links allow.",
+    remedy="See performance.collectives; 'wrong' values are a fault of a GPU or link: performance.bad-links names it.",
+    state="drain",
+    actions=("fix_configuration", "run_role:nvidia_fabric", "reset_gpu", "open_support_case"),
+    thresholds=OF_FIGURES,
+    category="nvlink",
+)
+def by_nccl_tests(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    answer = answer_of(values, nccl_tests.parse)
+    if isinstance(answer, Verdict):
+        yield answer
+        return
+    program = PurePosixPath(values.program).name.removesuffix("_mpi").removesuffix("_perf")
+    yield from _verdicts(tools.of_nccl_tests(answer, program), run)
+
+
+OF_DIAG = {
+    "pass": Status.PASS,
+    "fail": Status.FAIL,
+    "warn": Status.WARN,
+    "skip": Status.SKIP,
+    "error": Status.ERROR,
+}
+
+
+@measurement_check(
+    "performance.diagnostics",
+    ("tools.dcgm-diag",),
+    ToolValues,
+    level="deep",
+    means="dcgmi diag (DCGM 2, 3 or 4) finds no fault on any GPU.",
+    remedy="The message is DCGM's own. Its 'Deployment' tests are about settings and processes; the others are about "
+    "the GPU: reset it, then open a support case with the output of dcgmi diag -r 3.",
+    state="drain",
+    actions=("fix_configuration", "run_role:dcgm", *("reset_gpu", "open_support_case", "replace_hardware")),
+    scope="gpu",
+)
+def diagnostics(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    answer = answer_of(values, dcgm_diag.parse)
+    yield from [answer] if isinstance(answer, Verdict) else of_diag(answer)
+
+
+def of_diag(answer: Answer) -> Iterator[Verdict]:
+    """Yield what ``dcgmi diag`` found bad, one verdict for each GPU and test; else one that all is good."""
+    version = f"DCGM {answer['dcgm_version']}" if answer["dcgm_version"] else "dcgmi diag"
+    found: list[Verdict] = []
+    for test in answer["tests"]:
+        by_gpu = [gpu for gpu in test["gpus"] if gpu["status"] in ("fail", "warn", "error")]
+        for gpu in by_gpu:
+            found.append(_of_diag(test["name"], gpu["status"], gpu["messages"] or test["messages"], f"gpu{gpu['gpu']}"))
+        if not by_gpu and test["status"] in ("fail", "warn", "error"):
+            found.append(_of_diag(test["name"], test["status"], test["messages"], "node"))
+    yield from found
+    if found:
+        return
+    status = OF_DIAG[answer["overall"]]
+    ran = [test["name"] for test in answer["tests"] if test["status"] == "pass"]
+    text = f"{version}: {counted(len(ran), 'test')} passed" if ran else f"{version}: no test was run"
+    yield Verdict(status, text, expected="pass", measured=answer["overall"])
+
+
+def _of_diag(name: str | None, status: str, messages: list[str], component: str) -> Verdict:
+    said = f": {listed(messages, most=2)}" if messages else ""
+    text = f"{name or 'dcgmi diag'} {status}{said}"
+    return Verdict(OF_DIAG[status], text, component, expected="pass", measured=status)
+
+
+@measurement_check(
+    "performance.storage",
+    ("storage.fio",),
+    FioValues,
+    level="deep",
+    on_gpu=False,
+    means="Reading and writing in the named directory past the page cache works, and reaches what the site file "
+    "(figures: storage_read, storage_write, storage_randread, storage_randwrite) or the baseline asks for.",
+    remedy="host.nvme and host.disk-space; a network file system: its mount options and its link's rate.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=OF_FIGURES,
+    category="host",
+)
+def storage(values: FioValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    if not values.jobs:
+        yield Verdict(Status.ERROR, f"{values.directory}: fio recorded no job")
+    if values.jobs and not values.direct:
+        text = f"{values.directory}: direct I/O is not possible there, the figures are those of the page cache"
+        yield Verdict(Status.WARN, text)
+        return
+    for job in values.jobs:
+        what = f"{values.directory} {job.pattern}"
+        if job.bandwidth_gb_per_s == 0:
+            yield Verdict(Status.FAIL, f"{what}: nothing was transferred", measured=0.0, unit="GB/s")
+        else:
+            name = f"storage {values.directory}"
+            verdict = judged(
+                Figure(f"storage_{job.pattern}", job.bandwidth_gb_per_s), run.shape, run.expect, name, what
+            )
+            yield verdict if verdict.status is not Status.SKIP else _measured(verdict, f"{job.iops:.0f} IOPS")
+
+
+def _measured(verdict: Verdict, rest: str) -> Verdict:
+    """Return the verdict on storage that works and of which nothing is expected."""
+    text = f"{verdict.message.partition(';')[0]}, {rest}; the site file names no least value"
+    return Verdict(
+        Status.PASS, text, verdict.component, measured=verdict.measured, unit=verdict.unit, figure=verdict.figure
+    )
+
+
+@measurement_check(
+    "performance.dataloader",
+    ("storage.dataloader",),
+    LoaderValues,
+    level="deep",
+    on_gpu=False,
+    means="A DataLoader reads samples from the directory; the number of workers that is enough is named.",
+    remedy="More workers than the processor has cores help nothing: host.cpus-online, docker run --cpus.",
+    state="observe",
+    actions=("fix_configuration",),
+    category="host",
+)
+def dataloader(values: LoaderValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+    best = max(values.rows, key=lambda row: row.samples_per_second, default=None)
+    if best is None:
+        yield Verdict(Status.ERROR, "no number of workers was tried")
+        return
+    text = (
+        f"{best.samples_per_second:.0f} samples/s ({best.gb_per_s:.3g} GB/s) with {best.workers} workers; "
+        f"num_workers={values.advised_workers} is enough"
+    )
+    status = Status.PASS
+    if values.advised_workers > values.cpus:
+        status, text = Status.WARN, f"{text}, and the container has {counted(values.cpus, 'processor')}"
+    yield Verdict(status, text, measured=round(best.samples_per_second, 1), unit="samples/s")

@@ -1,0 +1,131 @@
+"""Checks on who can log in to a node: what sshd runs with, its host keys, keys that others read, empty passwords."""
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import KeyFile, NodeFacts
+
+HOST_KEY = "/etc/ssh/ssh_host_"
+BROKEN = ("group1-sha1", "group14-sha1", "group-exchange-sha1", "-cbc", "arcfour", "hmac-md5", "-96")
+"""Parts of the names of algorithms that OpenSSH itself no longer offers by default (its release notes, 6.7 to 8.2)."""
+RSA_LEAST = Threshold(
+    "host.ssh-host-keys.rsa-least",
+    2048,
+    "bits",
+    "Smaller RSA keys warn.",
+    source="NIST SP 800-57 part 1, table 2 (112 bits of strength)",
+)
+READ_BY_OTHERS, READ_BY_GROUP = 0o004, 0o040
+DAY_S = 86400
+
+
+@registry.check(
+    "host.ssh-settings",
+    needs=("ssh_daemon",),
+    means="sshd accepts keys and no passwords, and offers no algorithm that is broken: by what it runs with (sshd -T), "
+    "whatever its files say.",
+    remedy="Harden SSH: role ssh_hardening (ssh_hardening_state: present), tag ssh_hardening_configure. It reverts "
+    "itself where no new login works.",
+    state="observe",
+    actions=("run_role:ssh_hardening:ssh_hardening_configure",),
+)
+def ssh_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    if node.ssh_daemon is None:
+        yield Verdict(Status.SKIP, "the node has no OpenSSH server")
+        return
+    values = node.ssh_daemon.settings
+    if values.get("permitemptypasswords") == "yes":
+        message = "sshd lets accounts without a password log in without one"
+        yield Verdict(Status.FAIL, message, expected="no", measured="yes", source="sshd -T")
+        return
+    found = []
+    methods = values.get("authenticationmethods", "any").split()
+    by_key = all(method.partition(",")[0] == "publickey" for method in methods)
+    asked = [name for name in ("passwordauthentication", "kbdinteractiveauthentication") if values.get(name) == "yes"]
+    if asked and not by_key:
+        found.append(f"passwords are accepted ({', '.join(asked)})")
+        if values.get("permitrootlogin") == "yes":
+            found.append("root's too (permitrootlogin)")
+    offered = [word for name in ("kexalgorithms", "ciphers", "macs") for word in values.get(name, "").split(",")]
+    broken = sorted({word for word in offered if any(part in word for part in BROKEN)})
+    if broken:
+        found.append(f"broken algorithms are offered: {listed(broken)}")
+    if found:
+        yield Verdict(Status.WARN, "; ".join(found), expected=0, measured=len(found), source="sshd -T")
+    else:
+        yield Verdict(Status.PASS, "sshd accepts keys alone", expected=0, measured=0, source="sshd -T")
+
+
+@registry.check(
+    "host.ssh-host-keys",
+    needs=("private_keys", "ssh_daemon"),
+    thresholds=(RSA_LEAST,),
+    means="The host keys of sshd are of a kind and size that nobody forges, and nobody but root reads them.",
+    remedy="Role ssh_hardening generates good host keys and retires weak ones when clients know the new ones, tag "
+    "ssh_hardening_install. A host key that others could read is replaced: remove it and its .pub file, then run the "
+    "role.",
+    state="observe",
+    actions=("run_role:ssh_hardening:ssh_hardening_install",),
+)
+def ssh_host_keys(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    keys = [key for key in node.private_keys or () if key.path.startswith(HOST_KEY)]
+    if node.ssh_daemon is None or not keys:
+        yield Verdict(Status.SKIP, "the node has no host keys of OpenSSH")
+        return
+    exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
+    weak = [key for key in keys if key.type == "ssh-dss" or (key.type == "ssh-rsa" and key.bits < RSA_LEAST.value)]
+    if exposed:
+        yield Verdict(Status.FAIL, f"everybody can read {listed(exposed)}", expected=0, measured=len(exposed))
+    elif weak:
+        names = listed([f"{key.path} ({key.type} of {key.bits} bits)" for key in weak])
+        yield Verdict(Status.WARN, f"weak host keys: {names}", expected=0, measured=len(weak), unit="keys")
+    else:
+        kinds = listed(sorted({key.type or "unknown kind" for key in keys}))
+        message = f"{counted(len(keys), 'host key')} ({kinds}), the oldest of {_oldest_days(keys, node)} days"
+        yield Verdict(Status.PASS, message, expected=0, measured=0, unit="keys")
+
+
+def _oldest_days(keys: list[KeyFile], node: NodeFacts) -> int:
+    now = datetime.fromisoformat(node.collected_at).timestamp()
+    return max(0, int((now - min(key.modified_s for key in keys)) // DAY_S))
+
+
+@registry.check(
+    "host.private-keys",
+    needs=("private_keys",),
+    means="Nobody but its owner reads the private key of a user.",
+    remedy="chmod 600 FILE; replace a key that others could read, wherever it is known.",
+    state="observe",
+    actions=("fix_configuration",),
+)
+def user_keys(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    keys = [key for key in node.private_keys or () if not key.path.startswith(HOST_KEY)]
+    exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
+    shared = [key.path for key in keys if int(key.mode, 8) & READ_BY_GROUP]
+    if exposed:
+        yield Verdict(Status.FAIL, f"everybody can read {listed(exposed)}", expected=0, measured=len(exposed))
+    elif shared:
+        yield Verdict(Status.WARN, f"a group can read {listed(shared)}", expected=0, measured=len(shared))
+    else:
+        message = f"{counted(len(keys), 'private key')} of users, read by their owners alone"
+        yield Verdict(Status.PASS, message, expected=0, measured=0)
+
+
+@registry.check(
+    "host.empty-passwords",
+    needs=("empty_passwords",),
+    means="No account that has a shell is without a password: su and the console let everybody in.",
+    remedy="passwd -l NAME locks one; role accounts (accounts_lock_passwords), tag accounts_configure, all.",
+    state="observe",
+    actions=("run_role:accounts:accounts_configure",),
+)
+def empty_passwords(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    names = node.empty_passwords or ()
+    if names:
+        message = f"{counted(len(names), 'account')} without a password: {listed(names)}"
+        yield Verdict(Status.FAIL, message, expected=0, measured=len(names), unit="accounts")
+    else:
+        yield Verdict(Status.PASS, "every account has a password or is locked", expected=0, measured=0, unit="accounts")

@@ -1,0 +1,47 @@
+"""The report of ``--baseline``: a node's own earlier figures."""
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gpunode.checks import Baseline
+from gpunode.checks.registry import Status
+from gpunode.errors import UsageError
+from gpunode.expectations import is_metric
+from gpunode.report import NodeReport, Report
+
+GOOD = (Status.PASS, Status.WARN, Status.SKIP)
+"""A figure that failed is no expectation."""
+
+
+def read_baselines(path: Path) -> dict[str, Baseline]:
+    """Read a report and return the figures of its nodes by host. Raises UsageError with one line."""
+    try:
+        report = Report.model_validate(json.loads(path.read_bytes()))
+    except OSError as err:
+        raise UsageError(f"--baseline {path}: cannot be read: {err.strerror}") from None
+    except (ValueError, RecursionError) as err:
+        detail = err.errors(include_url=False)[0]["msg"] if isinstance(err, ValidationError) else str(err)
+        raise UsageError(f"--baseline {path}: not a report of gpunode validate --format json: {detail}") from None
+    found = {node.host: of_node(node, f"{path.name} of {report.finished_at}") for node in report.nodes}
+    baselines = {host: baseline for host, baseline in found.items() if baseline.figures}
+    if not baselines:
+        raise UsageError(
+            f"--baseline {path}: no figure of a real GPU in it: run gpunode validate --level standard first"
+        )
+    return baselines
+
+
+def of_node(node: NodeReport, origin: str) -> Baseline:
+    """Return a node's figures that may be expected of it again; none of a simulated node."""
+    figures = {
+        (finding.figure.metric, finding.component): float(finding.measured)
+        for finding in node.findings
+        if finding.figure is not None
+        and finding.status in GOOD
+        and is_metric(finding.figure.metric)
+        and isinstance(finding.measured, int | float)
+        and finding.measured > 0
+    }
+    return Baseline(origin, {} if node.simulated else figures)

@@ -1,0 +1,84 @@
+"""``--log KIND=FILE``: the saved output of a program, as the record that the payload would have written of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunode.cli.nearest import unknown
+from gpunode.errors import UsageError
+from gpunode.expectations import is_metric, tools
+from gpunode.facts.errors import ParseError
+from gpunode.facts.parsers.kinds import KINDS, decoded
+
+PROGRAMS = {"nvbandwidth": "nvbandwidth", "nccl-tests": "nccl-tests", "dcgm-diag": "dcgmi"}
+CHECKS = {
+    "tools.nvbandwidth": "performance.nvbandwidth",
+    "tools.nccl-tests": "performance.nccl-tests",
+    "tools.dcgm-diag": "performance.diagnostics",
+}
+MOST_BYTES = 48 * 1024
+"""Of what a record keeps of an output (``ToolValues``)."""
+
+
+def read_logs(logs: Sequence[str], *, replay: bool) -> list[dict[str, Any]]:
+    """Return one record for each log. Raises UsageError with one line for what cannot be judged."""
+    if logs and not replay:
+        raise UsageError("--log needs --replay BUNDLE: the bundle of the node on which the output was saved")
+    return [_record(*_split(log)) for log in logs]
+
+
+def checks_of(logs: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the checks that judge these records."""
+    return {CHECKS[log["record"]] for log in logs}
+
+
+def must_be_of_one(logs: Sequence[object], bundles: Sequence[Path]) -> None:
+    """Raise UsageError where logs would have to be judged with several nodes, or none."""
+    if logs and len(bundles) != 1:
+        raise UsageError(f"--log: the output is that of one node, found {len(bundles)} bundles")
+
+
+def _split(log: str) -> tuple[str, Path]:
+    kind, sign, file = log.partition("=")
+    if not sign or not file:
+        raise UsageError(f"--log {log}: expected KIND=FILE, as nccl-tests=all_reduce.log")
+    if kind not in PROGRAMS:
+        raise UsageError(f"--log {log}: {unknown('kind', kind, PROGRAMS)}")
+    return kind, Path(file)
+
+
+def _record(kind: str, file: Path) -> dict[str, Any]:
+    try:
+        text = decoded(file.read_bytes())
+    except OSError as err:
+        raise UsageError(f"--log {file}: cannot be read: {err.strerror}") from None
+    if len(text) > MOST_BYTES:
+        raise UsageError(
+            f"--log {file}: {len(text)} characters, at most {MOST_BYTES} are judged: leave out NCCL's own log"
+        )
+    try:
+        answer = KINDS[kind](text)
+    except ParseError as err:
+        raise UsageError(f"--log {file}: not read as {kind}: {err}") from None
+    program = PROGRAMS[kind]
+    if kind == "nccl-tests":
+        program = _program(file, [run["collective"] for run in answer["runs"]])
+    return {
+        "record": f"tools.{kind}",
+        "schema": "gpunode.record/1",
+        "device": "cuda",
+        "component": "node",
+        "seconds": 0.0,
+        "values": {"program": program, "arguments": [], "exit_code": 0, "stdout": text},
+    }
+
+
+def _program(file: Path, collectives: Sequence[str | None]) -> str:
+    """Return the program of a log; where the log does not name it, the file does: ``all_reduce_perf.log``."""
+    by_file = file.name.partition(".")[0].removesuffix("_perf")
+    named = next((name for name in collectives if name is not None), by_file)
+    if not is_metric(tools.metric_of(named)):
+        raise UsageError(
+            f"--log {file}: the log does not name its collective: call the file all_reduce_perf.log or alike"
+        )
+    return f"{named}_perf"

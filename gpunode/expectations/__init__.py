@@ -1,0 +1,25 @@
+"""What a machine should measure: physical limits, pass marks with their origin, and the verdict on a figure. Pure."""
+
+from gpunode.expectations.assess import Assessment, Figure, Mark, MarkRules, assess, marks_of
+from gpunode.expectations.limits import PhysicalLimit, Where, limit_of
+from gpunode.expectations.metrics import METRICS, UNITS, Metric, is_metric, unit_of
+from gpunode.expectations.shape import Shape, of_platform
+
+__all__ = [
+    "METRICS",
+    "UNITS",
+    "Assessment",
+    "Figure",
+    "Mark",
+    "MarkRules",
+    "Metric",
+    "PhysicalLimit",
+    "Shape",
+    "Where",
+    "assess",
+    "is_metric",
+    "limit_of",
+    "marks_of",
+    "of_platform",
+    "unit_of",
+]

@@ -1,0 +1,113 @@
+"""Figures out of the answers of ``gpunode.facts.parsers``: nvbandwidth, nccl-tests, the bandwidth samples of CUDA."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpunode.expectations.assess import Figure
+from gpunode.expectations.limits import Where
+from gpunode.expectations.metrics import METRICS
+
+Answer = Mapping[str, Any]
+NVBANDWIDTH_BYTES = 512 * 2**20
+"""Its buffers, unless ``--bufferSize`` says otherwise."""
+P2P_BYTES = 160_000_000
+"""What p2pBandwidthLatencyTest copies at once: 40,000,000 numbers of 4 bytes."""
+HOST_TESTS = {"host_to_device_memcpy_ce": "host_to_device", "device_to_host_memcpy_ce": "device_to_host"}
+PEER_TESTS = frozenset({"device_to_device_memcpy_read_ce", "device_to_device_memcpy_write_ce"})
+COLLECTIVES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+"""Where nccl-tests calls a collective otherwise than we do."""
+
+
+@dataclass(frozen=True)
+class ToolTrouble:
+    """A part of an output that has no figure to judge."""
+
+    grade: Literal["bad", "unknown"]
+    """``bad``: the program reports a fault. ``unknown``: nothing can be said."""
+    what: str
+
+
+def of_nvbandwidth(answer: Answer, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure | ToolTrouble]:
+    """Yield one figure for each GPU and direction and for each ordered pair of GPUs, and the tests that failed."""
+    for test in answer["tests"]:
+        if test["status"] in ("failed", "error"):
+            yield ToolTrouble("bad", f"{test['name']} ended with {test['status']}")
+        elif test["status"] != "passed" or test["unit"] != "GB/s" or not test["matrix"]:
+            continue
+        elif test["name"] in HOST_TESTS and len(test["matrix"]) == 1:
+            for gpu, cell in enumerate(test["matrix"][0]):
+                if cell is not None:
+                    yield Figure(HOST_TESTS[test["name"]], cell, Where(gpu), message_bytes)
+        elif test["name"] in PEER_TESTS:
+            yield from _pairs(test["matrix"], message_bytes)
+
+
+def _pairs(matrix: list[list[float | None]], message_bytes: int) -> Iterator[Figure]:
+    for first, row in enumerate(matrix):
+        for second, cell in enumerate(row):
+            if first != second and cell is not None:
+                yield Figure("peer_to_peer", cell, Where(first, second), message_bytes)
+
+
+def of_p2p_bandwidth(answer: Answer) -> Iterator[Figure]:
+    """Yield one figure for each ordered pair of GPUs, with peer access where the GPUs have it."""
+    matrix = answer["unidirectional_gb_per_s"] or answer["unidirectional_no_p2p_gb_per_s"]
+    yield from _pairs(matrix or [], P2P_BYTES)
+
+
+def of_bandwidth_test(answer: Answer) -> Iterator[Figure | ToolTrouble]:
+    """Yield the figures of the largest size."""
+    if answer["pass"] is False:
+        yield ToolTrouble("bad", "bandwidthTest reports FAIL")
+    metrics = {
+        "host_to_device": "host_to_device",
+        "device_to_host": "device_to_host",
+        "device_to_device": "on_device",
+    }
+    for direction, metric in metrics.items():
+        rows = [row for row in answer["sizes"] if row["direction"] == direction]
+        if rows:
+            largest = max(rows, key=lambda row: row["size_bytes"])
+            yield Figure(metric, largest["gb_per_s"], Where(), largest["size_bytes"])
+
+
+def of_nccl_tests(
+    answer: Answer, collective: str | None = None, nodes: int | None = None
+) -> Iterator[Figure | ToolTrouble]:
+    """Yield the bus bandwidth of the largest message of each run, the better of both placements.
+
+    ``collective`` and ``nodes`` stand in for what the log does not say.
+    """
+    for run in answer["runs"]:
+        name = run["collective"] or collective
+        messages = f": {run['messages'][0]}" if run["messages"] else ""
+        largest = max(run["rows"], key=lambda row: row["size_bytes"], default=None)
+        if run["wrong_total"] or run["out_of_bounds"]:
+            wrong = run["wrong_total"] or run["out_of_bounds"]
+            yield ToolTrouble("bad", f"{name or 'a collective'}: {wrong} values wrong")
+        elif not run["complete"]:
+            yield ToolTrouble("bad", f"{name or 'a collective'} did not come to its end{messages}")
+        elif not run["ok"]:
+            yield ToolTrouble("bad", f"{name or 'a collective'} failed{messages}")
+        elif run["ranks"] == 1:
+            yield ToolTrouble("unknown", "a single GPU took part: its bandwidth says nothing of a collective")
+        elif name is None:
+            yield ToolTrouble("unknown", "the log does not name the collective")
+        elif largest is None or (best := _best(largest)) is None:
+            yield ToolTrouble("unknown", f"{name}: the log has no rows that belong to one run")
+        elif (metric := metric_of(name)) not in METRICS:
+            yield ToolTrouble("unknown", f"nothing is expected of the collective {name[:40]}")
+        else:
+            where = Where(ranks=run["ranks"], nodes=run["nodes"] or nodes or 1)
+            yield Figure(metric, best, where, largest["size_bytes"])
+
+
+def metric_of(collective: str) -> str:
+    """Return the metric of a collective by nccl-tests' name for it; it may be none that can be expected."""
+    return f"{COLLECTIVES.get(collective, collective)}_busbw"
+
+
+def _best(row: Answer) -> float | None:
+    placements = [row[key] for key in ("out_of_place", "in_place") if row[key] is not None]
+    return max((place["busbw_gb_per_s"] for place in placements if place["busbw_gb_per_s"] is not None), default=None)

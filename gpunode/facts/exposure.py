@@ -1,0 +1,119 @@
+"""Rules of nftables, listening sockets, addresses, and groups whose members are as good as root."""
+
+import hashlib
+import json
+import re
+from ipaddress import ip_address
+from typing import Any
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import Address, Listener, PacketFilter
+from gpunode.facts.seen import Seen, Unseen, first_line
+
+_MOST = 20_000
+"""Sockets, addresses or objects of a rule set that are read."""
+_SOCKET = re.compile(r"(tcp|udp)\s+\S+\s+\d+\s+\d+\s+(\S+):(\d{1,5})\s+\S+(?:\s+(.*))?")
+_PROCESS = re.compile(r'users:\(\("([^"]{1,64})"')
+_ADDRESS = re.compile(r"\d+:\s+(\S{1,32})\s+inet6?\s+([0-9a-fA-F.:]{2,45})(?:/\d+|\s)")
+_REFUSALS = ("drop", "reject")
+
+
+def packet_filter(seen: Seen) -> PacketFilter | None:
+    """Return what ``nft -j list ruleset`` prints; None where nft is not installed."""
+    result = seen.command("nft-ruleset")
+    if result.missing:
+        return None
+    objects = parse_ruleset(seen.output("nft-ruleset"))
+    refusing = sorted(_refusing(objects))
+    families = {name.partition(" ")[0] for name in refusing}
+    listing = seen.command("nft-own")
+    if listing.rc not in {0, 1}:
+        raise Unseen(f"nft list table failed: {first_line(listing.stderr)}")
+    return PacketFilter(
+        tables=tuple(f"{one['family']} {one['name']}" for one in _of(objects, "table", "family", "name")),
+        refusing=tuple(refusing),
+        ipv4_refused=bool(families & {"inet", "ip"}),
+        ipv6_refused=bool(families & {"inet", "ip6"}),
+        own=hashlib.sha256(listing.stdout.encode()).hexdigest() if listing.rc == 0 else None,
+    )
+
+
+def parse_ruleset(text: str) -> list[dict[str, Any]]:
+    """Return the objects of ``nft -j list ruleset``; raise ParseError where it is something else."""
+    try:
+        objects = json.loads(text)["nftables"]
+        whole = [one for one in objects if isinstance(one, dict)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ParseError(f"expected a JSON rule set from nft, found '{first_line(text)}'") from None
+    if not whole or "metainfo" not in whole[0]:
+        raise ParseError("expected metainfo at the head of nft's rule set")
+    if len(whole) > _MOST:
+        raise ParseError(f"nft lists more than {_MOST} objects")
+    return whole
+
+
+def _of(objects: list[dict[str, Any]], kind: str, *names: str) -> list[dict[str, Any]]:
+    """The objects of a kind that have these texts."""
+    found = [one[kind] for one in objects if isinstance(one.get(kind), dict)]
+    return [one for one in found if all(isinstance(one.get(name), str) and len(one[name]) < 256 for name in names)]
+
+
+def _refusing(objects: list[dict[str, Any]]) -> set[str]:
+    """``FAMILY TABLE`` of tables whose input ends in a refusal: by policy, or by a last rule without condition."""
+    last: dict[tuple[str, str, str], Any] = {}
+    for rule in _of(objects, "rule", "family", "table", "chain"):
+        last[rule["family"], rule["table"], rule["chain"]] = rule.get("expr")
+    found = set()
+    for chain in _of(objects, "chain", "family", "table", "name"):
+        if chain.get("hook") != "input" or chain.get("type") != "filter":
+            continue
+        end = last.get((chain["family"], chain["table"], chain["name"]))
+        parts = [part for part in end or () if isinstance(part, dict)]
+        words = [word for part in parts for word in part if word not in {"counter", "log"}]
+        if chain.get("policy") == "drop" or (len(words) == 1 and words[0] in _REFUSALS):
+            found.add(f"{chain['family']} {chain['table']}")
+    return found
+
+
+def listeners(seen: Seen) -> tuple[Listener, ...]:
+    """Return the sockets that ``ss -Hlntup`` prints."""
+    found = {}
+    for line in seen.output("sockets").splitlines()[:_MOST]:
+        match = _SOCKET.fullmatch(line.strip())
+        if match is None or int(match[3]) > 65535:
+            raise ParseError(f"expected a line of ss -Hlntup, found '{first_line(line)}'")
+        process = _PROCESS.search(match[4] or "")
+        address = match[2].partition("%")[0].strip("[]")
+        one = Listener(protocol=match[1], address=address, port=int(match[3]), process=process[1] if process else None)
+        found[one.protocol, one.address, one.port] = one
+    return tuple(found[key] for key in sorted(found))
+
+
+def addresses(seen: Seen) -> tuple[Address, ...]:
+    """Return the addresses that ``ip -o address show`` prints."""
+    found = []
+    for line in seen.output("addresses").splitlines()[:_MOST]:
+        match = _ADDRESS.match(line.strip())
+        if match is None:
+            raise ParseError(f"expected a line of ip -o address show, found '{first_line(line)}'")
+        try:
+            found.append(Address(interface=match[1].partition("@")[0], address=str(ip_address(match[2]))))
+        except ValueError:
+            raise ParseError(f"expected an address of ip -o address show, found '{match[2]}'") from None
+    if not found:
+        raise ParseError("expected addresses from ip -o address show, found none")
+    return tuple(found)
+
+
+def root_groups(seen: Seen) -> dict[str, tuple[str, ...]]:
+    """Return the members of the groups that lead to root: ``docker`` without a password, ``sudo`` and ``wheel``."""
+    text = seen.text("/etc/group")
+    if text is None:
+        raise Unseen("there is no /etc/group")
+    found = {}
+    for line in text.splitlines():
+        fields = line.split(":")
+        if len(fields) != 4:
+            raise ParseError(f"expected four fields of /etc/group, found '{first_line(line)}'")
+        found[fields[0]] = tuple(name for name in fields[3].split(",") if name)
+    return found

@@ -1,0 +1,43 @@
+"""What sshd runs with, private keys on the node, and accounts without a password."""
+
+import re
+
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import KeyFile, SshDaemon
+from gpunode.facts.seen import Seen, first_line, whole
+
+_SETTING = re.compile(r"([a-z0-9]{1,60}) (.{1,4000})")
+_MOST = 1024
+_NAMED = "passwordauthentication"
+"""Printed by every release of sshd: without it the output is no answer."""
+
+
+def ssh_daemon(seen: Seen) -> SshDaemon | None:
+    """Return what ``sshd -T`` prints; None where the node has no OpenSSH server."""
+    if seen.command("sshd-settings").missing:
+        return None
+    found: dict[str, str] = {}
+    for line in seen.output("sshd-settings").splitlines()[:_MOST]:
+        match = _SETTING.fullmatch(line)
+        if match is None:
+            raise ParseError(f"expected a setting from sshd -T, found '{first_line(line)}'")
+        found.setdefault(match[1], match[2].strip())
+    if _NAMED not in found:
+        raise ParseError(f"expected {_NAMED} from sshd -T, found nothing of it")
+    return SshDaemon(settings=found)
+
+
+def private_keys(seen: Seen) -> tuple[KeyFile, ...]:
+    """Return the private keys that the probe found."""
+    found = []
+    for path, mode, owner, kind, bits, modified in seen.rows("private-keys", 6)[:_MOST]:
+        size, time = whole(bits), whole(modified)
+        if not re.fullmatch(r"[0-7]{4}", mode) or size is None or time is None:
+            raise ParseError(f"expected mode, bits and time of {first_line(path)}, found {first_line(mode)}")
+        found.append(KeyFile(path=path, mode=mode, owner=owner, type=kind, bits=size, modified_s=time))
+    return tuple(found)
+
+
+def empty_passwords(seen: Seen) -> tuple[str, ...]:
+    """Return the accounts that have a shell and need no password."""
+    return seen.look("empty-passwords")[:_MOST]

@@ -1,0 +1,147 @@
+"""The kernel modules of the driver, whatever manages the packages: what is built, signed, loaded and due."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpunode.facts import NodeFacts
+from gpunode.facts.node import Kernel
+from gpunode.provisioning.driver_input import DriverInput
+from gpunode.provisioning.manifest import UnitState
+from gpunode.provisioning.state import ModuleKey
+
+DAEMON = "nvidia-persistenced.service"
+
+
+def module_state(case: DriverInput, wanting: Sequence[Kernel], by_flavour: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is known of kernels, their modules, and the module in memory.
+
+    ``wanting`` are the kernels that are to have a module, ``by_flavour`` the names that DKMS has for the modules of
+    each flavour before it knows them.
+    """
+    target = case.target
+    built = {file.kernel for file in case.node.module_files or () if file.version == target}
+    built_by = sorted({row.name for row in case.node.dkms or () if row.version == target and "nvidia" in row.name})
+    important = [kernel for kernel in case.kernels if kernel.newest or kernel.running]
+    running = next((kernel.release for kernel in case.node.kernels or () if kernel.running), None)
+    loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
+    gpus = bool(case.node.gpus_on_bus)
+    nouveau = "nouveau" in (case.node.modules or ())
+    return {
+        "precompiled": case.precompiled,
+        "dkms": built_by[0] if built_by else by_flavour.get(case.stack.module.flavour, "nvidia"),
+        "kernels_without_module": [kernel.release for kernel in wanting if kernel.release not in built],
+        "kernels_without_headers": []
+        if case.precompiled
+        else sorted({kernel.release for kernel in important if not kernel.headers}),
+        "images": [f"/boot/initrd.img-{kernel.release}" for kernel in case.kernels if kernel.image],
+        "loaded": loaded,
+        "gpus": gpus,
+        "running": gpus and bool(loaded),
+        "loadable": gpus and not loaded and not nouveau and running in built,
+        "exchangeable": gpus and bool(loaded) and loaded != target and running in built and not _used(case.node),
+        "reboot_reasons": [
+            *_reboot_reasons(case, gpus and nouveau, loaded),
+            *(
+                [f"kernel {running} runs and has no module, {', '.join(sorted(built))} has"]
+                if gpus and not loaded and built and running not in built
+                else []
+            ),
+        ],
+    }
+
+
+def _reboot_reasons(case: DriverInput, nouveau: bool, loaded: str) -> Iterator[str]:
+    if nouveau:
+        yield "nouveau is loaded and keeps NVIDIA's module off the GPU"
+    if loaded and case.target and loaded != case.target:
+        idle = "" if _used(case.node) else " (no process uses a GPU, so nvidia_driver_reload: true would exchange it)"
+        yield f"module {loaded} is loaded, {case.target} is installed{idle}"
+
+
+def _used(node: NodeFacts) -> bool:
+    """Something computes on a GPU; so it is taken where nobody could see it."""
+    return node.gpu_processes is None or any(process.computes for process in node.gpu_processes)
+
+
+def module_builds(draft: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the builds that are due: kernel and the command."""
+    if draft["precompiled"] or not draft["target"]:
+        return []
+    head = ["dkms", "install", "--force", "-m", draft["dkms"], "-v", draft["target"], "-k"]
+    return [{"kernel": kernel, "argv": [*head, kernel]} for kernel in draft["kernels_without_module"]]
+
+
+def module_problems(draft: Mapping[str, Any]) -> list[str]:
+    """Return why the newest or the running kernel has no module after the builds."""
+    lacking = [*draft["kernels_without_module"], *draft["kernels_without_headers"]]
+    if not lacking:
+        return []
+    bare = draft["kernels_without_headers"]
+    why = f" (no headers for {', '.join(bare)})" if bare else ""
+    return [f"no module {draft['target']} for {', '.join(lacking)}{why}"]
+
+
+def module_reasons(draft: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the modules are due; ``after``: ``builds``, ``stage_key``, ``load`` and ``exchange``."""
+    yield from (f"kernel {build['kernel']} has no module {draft['target']}" for build in after["builds"])
+    if after["stage_key"]:
+        yield "the key that signs the modules is not staged"
+    if after["load"]:
+        yield f"module {draft['target']} is not loaded"
+    if after["exchange"]:
+        yield f"module {draft['loaded']} is loaded, {draft['target']} is installed"
+
+
+def daemon_units(draft: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[UnitState]:
+    """Yield the persistence daemon where it is installed; it runs where a module is loaded."""
+    if draft["daemon"]:
+        on = bool(settings["persistence"])
+        yield UnitState(name=DAEMON, enabled=on, state=None if not draft["running"] else "started" if on else "stopped")
+
+
+class SigningKey:
+    """The key that signs modules built by DKMS: where secure boot is on, they load only once the firmware has it."""
+
+    def __init__(
+        self, facts: NodeFacts, key: ModuleKey | None, draft: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
+        self.key = key
+        self.signs = bool(facts.secure_boot) and not draft["precompiled"]
+        self.given = bool(settings["mok_hash"])
+
+    @property
+    def staged(self) -> bool:
+        return self.key is not None and (self.key.enrolled is True or self.key.waits)
+
+    @property
+    def waits(self) -> bool:
+        """Until a person at the console has finished that, no module is loaded and none is exchanged."""
+        return self.signs and not (self.key is not None and self.key.enrolled)
+
+    @property
+    def to_stage(self) -> bool:
+        return self.signs and self.given and not self.staged
+
+    @property
+    def fresh(self) -> bool:
+        """Staged since the last boot: only the next one leads to the console, so a reboot is due once."""
+        return self.key is not None and self.key.fresh
+
+    @property
+    def reason(self) -> str:
+        if self.given or self.staged:
+            return "the key that signs the modules waits for a person at the console (MOK manager)"
+        return "the key that signs the modules is not known to be enrolled: nvidia_driver_mok_hash stages it"
+
+    @property
+    def path(self) -> str | None:
+        """Where the key is."""
+        return self.key.path if self.key else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (self.reason,) if self.waits else ()
+
+    @property
+    def reboot_reasons(self) -> tuple[str, ...]:
+        return (self.reason,) if self.waits and self.fresh else ()

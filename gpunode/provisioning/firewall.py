@@ -1,0 +1,261 @@
+"""The role firewall: a table of nftables in a unit of its own, loaded as a whole, reverted unless a login works."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.firewall_policy import TABLE, Policy, lets_in, nft_text, policy_of
+from gpunode.provisioning.firewall_zone import CONF, ZONE, ZONE_FILE, default_zone, with_default_zone, zone_text
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    Question,
+    UnitState,
+)
+from gpunode.provisioning.state import Look, NodeState
+
+ROLE = "firewall"
+UNIT = "gpunode-firewall.service"
+RULES = "/etc/gpunode/firewall.nft"
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+ENABLED = f"/etc/systemd/system/sysinit.target.wants/{UNIT}"
+LOADED = "/run/gpunode/firewall.loaded"
+"""What the unit loaded: the digest of the file, and that of the table as nft listed it then."""
+MEMORY = "/var/lib/gpunode/firewall"
+BEFORE = f"{MEMORY}/packages-before"
+NFT = "/usr/sbin/nft"
+ZONE_BEFORE = f"{MEMORY}/default-zone-before"
+LOOK = Look(paths=(RULES, UNIT_FILE, MEMORY, ZONE_FILE), contents=(BEFORE, LOADED, CONF, ZONE_BEFORE))
+FIREWALLD, UFW = "firewalld.service", "ufw.service"
+REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
+WATCH = f"{TABLE}_watch"
+"""A table that only looks. Connections that were open before anything tracked them are known by what both ends send:
+without it, the answers of a server that this node is a client of would count as new, and be dropped."""
+WATCHING = (
+    f"add table inet {WATCH}; add chain inet {WATCH} input {{ type filter hook input priority 0; policy accept; }}; "
+    f"add rule inet {WATCH} input ct state established counter"
+)
+WATCHED_S = 3
+UNIT_TEXT = f"""\
+# Managed by gpunode (role firewall): a table of its own, which the rules of container engines and others stand beside.
+[Unit]
+Description=Packet filter of the role firewall of gpunode
+DefaultDependencies=no
+RequiresMountsFor=/etc/gpunode
+After=nftables.service
+# nftables.service flushes all tables when it stops and starts.
+PartOf=nftables.service
+ReloadPropagatedFrom=nftables.service
+Wants=network-pre.target
+Before=network-pre.target shutdown.target
+Conflicts=shutdown.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+RuntimeDirectory=gpunode
+RuntimeDirectoryPreserve=yes
+ExecStart={NFT} -f {RULES}
+ExecStart=-/bin/sh -c '{{ sha256sum < {RULES}; {NFT} -s -t list table inet {TABLE} | sha256sum; }} > {LOADED}'
+ExecReload={NFT} -f {RULES}
+ExecReload=-/bin/sh -c '{{ sha256sum < {RULES}; {NFT} -s -t list table inet {TABLE} | sha256sum; }} > {LOADED}'
+ExecStop={NFT} "{REMOVE}"
+
+[Install]
+WantedBy=sysinit.target
+"""
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    if settings["state"] == "keep":
+        return Manifest(role=ROLE)
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=("no-package-manager: the role firewall needs apt or dnf",))
+    if settings["state"] == "absent":
+        return _absent(state, settings)
+    policy = policy_of(settings)
+    refusals = [*policy.problems, *_obstacles(state, policy)]
+    if not refusals:
+        refusals += _controller(state, settings, policy, context)
+    zoned = _runs(state, FIREWALLD)
+    text = nft_text(policy, host=not zoned) if not refusals else ""
+    rules = ManagedFile(path=RULES, content=text)
+    installed = "nftables" in context.planned.installed(state.installed)
+    same = state.files.get(RULES) is not None and state.files[RULES].sha256 == _digest(text)
+    if not refusals and installed and not same and "nftables" in state.installed:
+        # What nft rejects is refused before anything is changed.
+        question = Question(kind="nft_check", body={"text": text})
+        answer = context.answers.get("rules")
+        if answer is None:
+            return Manifest(role=ROLE, questions={"rules": question})
+        if answer.get("error"):
+            refusals.append(f"nft rejects the rules: {answer['error']} (settings of firewall_extra_rules end up there)")
+    zone = _zone_files(state, policy) if zoned and not refusals else ()
+    files = (rules, ManagedFile(path=UNIT_FILE, content=UNIT_TEXT), *zone)
+    fresh = _not_loaded(state, text)
+    wait = int(settings["lock_wait_s"])
+    wanted = ("nftables",)
+    return Manifest(
+        role=ROLE,
+        files=files,
+        folders=(ManagedFolder(path=MEMORY),),
+        packages=AptChange(install=wanted, memory=BEFORE, lock_wait_s=wait)
+        if state.apt is not None
+        else DnfChange(install=wanted, memory=BEFORE, lock_wait_s=wait),
+        units=(UnitState(name=UNIT, enabled=True, state="started"),),
+        refusals=tuple(refusals),
+        notes=_notes(state, zoned=zoned),
+        due_reasons=(fresh,) if fresh and not refusals else (),
+        values={"state": "present", "guarded": _guarded(state, settings, files, context, zoned=zoned)},
+    )
+
+
+def _runs(state: NodeState, name: str) -> bool:
+    unit = state.unit(name)
+    return unit is not None and unit.active in ("active", "activating")
+
+
+def _obstacles(state: NodeState, policy: Policy) -> list[str]:
+    """Return why the node's other owner of rules is in the way."""
+    if _runs(state, UFW):
+        return [
+            f"{UFW} is active and owns this node's rules: a node has one owner of its policy. Switch it off (ufw "
+            "disable), or leave the role firewall out"
+        ]
+    if not _runs(state, FIREWALLD):
+        return []
+    found = []
+    if state.contents.get(CONF) is None:
+        found.append(f"{FIREWALLD} is active and {CONF} could not be read")
+    if policy.extra:
+        found.append("firewall_extra_rules: firewalld owns the node's input and has no place for rules of nft")
+    if policy.cluster_interfaces:
+        found.append("firewall_cluster_interfaces: zones of firewalld know networks or interfaces, not both at once")
+    return found
+
+
+def _controller(state: NodeState, settings: Mapping[str, Any], policy: Policy, context: Context) -> list[str]:
+    """Refuse a policy under which this very run could not log in."""
+    if not settings["require_controller"] or context.local:
+        return []
+    here = state.connection
+    if here is None:
+        return [
+            "the address from which this run reaches the node could not be determined (no SSH_CONNECTION): with "
+            "firewall_require_controller: false that is not asked, and firewall_revert_s still reverts a lockout"
+        ]
+    try:
+        if lets_in(policy, here.client, here.port):
+            return []
+    except ValueError:
+        return [f"the address from which this run reaches the node is not understood: {here.client[:60]}"]
+    return [
+        f"this run reaches the node from {here.client} at port {here.port}, and firewall_ssh_networks with "
+        f"firewall_ssh_ports would not let it in again: add them"
+    ]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _not_loaded(state: NodeState, text: str) -> str | None:
+    """Return why the kernel has other rules than the file; None where it has those."""
+    lines = (state.contents.get(LOADED) or "").split()
+    digests = [line for line in lines if line != "-"]
+    found = state.facts.packet_filter
+    if found is None:
+        return f"the table {TABLE} could not be read" if "nftables" in state.installed else None
+    if found.own is None:
+        return f"the table {TABLE} is not loaded"
+    if digests[:1] != [_digest(text)]:
+        return f"{RULES} is not the file that was loaded"
+    return None if digests[1:] == [found.own] else f"the table {TABLE} was changed since it was loaded"
+
+
+def _guarded(
+    state: NodeState, settings: Mapping[str, Any], files: tuple[ManagedFile, ...], context: Context, *, zoned: bool
+) -> dict[str, Any]:
+    """Return the arguments of ``guarded_change``."""
+    unit = state.unit(UNIT)
+    runs = unit is not None and unit.active == "active"
+    gone = [NFT, f"add table inet {WATCH}; delete table inet {WATCH}"]
+    load = [["systemctl", "daemon-reload"], ["systemctl", "enable", UNIT], ["systemctl", "reload-or-restart", UNIT]]
+    # firewall-cmd asks the daemon, which reads the files itself: the offline tool judges those that are not there yet.
+    zone = [["firewall-cmd", "--reload"]] if zoned else []
+    judge = [["firewall-offline-cmd", "--check-config"]] if zoned else []
+    unable = context.check and "nftables" not in state.installed
+    return {
+        "files": [file.model_dump(mode="json", exclude={"validate_with", "expect_sha256"}) for file in files],
+        "keep": [ENABLED],
+        "units": [UNIT],
+        "validate": [] if unable else [[NFT, "-c", "-f", RULES], *judge],
+        "activate": [*(load if runs else [[NFT, WATCHING], ["sleep", str(WATCHED_S)], *load, gone]), *zone],
+        "restore": [*([["systemctl", "reload-or-restart", UNIT]] if runs else [gone, [NFT, REMOVE]]), *zone],
+        "limit_s": int(settings["revert_s"]),
+    }
+
+
+def _zone_files(state: NodeState, policy: Policy) -> tuple[ManagedFile, ...]:
+    """The zone, and firewalld.conf with it as the default; what the default was is kept for ``absent``."""
+    conf = state.contents.get(CONF) or ""
+    before = state.contents.get(ZONE_BEFORE) or f"{default_zone(conf)}\n"
+    there = state.files.get(CONF)
+    return (
+        ManagedFile(path=ZONE_FILE, content=zone_text(policy)),
+        ManagedFile(path=ZONE_BEFORE, content=before),
+        ManagedFile(path=CONF, content=with_default_zone(conf, ZONE), mode=(there.mode if there else None) or "0644"),
+    )
+
+
+def _notes(state: NodeState, *, zoned: bool) -> tuple[str, ...]:
+    if zoned:
+        return (
+            "firewalld owns this node's input: interfaces that are bound to another zone keep that zone's rules (see "
+            "firewall-cmd --get-active-zones), and rates count all sources together",
+        )
+    if not _runs(state, "nftables.service"):
+        return ()
+    return (
+        "nftables.service is active beside this role: rules of /etc/nftables.conf hold too, and whatever one of both "
+        "drops is dropped",
+    )
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+    packages, leaving = departures(state, ("nftables",), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]))
+    unit = state.unit(UNIT)
+    zone, conf = state.contents.get(ZONE_BEFORE), state.contents.get(CONF)
+    zoned = zone is not None and conf is not None
+    files = [ManagedFile(path=path, content=None, phase="after") for path in (RULES, UNIT_FILE, BEFORE, ZONE_BEFORE)]
+    if zoned and default_zone(conf or "") == ZONE:
+        there = state.files.get(CONF)
+        text = with_default_zone(conf or "", (zone or "public").strip())
+        files.append(
+            ManagedFile(path=CONF, content=text, mode=(there.mode if there else None) or "0644", phase="after")
+        )
+    files.append(ManagedFile(path=ZONE_FILE, content=None, phase="after"))
+    found = state.facts.packet_filter
+    left = f"the table {TABLE} is loaded" if found is not None and found.own is not None else None
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
+        packages=packages,
+        units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None else (),
+        due_reasons=(*leaving, *([left] if left else [])),
+        values={
+            "state": "absent",
+            "unit": unit is not None,
+            "remove": [NFT, REMOVE] if left and unit is None else [],
+            "reload": zoned and _runs(state, FIREWALLD),
+        },
+    )

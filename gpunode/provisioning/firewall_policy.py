@@ -1,0 +1,308 @@
+"""What the role firewall lets through: read from its settings, every entry checked, and rendered for nftables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any, Literal
+
+Network = IPv4Network | IPv6Network
+Family = Literal["ip", "ip6"]
+TABLE = "gpunode"
+EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+BURST = 30
+"""New connections of one source that come before its rate is counted."""
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
+_INTERFACE = re.compile(r"[A-Za-z0-9_.@:-]{1,15}\*?|[A-Za-z0-9_.@:-]{0,14}\*")
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Ports that networks may reach."""
+
+    name: str
+    protocol: str
+    ports: tuple[tuple[int, int], ...]
+    networks: tuple[Network, ...]
+    rate: int = 0
+    """New connections per minute that one source address may open; 0: as many as it likes."""
+
+    @property
+    def public(self) -> bool:
+        """Whether everybody may reach it."""
+        return any(network.prefixlen == 0 for network in self.networks)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything that is let through."""
+
+    services: tuple[Service, ...] = ()
+    """The first one is SSH."""
+    cluster: tuple[Network, ...] = ()
+    cluster_interfaces: tuple[str, ...] = ()
+    container_interfaces: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What is wrong with the settings, one line each."""
+
+
+class _Reader:
+    """Reads the settings, and collects what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def networks(self, name: str, values: Iterable[Any]) -> tuple[Network, ...]:
+        """Return the networks of a list."""
+        found: list[Network] = []
+        for value in values:
+            network, problem = _network(str(value))
+            found += network
+            self.problems += [f"{name}: {problem}"] if problem else []
+        return tuple(dict.fromkeys(found))
+
+    def ports(self, name: str, values: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+        """Return ports and ranges of ports, first and last of each."""
+        found = []
+        for value in values:
+            match = _PORTS.fullmatch(str(value).strip())
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+            if 1 <= first <= last <= _HIGHEST_PORT:
+                found.append((first, last))
+            else:
+                self.problems.append(f"{name}: {value} is not a port or a range of ports (examples: 9100, 9400-9410)")
+        return tuple(sorted(set(found)))
+
+    def interfaces(self, name: str, values: Iterable[Any]) -> tuple[str, ...]:
+        """Return names of interfaces, a * at the end stands for any."""
+        names = [str(value) for value in values]
+        wrong = [one for one in names if not _INTERFACE.fullmatch(one)]
+        self.problems += [f"{name}: {one} is not the name of an interface (examples: eth1, br-*)" for one in wrong]
+        return tuple(one for one in names if one not in wrong)
+
+    def service(self, where: str, row: Mapping[str, Any], names: set[str]) -> Service:
+        """Return one entry of the services; ``names`` are those of the entries before it."""
+        name = str(row.get("name") or "")
+        if not _NAME.fullmatch(name):
+            self.problems.append(f"{where}: name must be lower-case letters, digits, - and _ (example: node-exporter)")
+        elif name.replace("-", "_") in names:
+            self.problems.append(f"{where}: the name is used twice")
+        if row.get("protocol") not in {"tcp", "udp"}:
+            self.problems.append(f"{where}: protocol must be tcp or udp")
+        if not row.get("ports") or not row.get("networks"):
+            self.problems.append(f"{where}: ports and networks are required (networks: [any] opens it to everybody)")
+        return Service(
+            name.replace("-", "_"),
+            str(row.get("protocol")),
+            self.ports(where, row.get("ports") or ()),
+            self.networks(where, row.get("networks") or ()),
+        )
+
+    def rules(self, name: str, values: Iterable[Any]) -> tuple[str, ...]:
+        """Return further rules of the input chain, each a line."""
+        lines = tuple(str(line).strip() for line in values if str(line).strip())
+        for line in lines:
+            if "\n" in line or line.count("{") != line.count("}") or line.startswith("}"):
+                self.problems.append(f"{name}: {line}: write one rule of the input chain in one line")
+        return lines
+
+
+def policy_of(settings: Mapping[str, Any]) -> Policy:
+    """Return the policy that the settings describe, with everything that is wrong with them."""
+    reader = _Reader()
+    rate = int(settings["public_rate"])
+    if not settings["ssh_networks"]:
+        reader.problems.append(
+            "firewall_ssh_networks is empty: name the networks from which you administer the node, the controller's "
+            "among them (example: [10.0.0.0/8])"
+        )
+    if not settings["ssh_ports"]:
+        reader.problems.append("firewall_ssh_ports is empty: nobody could log in (default: [22])")
+    ssh_ports = reader.ports("firewall_ssh_ports", settings["ssh_ports"])
+    ssh = Service("ssh", "tcp", ssh_ports, reader.networks("firewall_ssh_networks", settings["ssh_networks"]))
+    services = [_limited(ssh, None, rate)]
+    for number, row in enumerate(settings["services"], 1):
+        name = f" ({row['name']})" if row.get("name") else ""
+        where = f"firewall_services, entry {number}{name}"
+        service = reader.service(where, row, {one.name for one in services})
+        services.append(_limited(service, row.get("rate"), rate))
+    return Policy(
+        services=tuple(services),
+        cluster=reader.networks("firewall_cluster_networks", settings["cluster_networks"]),
+        cluster_interfaces=reader.interfaces("firewall_cluster_interfaces", settings["cluster_interfaces"]),
+        container_interfaces=reader.interfaces("firewall_container_interfaces", settings["container_interfaces"]),
+        extra=reader.rules("firewall_extra_rules", settings["extra_rules"]),
+        problems=tuple(reader.problems),
+    )
+
+
+def _network(text: str) -> tuple[Sequence[Network], str | None]:
+    """(networks of an entry, what is wrong with it)."""
+    if text.strip().lower() == "any":
+        return EVERYWHERE, None
+    try:
+        return [ip_network(text.strip())], None
+    except ValueError:
+        pass
+    try:
+        meant = ip_network(text.strip(), strict=False)
+    except ValueError:
+        return [], f"{text} is not a network (examples: 10.0.0.0/8, 192.0.2.7, 2001:db8::/32, any)"
+    return [], f"{text} is an address within a network: write {meant} for the network, or the address without /"
+
+
+def _limited(service: Service, rate: Any, public_rate: int) -> Service:
+    """The service with its rate: what is public is limited, unless the entry says otherwise."""
+    wanted = int(rate) if rate is not None else public_rate if service.public else 0
+    return Service(service.name, service.protocol, service.ports, service.networks, max(0, wanted))
+
+
+def lets_in(policy: Policy, address: str, port: int) -> bool:
+    """Return whether a source address may open an SSH connection to the port. Raises ValueError for no address."""
+    source = ip_address(address.partition("%")[0])
+    mapped = getattr(source, "ipv4_mapped", None)
+    source = mapped or source
+    if not policy.cluster_interfaces and any(source in network for network in policy.cluster):
+        return True
+    ssh = policy.services[0]
+    return any(source in network for network in ssh.networks) and any(
+        first <= port <= last for first, last in ssh.ports
+    )
+
+
+ICMP = (
+    "icmp type { destination-unreachable, time-exceeded, parameter-problem } accept",
+    "icmp type echo-request limit rate 100/second burst 100 packets accept",
+    # Without neighbour discovery and "packet too big" there is no IPv6.
+    "icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem } accept",
+    "icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert } accept",
+    "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report } accept",
+    "icmpv6 type echo-request limit rate 100/second burst 100 packets accept",
+    "meta l4proto igmp accept",
+    # Answers to DHCP come from an address that was not asked.
+    "udp sport 67 udp dport 68 accept",
+    "ip6 saddr fe80::/10 udp dport 546 accept",
+)
+
+
+def nft_text(policy: Policy, *, host: bool = True) -> str:
+    """Return the file that nft loads in one transaction; without ``host`` it has no chain for input."""
+    lines = [
+        "# Managed by gpunode (role firewall): loaded as one transaction that replaces the old table.",
+        f"table inet {TABLE}",
+        f"delete table inet {TABLE}",
+        f"table inet {TABLE} {{",
+    ]
+    lines += _rate_sets(policy)
+    if host:
+        lines += _chain(
+            "input",
+            "type filter hook input priority filter; policy drop;",
+            "ct state vmap { established : accept, related : accept, invalid : drop }",
+            'iif "lo" accept',
+            # Containers reach published ports, the name server of their engine and agents at the node itself.
+            *(f'iifname "{name}" accept' for name in policy.container_interfaces),
+            *ICMP,
+            "jump services",
+            *policy.extra,
+            "counter",
+        )
+    lines += _chain(
+        "forward",
+        # Before the chains of the engines: theirs accept what they published, and a drop here is final all the same.
+        "type filter hook forward priority filter - 5; policy accept;",
+        "ct state vmap { established : accept, related : accept }",
+        *(f'iifname "{name}" accept' for name in policy.container_interfaces),
+        "ct status dnat goto published",
+        *(f'oifname "{name}" goto routed' for name in policy.container_interfaces),
+    )
+    lines += _chain("services", *_cluster_rules(policy), *_service_rules(policy)) if host else []
+    lines += _chain("published", *_cluster_rules(policy), *_service_rules(policy, published=True), "counter drop")
+    lines += _chain("routed", *_cluster_rules(policy), "counter drop")
+    return "\n".join([*lines, "}", ""])
+
+
+def _chain(name: str, *rules: str) -> list[str]:
+    return [f"\tchain {name} {{", *(f"\t\t{rule}" for rule in rules), "\t}"]
+
+
+def _rate_sets(policy: Policy) -> list[str]:
+    return [
+        f"\tset rate_{service.name}{'4' if family == 'ip' else '6'} {{\n"
+        f"\t\ttype {'ipv4_addr' if family == 'ip' else 'ipv6_addr'}\n\t\tsize 65535\n\t\tflags dynamic,timeout\n"
+        "\t\ttimeout 10m\n\t}"
+        for service in policy.services
+        if service.rate
+        for family in _families(service.networks)
+    ]
+
+
+def _cluster_rules(policy: Policy) -> list[str]:
+    sources = [f"{family} saddr {_set(policy.cluster, family)}" for family in _families(policy.cluster)]
+    if not policy.cluster_interfaces:
+        return [f"{source} accept" for source in sources]
+    return [f'iifname "{name}" {source} accept' for name in policy.cluster_interfaces for source in sources]
+
+
+def _service_rules(policy: Policy, published: bool = False) -> list[str]:
+    """Rules of the services; ``published``: by the port that the client asked for, not by that inside the container."""
+    rules = []
+    for service in policy.services:
+        matches = [f"{service.protocol} dport {_ports(service.ports)}"]
+        if published:
+            ports = (_port(*ends) for ends in merged_ports(service.ports))
+            matches = [f"meta l4proto {service.protocol} ct original proto-dst {port}" for port in ports]
+        for match in matches:
+            for family in _families(service.networks):
+                source = f"{match} {family} saddr {_set(service.networks, family)}"
+                if service.rate:
+                    number = "4" if family == "ip" else "6"
+                    meter = f"{family} saddr limit rate over {service.rate}/minute burst {BURST} packets"
+                    rules.append(f"{source} update @rate_{service.name}{number} {{ {meter} }} counter drop")
+                rules.append(f"{source} accept")
+    return rules
+
+
+def _families(networks: Iterable[Network]) -> list[Family]:
+    versions = {network.version for network in networks}
+    families: dict[int, Family] = {4: "ip", 6: "ip6"}
+    return [family for version, family in families.items() if version in versions]
+
+
+def _set(networks: Iterable[Network], family: Family) -> str:
+    """The networks of a family, without those within others: nft refuses overlapping intervals."""
+    version = 4 if family == "ip" else 6
+    mine = sorted({network for network in networks if network.version == version}, key=lambda one: one.prefixlen)
+    outer: list[Network] = []
+    for network in mine:
+        if not any(network.subnet_of(other) for other in outer):  # type: ignore[arg-type]
+            outer.append(network)
+    texts = [
+        str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
+        for network in sorted(outer, key=lambda one: (int(one.network_address), one.prefixlen))
+    ]
+    return f"{{ {', '.join(texts)} }}"
+
+
+def _ports(ports: Sequence[tuple[int, int]]) -> str:
+    return f"{{ {', '.join(_port(*ends) for ends in merged_ports(ports))} }}"
+
+
+def _port(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def merged_ports(ports: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ports, ranges that touch or overlap as one: nft refuses overlapping intervals."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(ports):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return merged

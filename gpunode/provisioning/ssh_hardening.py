@@ -1,0 +1,346 @@
+"""The role ssh_hardening: a drop-in for sshd, checked against who logs in, and what activates it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from datetime import date
+from typing import Any
+
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.due import file_reasons
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.ssh_login import contradictions, forced_command, has_include, obstacles, overridden
+from gpunode.provisioning.ssh_settings import (
+    BANNER,
+    DROP_IN,
+    OVERRIDES,
+    RSA_BITS,
+    HostKeys,
+    algorithms,
+    client_file,
+    daemon_file,
+    daemon_settings,
+    host_keys,
+)
+from gpunode.provisioning.ssh_state import SshState, effective_values
+from gpunode.provisioning.state import Look, NodeState
+
+ROLE = "ssh_hardening"
+MAIN = "/etc/ssh/sshd_config"
+CLIENT = "/etc/ssh/ssh_config.d/00-gpunode.conf"
+SOCKET_DROP_INS = {name: f"/etc/systemd/system/{name}.d/gpunode.conf" for name in ("ssh.socket", "sshd.socket")}
+MEMORY = "/var/lib/gpunode/ssh_hardening"
+PUBLISHED = f"{MEMORY}/host-keys.json"
+MODULI, MODULI_BEFORE = "/etc/ssh/moduli", f"{MEMORY}/moduli-before"
+WAITING = "/var/lib/gpunode/guard/ssh_hardening/record.json"
+LEAST_MODULUS = 3071
+"""sshd's file of groups names sizes one bit below their usual name."""
+LOOK = Look(
+    paths=(DROP_IN, CLIENT, MAIN, MEMORY, BANNER, *SOCKET_DROP_INS.values(), WAITING, MODULI, MODULI_BEFORE),
+    contents=(PUBLISHED,),
+)
+SOCKET_HEAD = f"# Managed by gpunode (role {ROLE}): sshd's Port counts for nothing here.\n[Socket]\nListenStream=\n"
+INCLUDE = "Include /etc/ssh/sshd_config.d/*.conf"
+WORD = re.compile(r"[\w@.+*?!%/:-]{1,200}", re.ASCII)
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node."""
+    if settings["state"] == "keep":
+        return Manifest(role=ROLE)
+    ssh = state.ssh
+    if ssh is None or (ssh.effective is None and ssh.unit("ssh.service", "sshd.service") is None):
+        return Manifest(role=ROLE, refusals=("no-sshd: the node has no OpenSSH server that systemd runs",))
+    if settings["state"] == "absent":
+        return _absent(state, ssh, context)
+    refusals = [*_bad_settings(ssh, settings), *_bad_users(ssh, settings), *_bad_ports(ssh, settings)]
+    if refusals:
+        return Manifest(role=ROLE, refusals=tuple(refusals))
+    published = _published(state.contents.get(PUBLISHED))
+    since = min(published.values(), default=None)
+    keys = host_keys(ssh, (context.today - since).days if since else None, int(settings["retire_days"]))
+    rows = daemon_settings(ssh, settings, keys)
+    good = set(keys.served) - {key.path for key in keys.weak}
+    dates = {path: published.get(path, context.today).isoformat() for path in good}
+    files = _files(ssh, settings, rows, dates)
+    questions: dict[str, Question] = {}
+    if _has_group_exchange(ssh, settings) and ssh.weak_moduli:
+        questions["moduli"] = Question(kind="documents", body={"paths": [MODULI]})
+        files += _moduli(state, context.answers.get("moduli", {}).get(MODULI))
+    reasons = [*_reasons(state, ssh, settings, keys)]
+    shown = [file for file in files if file.path != PUBLISHED]
+    if reasons or any(True for file in shown for _ in file_reasons(file, state)):
+        questions["login"] = Question(
+            kind="ssh_login",
+            body={
+                "files": [_as_answered(file) for file in shown if file.path.startswith(("/etc/ssh/sshd", BANNER))],
+                "logins": _logins(ssh, settings),
+            },
+        )
+    notes = [*overridden(rows, ssh.documents, DROP_IN), *_notes(ssh, settings, keys)]
+    answer = context.answers.get("login")
+    if answer is not None:
+        refusals += _login_refusals(ssh, settings, rows, answer, notes)
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY),),
+        questions=questions,
+        refusals=tuple(refusals),
+        notes=tuple(notes) if questions else (),
+        due_reasons=tuple(reasons),
+        values={
+            "make_keys": [_make_key(path, kind) for path, kind in keys.make],
+            **_activation(ssh, bool(settings["ports"])),
+        },
+    )
+
+
+def _files(
+    ssh: SshState,
+    settings: Mapping[str, Any],
+    rows: list[tuple[str, str]],
+    dates: Mapping[str, str],
+) -> list[ManagedFile]:
+    socket = _socket(ssh)
+    ports = "".join(f"ListenStream={port}\n" for port in settings["ports"])
+    listen = (
+        f"# Managed by gpunode (role {ROLE}): sshd's Port counts for nothing here.\n[Socket]\nListenStream=\n{ports}"
+    )
+    banner = f"{settings['banner'].rstrip()}\n" if settings["banner"] else None
+    files = [
+        ManagedFile(path=DROP_IN, content=daemon_file(rows, settings["forwarding_users"]), mode="0600"),
+        ManagedFile(path=BANNER, content=banner),
+        ManagedFile(path=CLIENT, content=client_file(ssh, settings) if settings["client"] else None),
+        ManagedFile(path=PUBLISHED, content=json.dumps(dates, indent=1, sort_keys=True) + "\n"),
+        *(
+            ManagedFile(path=path, content=listen if name == socket and ports else None)
+            for name, path in SOCKET_DROP_INS.items()
+        ),
+    ]
+    if settings["add_include"] and not has_include(ssh.documents):
+        files.append(ManagedFile(path=MAIN, content=f"{INCLUDE}\n{ssh.documents.get(MAIN) or ''}", mode="0644"))
+    return files
+
+
+def _bad_settings(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings that cannot be meant, each with what to do."""
+    for name, kind in OVERRIDES.items():
+        unknown = [word for word in settings[name] if word not in ssh.offered.get(kind, ())]
+        if unknown:
+            yield (
+                f"ssh_hardening_{name}: {', '.join(unknown)} is not offered by {ssh.version} on the node "
+                f"(ssh -Q {kind} lists what is)"
+            )
+    for name, found in algorithms(ssh, settings).items():
+        if not found:
+            yield f"ssh_hardening_{name}: {ssh.version} on the node offers none of the role's list"
+    if not re.fullmatch(r"\d+:\d+:\d+", str(settings["max_startups"])):
+        yield f"ssh_hardening_max_startups: {settings['max_startups']!r} is not START:RATE:FULL (example: 30:50:200)"
+    if not has_include(ssh.documents) and not settings["add_include"]:
+        yield (
+            f"{MAIN} has no line '{INCLUDE}' outside of a Match block, so that no drop-in is read: set "
+            "ssh_hardening_add_include to true, or write it there as the first line"
+        )
+
+
+def _bad_users(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("allow_users", "allow_groups", "forwarding_users", "admin_users", "trusted_networks"):
+        for word in settings[name]:
+            if not WORD.fullmatch(str(word)):
+                yield f"ssh_hardening_{name}: {word!r} holds blanks or characters that sshd_config reads otherwise"
+    for name in ("admin_users", "forwarding_users"):
+        for user in settings[name]:
+            if ssh.account(user) is None:
+                yield f"ssh_hardening_{name}: the node has no local account {user} with a login shell"
+    for user in settings["allow_users"]:
+        if re.fullmatch(r"[\w.-]+", str(user), re.ASCII) and ssh.account(user) is None:
+            yield f"ssh_hardening_allow_users: the node has no local account {user} with a login shell"
+
+
+def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
+    now = _ports(ssh)
+    for port in settings["ports"]:
+        if not 0 < port < 65536:
+            yield f"ssh_hardening_ports: {port} is no port"
+        elif port not in now and port in ssh.listening:
+            yield f"ssh_hardening_ports: port {port} is in use on the node (ss -tlnp 'sport = :{port}' shows by what)"
+        elif port not in now and port != 22 and ssh.selinux:
+            yield (
+                f"ssh_hardening_ports: SELinux is enforcing and lets sshd listen on its own ports alone: run semanage "
+                f"port -a -t ssh_port_t -p tcp {port} on the node, have it listen there, then run this again"
+            )
+    if settings["ports"] and ssh.login is not None and ssh.login.port not in settings["ports"]:
+        yield (
+            f"ssh_hardening_ports: this login came in at port {ssh.login.port}, which is not among them: name both, "
+            "set ansible_port to the new one, then run this again without the old one"
+        )
+
+
+def _login_refusals(
+    ssh: SshState, settings: Mapping[str, Any], rows: list[tuple[str, str]], answer: Mapping[str, Any], notes: list[str]
+) -> list[str]:
+    """Return why the settings must not be made: sshd refuses them, they have no effect, or somebody is locked out."""
+    if answer.get("unavailable"):
+        notes.append(f"the settings could not be tried before they are made: {answer['unavailable']}")
+        return []
+    if answer.get("error"):
+        return [f"sshd refuses the settings: {answer['error']}"]
+    texts = answer.get("logins")
+    if not isinstance(answer.get("effective"), str) or not isinstance(texts, dict):
+        return ["what sshd would run with could not be determined"]
+    found = list(contradictions(rows, answer["effective"], ssh.documents, DROP_IN))
+    for one in _logins(ssh, settings):
+        user = one["user"]
+        own = ssh.login is not None and ssh.login.user == user
+        whose = "the login of this run" if own else "an admin user"
+        text = str(texts.get(user, ""))
+        if not text:
+            found.append(f"{whose}, {user}: sshd -T -C user={user} gave no answer")
+            continue
+        found += [
+            f"{whose} would be locked out: {reason}"
+            for reason in obstacles(ssh.account(user), user, one["address"], text)
+        ]
+        command = forced_command(text)
+        if own and command is not None:
+            found.append(f"{whose} would be locked out: a Match block forces the command {command} on {user}")
+    return found
+
+
+def _logins(ssh: SshState, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return user, address and port of this run's login and of each admin user's."""
+    address, port = (ssh.login.address, ssh.login.port) if ssh.login else ("127.0.0.1", 22)
+    own = [ssh.login.user] if ssh.login else []
+    return [
+        {"user": user, "address": address, "port": port} for user in dict.fromkeys([*own, *settings["admin_users"]])
+    ]
+
+
+def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) -> Iterator[str]:
+    """Yield why something is due beside files that differ."""
+    there = state.files.get(WAITING)
+    if there is None or there.kind != "absent":
+        yield "an earlier change waits for its confirmation"
+    for path, kind in keys.make:
+        yield f"{path} is missing: an {kind} host key"
+    if ssh.effective is None:
+        yield f"what sshd runs with could not be determined: {ssh.error}"
+    socket = _socket(ssh)
+    if settings["ports"] and not set(settings["ports"]) <= set(ssh.listening):
+        yield f"{socket or 'sshd'} does not listen on {settings['ports']}"
+
+
+def _notes(ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) -> Iterator[str]:
+    socket = _socket(ssh)
+    if socket and not settings["ports"]:
+        listening = {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
+        configured = set(_configured_ports(ssh))
+        if listening and configured and listening != configured:
+            yield (
+                f"{socket} listens on {sorted(listening)} while sshd_config says Port {sorted(configured)}: with "
+                "socket activation sshd's Port counts for nothing; set ssh_hardening_ports to what is meant"
+            )
+    for key in keys.weak:
+        size = f" of {key.bits} bits" if key.type == "ssh-rsa" else ""
+        yield (
+            f"{key.path} ({key.type}{size}) is still served: clients learn the new host keys for "
+            f"{settings['retire_days']} days first"
+        )
+    for account in ssh.accounts:
+        if account.uid >= 1000 and account.password == "set" and not account.keys:  # noqa: S105
+            yield f"{account.name} has a password and no key, and cannot log in over SSH any more"
+
+
+def _activation(ssh: SshState, moves_port: bool) -> dict[str, Any]:
+    """Return the units that a revert restores, and the commands that put the settings into force."""
+    service = ssh.unit("ssh.service", "sshd.service") or "ssh.service"
+    socket = _socket(ssh)
+    commands = [["systemctl", "daemon-reload"]]
+    if socket is None:
+        commands.append(["systemctl", "reload-or-restart", service])
+    elif moves_port:
+        # A socket does not start while its service runs. Open sessions stay: sshd's unit ends its main process alone.
+        commands += [["systemctl", "stop", service], ["systemctl", "restart", socket]]
+    else:
+        commands.append(["systemctl", "try-restart", service])
+    return {"units": [service, *([socket] if socket else [])], "activate": commands}
+
+
+def _absent(state: NodeState, ssh: SshState, context: Context) -> Manifest:
+    paths = (DROP_IN, BANNER, CLIENT, PUBLISHED, *SOCKET_DROP_INS.values())
+    files = [ManagedFile(path=path, content=None) for path in paths]
+    questions = {}
+    there = state.files.get(MODULI_BEFORE)
+    if there is not None and there.kind == "file":
+        questions["moduli"] = Question(kind="documents", body={"paths": [MODULI_BEFORE]})
+        text = context.answers.get("moduli", {}).get(MODULI_BEFORE)
+        if isinstance(text, str):
+            files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]
+    waits = state.files.get(WAITING)
+    moved = any((one := state.files.get(path)) and one.kind == "file" for path in SOCKET_DROP_INS.values())
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY, state="absent_if_empty"),),
+        questions=questions,
+        due_reasons=("an earlier change waits for its confirmation",) if waits and waits.kind == "file" else (),
+        values={"make_keys": [], **_activation(ssh, moved)},
+    )
+
+
+def _moduli(state: NodeState, text: Any) -> list[ManagedFile]:
+    """Return the file of groups without the small ones, and what it was before."""
+    if not isinstance(text, str):
+        return []
+    lines = [line for line in text.splitlines(keepends=True) if not _is_small(line)]
+    before = state.files.get(MODULI_BEFORE)
+    kept = [] if before is not None and before.kind == "file" else [ManagedFile(path=MODULI_BEFORE, content=text)]
+    return [*kept, ManagedFile(path=MODULI, content="".join(lines))]
+
+
+def _is_small(line: str) -> bool:
+    words = line.split()
+    return line[:1].isdigit() and len(words) > 5 and words[4].isdigit() and int(words[4]) < LEAST_MODULUS
+
+
+def _has_group_exchange(ssh: SshState, settings: Mapping[str, Any]) -> bool:
+    return any("group-exchange" in name for name in algorithms(ssh, settings)["kex"])
+
+
+def _make_key(path: str, kind: str) -> dict[str, Any]:
+    bits = ["-b", str(RSA_BITS)] if kind == "rsa" else []
+    return {"path": path, "argv": ["ssh-keygen", "-q", "-t", kind, *bits, "-N", "", "-C", "", "-f", path]}
+
+
+def _as_answered(file: ManagedFile) -> dict[str, Any]:
+    return {"path": file.path, "content": file.content, "encoding": file.encoding, "mode": file.mode}
+
+
+def _socket(ssh: SshState) -> str | None:
+    """Return the socket that accepts SSH's connections instead of the daemon; None where the daemon does."""
+    name = ssh.unit("ssh.socket", "sshd.socket")
+    return name if ssh.active(name) else None
+
+
+def _configured_ports(ssh: SshState) -> list[int]:
+    return [int(port) for port in effective_values(ssh.effective or "").get("port", ()) if port.isdigit()]
+
+
+def _ports(ssh: SshState) -> set[int]:
+    """Return the ports on which SSH is reached now."""
+    socket = _socket(ssh)
+    if socket is None:
+        return set(_configured_ports(ssh))
+    return {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
+
+
+def _published(text: str | None) -> dict[str, date]:
+    """Return since when each good host key was served, by its path."""
+    try:
+        found = json.loads(text or "{}")
+        return {str(path): date.fromisoformat(day) for path, day in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,137 @@
+"""Whether a login passes the settings of an SSH daemon, and what in its files contradicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from gpunode.provisioning.ssh_state import Account, PublicKey, effective_values
+
+REPEATABLE = frozenset(
+    {"port", "hostkey", "acceptenv", "allowusers", "allowgroups", "denyusers", "denygroups", "subsystem"}
+)
+NO_SHELL = ("nologin", "false")
+MAIN = "/etc/ssh/sshd_config"
+KEY_SIGNATURES = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")}
+
+
+def obstacles(account: Account | None, name: str, address: str, effective: str) -> Iterator[str]:
+    """Yield why a user could not log in with a key, given what ``sshd -T -C`` prints for this user."""
+    values = effective_values(effective)
+    if account is None:
+        yield f"the node has no local account {name} with a login shell"
+        return
+    if account.shell.rpartition("/")[2] in NO_SHELL:
+        yield f"{name} has the shell {account.shell}"
+    groups = {account.group, *account.groups}
+    allow, deny = (" ".join(values.get(key, ())).split() for key in ("allowusers", "denyusers"))
+    if allow and not any(_user_fits(pattern, name, address) for pattern in allow):
+        yield f"{name} is not in AllowUsers ({' '.join(allow)})"
+    if any(_user_fits(pattern, name, address) for pattern in deny):
+        yield f"{name} is in DenyUsers"
+    allow, deny = (" ".join(values.get(key, ())).split() for key in ("allowgroups", "denygroups"))
+    if allow and not any(fnmatchcase(group, pattern) for group in groups for pattern in allow):
+        yield f"{name} is in no group of AllowGroups ({' '.join(allow)})"
+    if any(fnmatchcase(group, pattern) for group in groups for pattern in deny):
+        yield f"{name} is in a group of DenyGroups"
+    if account.uid == 0 and values.get("permitrootlogin", ("no",))[0] not in (
+        "yes",
+        "without-password",
+        "prohibit-password",
+    ):
+        yield "root may not log in (ssh_hardening_root)"
+    if values.get("pubkeyauthentication") == ("no",):
+        yield f"PubkeyAuthentication is off for {name}"
+    methods = " ".join(values.get("authenticationmethods", ("any",))).split()
+    if not {"any", "publickey"} & set(methods):
+        yield f"{name} needs more than a key (AuthenticationMethods {' '.join(methods)})"
+    yield from _key_obstacles(account, values)
+
+
+def _key_obstacles(account: Account, values: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    elsewhere = ("authorizedkeyscommand", "trustedusercakeys")
+    if any(values.get(name, ("none",))[0] != "none" for name in elsewhere):
+        return
+    if account.keys_problem and "no key" not in account.keys_problem.partition("lines")[2]:
+        yield account.keys_problem
+    if not account.keys:
+        yield f"{account.name} has no key in authorized_keys"
+    elif not any(accepted(key, values) for key in account.keys):
+        kinds = ", ".join(sorted({f"{key.type} of {key.bits} bits" if key.bits else key.type for key in account.keys}))
+        yield f"no key of {account.name} would be accepted ({kinds})"
+
+
+def accepted(key: PublicKey, values: Mapping[str, tuple[str, ...]]) -> bool:
+    """Return whether the daemon takes a user's key."""
+    algorithms = set(",".join(values.get("pubkeyacceptedalgorithms", ())).split(","))
+    least = values.get("requiredrsasize", ("0",))[0]
+    if key.type == "ssh-rsa" and least.isdigit() and key.bits < int(least):
+        return False
+    return bool(algorithms & set(KEY_SIGNATURES.get(key.type, (key.type,))))
+
+
+def forced_command(effective: str) -> str | None:
+    """Return the command that is run instead of what the login asks for; None where there is none."""
+    command = effective_values(effective).get("forcecommand", ("none",))[0]
+    return None if command == "none" else command
+
+
+def _user_fits(pattern: str, name: str, address: str) -> bool:
+    user, at, host = pattern.partition("@")
+    return fnmatchcase(name, user) and (not at or "/" in host or fnmatchcase(address, host))
+
+
+def setting_lines(documents: Mapping[str, str | None]) -> Iterator[tuple[str, int, str, str, bool]]:
+    """Yield (path, line number, setting in lower case, value, inside a Match block) of each line of each file."""
+    for path, text in documents.items():
+        matching = False
+        for number, line in enumerate((text or "").splitlines(), start=1):
+            name, _, value = line.strip().replace("=", " ", 1).partition(" ")
+            if not name or name.startswith("#"):
+                continue
+            if name.lower() == "match":
+                matching = value.strip().lower() != "all"
+            else:
+                yield path, number, name.lower(), value.strip(), matching
+
+
+def has_include(documents: Mapping[str, str | None]) -> bool:
+    """Return whether the main file includes the folder of drop-ins outside of a Match block."""
+    return any(
+        name == "include" and not matching and "sshd_config.d/" in value
+        for path, _, name, value, matching in setting_lines(documents)
+        if path == MAIN
+    )
+
+
+def contradictions(
+    rows: list[tuple[str, str]], effective: str, documents: Mapping[str, str | None], own: str
+) -> Iterator[str]:
+    """Yield settings that would not come into force, each with the line that is read before the drop-in."""
+    values = effective_values(effective)
+    others = [line for line in setting_lines(documents) if line[0] != own and not line[4]]
+    for name, value in rows:
+        key = name.lower()
+        now = values.get(key)
+        if key in REPEATABLE or now is None or _same(key, value, now[0]):
+            continue
+        where = next((f"{path} line {number}" for path, number, other, _, _ in others if other == key), "another file")
+        yield f"{name} {value} does not come into force: {where} is read first and sets {now[0] or 'nothing'}"
+
+
+def _same(key: str, wanted: str, now: str) -> bool:
+    if now.lower() == wanted.lower() or set(now.split(",")) == set(wanted.split(",")):
+        return True
+    return (key, wanted, now) == ("permitrootlogin", "prohibit-password", "without-password")
+
+
+def overridden(rows: list[tuple[str, str]], documents: Mapping[str, str | None], own: str) -> Iterator[str]:
+    """Yield lines of other files that say something else: without effect, or in force in a Match block."""
+    wanted = {name.lower(): value for name, value in rows if name.lower() not in REPEATABLE}
+    for path, number, name, value, matching in setting_lines(documents):
+        if path == own or name not in wanted or value.lower() == wanted[name].lower():
+            continue
+        if matching:
+            yield f"{path} line {number}: {name} {value} stays in force inside its Match block"
+        else:
+            yield f"{path} line {number}: {name} {value} has no effect any more, the role sets {wanted[name]}"

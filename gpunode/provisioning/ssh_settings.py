@@ -1,0 +1,201 @@
+"""The settings of a hardened SSH daemon, by what the installed OpenSSH offers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.provisioning.ssh_login import setting_lines
+from gpunode.provisioning.ssh_state import HostKey, SshState
+
+# The lists of ssh-audit's guides for Debian 12 and 13, in their order. Which one counts is decided by what the daemon
+# offers: where mlkem768x25519-sha256 is there, only key exchanges that resist quantum computers stay.
+QUANTUM_SAFE_KEX = ("mlkem768x25519-sha256", "sntrup761x25519-sha512", "sntrup761x25519-sha512@openssh.com")
+CLASSIC_KEX = (
+    "curve25519-sha256",
+    "curve25519-sha256@libssh.org",
+    "diffie-hellman-group16-sha512",
+    "diffie-hellman-group18-sha512",
+    "diffie-hellman-group-exchange-sha256",
+)
+CIPHERS = (
+    "chacha20-poly1305@openssh.com",
+    "aes256-gcm@openssh.com",
+    "aes256-ctr",
+    "aes192-ctr",
+    "aes128-gcm@openssh.com",
+    "aes128-ctr",
+)
+MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "umac-128-etm@openssh.com")
+MACS_QUANTUM_SAFE = ("hmac-sha2-512-etm@openssh.com", "hmac-sha2-256-etm@openssh.com", "umac-128-etm@openssh.com")
+SIGNATURES = (
+    "sk-ssh-ed25519-cert-v01@openssh.com",
+    "ssh-ed25519-cert-v01@openssh.com",
+    "rsa-sha2-512-cert-v01@openssh.com",
+    "rsa-sha2-256-cert-v01@openssh.com",
+    "sk-ssh-ed25519@openssh.com",
+    "ssh-ed25519",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+CA_SIGNATURES = ("sk-ssh-ed25519@openssh.com", "ssh-ed25519", "rsa-sha2-512", "rsa-sha2-256")
+# Hardware keys of other vendors and clients of people have these; host keys of this kind are retired.
+USER_SIGNATURES = (
+    *SIGNATURES,
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+    "ecdsa-sha2-nistp521",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp256",
+)
+LEAST_RSA_BITS = 3072
+RSA_BITS = 4096
+ED25519_PATH, RSA_PATH, NEW_RSA_PATH = (f"/etc/ssh/ssh_host_{name}_key" for name in ("ed25519", "rsa", "rsa4096"))
+DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
+HEAD = "# Managed by gpunode (role ssh_hardening): the first value that sshd reads counts.\n"
+OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
+"""Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to know each of its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostKeys:
+    """The host keys that the daemon is to have."""
+
+    served: tuple[str, ...]
+    make: tuple[tuple[str, str], ...]
+    """(path, type) of keys that are not there yet."""
+    weak: tuple[HostKey, ...]
+    """Keys that are still served, because the new ones are not known everywhere yet."""
+    algorithms: tuple[str, ...]
+
+
+def chosen(order: Iterable[str], offered: Iterable[str]) -> tuple[str, ...]:
+    """Return those of ``order`` that are offered, in their order."""
+    there = set(offered)
+    return tuple(name for name in order if name in there)
+
+
+def algorithms(ssh: SshState, settings: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return KexAlgorithms, Ciphers and MACs."""
+    kex = ssh.offered.get("kex", ())
+    quantum_safe = "mlkem768x25519-sha256" in kex
+    only = {"auto": quantum_safe, "only": True, "prefer": False}[settings["post_quantum"]]
+    lists = {
+        "kex": chosen((*QUANTUM_SAFE_KEX, *(() if only else CLASSIC_KEX)), kex),
+        "ciphers": chosen(CIPHERS, ssh.offered.get("cipher", ())),
+        "macs": chosen(MACS_QUANTUM_SAFE if quantum_safe else MACS, ssh.offered.get("mac", ())),
+    }
+    return {name: tuple(settings[name]) or found for name, found in lists.items()}
+
+
+def is_weak(key: HostKey) -> bool:
+    """Return whether a host key is of a kind that is retired."""
+    return key.type not in ("ssh-ed25519", "ssh-rsa") or (key.type == "ssh-rsa" and key.bits < LEAST_RSA_BITS)
+
+
+def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> HostKeys:
+    """Return which host keys are served; weak ones until the good ones were published for ``retire_days``."""
+    good = {key.type: key.path for key in ssh.host_keys if not is_weak(key)}
+    taken = {key.path for key in ssh.host_keys}
+    make = []
+    if "ssh-ed25519" not in good:
+        make.append((ED25519_PATH, "ed25519"))
+    if "ssh-rsa" not in good:
+        make.append((NEW_RSA_PATH if RSA_PATH in taken else RSA_PATH, "rsa"))
+    names = {kind: path for path, kind in make}
+    ed25519, rsa = good.get("ssh-ed25519") or names["ed25519"], good.get("ssh-rsa") or names["rsa"]
+    retired = days_published is not None and days_published >= retire_days
+    # Only keys of types that the daemon can serve have clients that know them.
+    weak = (
+        ()
+        if retired
+        else tuple(key for key in ssh.host_keys if is_weak(key) and key.type.startswith(("ec", "ssh-rsa")))
+    )
+    extra = [key.type for key in weak if key.type != "ssh-rsa"]
+    # Of two keys of one type the daemon signs with the first: with the one that clients know.
+    order = (ed25519, *(key.path for key in weak), rsa)
+    return HostKeys(order, tuple(make), weak, (*chosen(SIGNATURES, ssh.offered.get("key-sig", ())), *extra))
+
+
+def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) -> list[tuple[str, str]]:
+    """Return the settings for everybody, in the order in which they are written."""
+    lists = algorithms(ssh, settings)
+    known = ssh.effective or ""
+    signatures = chosen(USER_SIGNATURES, ssh.offered.get("key-sig", ()))
+    jump = bool(settings["jump_host"])
+    rows: list[tuple[str, str]] = [("Port", str(port)) for port in settings["ports"]]
+    # A key that is named twice is offered twice.
+    elsewhere = {
+        value
+        for path, _, name, value, matching in setting_lines(ssh.documents)
+        if name == "hostkey" and not matching and path != DROP_IN
+    }
+    rows += [("HostKey", path) for path in keys.served if path not in elsewhere]
+    rows += [
+        ("KexAlgorithms", ",".join(lists["kex"])),
+        ("Ciphers", ",".join(lists["ciphers"])),
+        ("MACs", ",".join(lists["macs"])),
+        ("HostKeyAlgorithms", ",".join(keys.algorithms)),
+        ("PubkeyAcceptedAlgorithms", ",".join(signatures)),
+        ("CASignatureAlgorithms", ",".join(chosen(CA_SIGNATURES, ssh.offered.get("key-sig", ())))),
+        ("PubkeyAuthentication", "yes"),
+        ("PasswordAuthentication", "no"),
+        ("KbdInteractiveAuthentication", "no"),
+        ("AuthenticationMethods", "publickey"),
+        ("PermitEmptyPasswords", "no"),
+        ("HostbasedAuthentication", "no"),
+        ("IgnoreRhosts", "yes"),
+        ("StrictModes", "yes"),
+        ("PermitUserEnvironment", "no"),
+        ("PermitRootLogin", {"never": "no", "keys": "prohibit-password"}[settings["root"]]),
+    ]
+    rows += [("AllowUsers", " ".join(settings["allow_users"]))] if settings["allow_users"] else []
+    rows += [("AllowGroups", " ".join(settings["allow_groups"]))] if settings["allow_groups"] else []
+    rows += [
+        ("LoginGraceTime", "30"),
+        ("MaxAuthTries", str(settings["max_auth_tries"])),
+        ("MaxStartups", str(settings["max_startups"])),
+        ("ClientAliveInterval", "300"),
+        ("ClientAliveCountMax", "3"),
+        ("AllowTcpForwarding", "local" if jump else "no"),
+        ("AllowStreamLocalForwarding", "no"),
+        ("AllowAgentForwarding", "no"),
+        ("X11Forwarding", "no"),
+        ("GatewayPorts", "no"),
+        ("PermitTunnel", "no"),
+        ("LogLevel", "VERBOSE"),
+        ("UseDNS", "no"),
+    ]
+    optional = {
+        "requiredrsasize": ("RequiredRSASize", str(settings["least_rsa_bits"])),
+        "debianbanner": ("DebianBanner", "no"),
+    }
+    rows += [row for name, row in optional.items() if f"\n{name} " in f"\n{known}"]
+    if settings["trusted_networks"] and "\npersourcepenaltyexemptlist " in known:
+        rows.append(("PerSourcePenaltyExemptList", ",".join(settings["trusted_networks"])))
+    if settings["banner"]:
+        rows.append(("Banner", BANNER))
+    return rows
+
+
+BANNER = "/etc/ssh/gpunode-banner"
+
+
+def daemon_file(rows: Iterable[tuple[str, str]], forwarding_users: Iterable[str]) -> str:
+    """Return the drop-in: the settings for everybody, then those of users that may forward ports."""
+    text = HEAD + "".join(f"{name} {value}\n" for name, value in rows)
+    users = list(forwarding_users)
+    if users:
+        text += f"\nMatch User {','.join(users)}\n"
+        text += "    AllowTcpForwarding yes\n    AllowStreamLocalForwarding yes\nMatch all\n"
+    return text
+
+
+def client_file(ssh: SshState, settings: Mapping[str, Any]) -> str:
+    """Return the settings of SSH clients on the node: the same algorithms first, older servers stay reachable."""
+    lists = algorithms(ssh, {**settings, "post_quantum": "prefer"})
+    return (
+        "# Managed by gpunode (role ssh_hardening).\nHost *\n"
+        f"    KexAlgorithms {','.join(lists['kex'])}\n    Ciphers {','.join(lists['ciphers'])}\n"
+        f"    MACs {','.join(lists['macs'])}\n    HashKnownHosts yes\n    UpdateHostKeys yes\n    ForwardAgent no\n"
+    )

@@ -1,0 +1,112 @@
+"""What is known of a node's SSH daemon and of its accounts, in types and bounded."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Word = Annotated[str, Field(max_length=4096)]
+Words = Annotated[tuple[Word, ...], Field(max_length=1000)]
+Document = Annotated[str, Field(max_length=1 << 20)]
+
+
+class Known(BaseModel):
+    """Base of what a node reported: immutable; what is not ours is dropped."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class PublicKey(Known):
+    """One key of authorized_keys."""
+
+    type: Word
+    bits: int
+    blob: Annotated[str, Field(max_length=16384)]
+    options: Annotated[str, Field(max_length=16384)] = ""
+
+
+class Account(Known):
+    """One local account that can have a shell."""
+
+    name: Word
+    uid: int
+    group: Word
+    home: Word
+    shell: Word
+    groups: Words
+    password: Word
+    """``none``, ``locked``, ``set`` or ``unknown``."""
+    keys: Annotated[tuple[PublicKey, ...], Field(max_length=1000)]
+    keys_problem: Word = ""
+    document: Document | None = None
+    """Text of ``~/.ssh/authorized_keys``."""
+    folder: Word = "absent"
+    """What ``~/.ssh`` is."""
+
+
+class HostKey(Known):
+    """One private host key of the daemon."""
+
+    path: Word
+    type: Word
+    bits: int
+    mode: Word
+    owner: Word
+    group: Word
+    mtime: float
+
+
+class SshUnit(Known):
+    """How systemd has one of the daemon's units."""
+
+    load: Word
+    active: Word
+    enabled: Word
+    listen: Word
+
+
+class Login(Known):
+    """The login over which the node was asked."""
+
+    user: Word
+    address: Word
+    port: int
+
+
+class SshState(Known):
+    """The daemon: what it runs with, what it offers, its files, and who can log in."""
+
+    version: Word
+    effective: Document | None
+    """Output of ``sshd -T``; None where it failed."""
+    error: Word | None
+    offered: dict[Word, Words]
+    """What ``ssh -Q`` lists, by kind."""
+    documents: Annotated[dict[Word, Document | None], Field(max_length=200)]
+    host_keys: Annotated[tuple[HostKey, ...], Field(max_length=200)]
+    weak_moduli: int | None
+    accounts: Annotated[tuple[Account, ...], Field(max_length=1000)]
+    login: Login | None
+    listening: Annotated[tuple[int, ...], Field(max_length=70_000)]
+    units: dict[Word, SshUnit]
+    selinux: bool
+
+    def unit(self, *names: str) -> str | None:
+        """Return the first of these units that is loaded."""
+        return next((name for name in names if name in self.units and self.units[name].load == "loaded"), None)
+
+    def active(self, name: str | None) -> bool:
+        """Return whether a unit runs or listens."""
+        return name in self.units and self.units[name].active == "active"
+
+    def account(self, name: str) -> Account | None:
+        """Return a local account by its name."""
+        return next((account for account in self.accounts if account.name == name), None)
+
+
+def effective_values(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the settings that ``sshd -T`` printed, each with its values; names are in lower case."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        found.setdefault(name.lower(), []).append(value.strip())
+    return {name: tuple(values) for name, values in found.items()}

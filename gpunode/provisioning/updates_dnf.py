@@ -1,0 +1,89 @@
+"""/etc/dnf/automatic.conf, which its package and administrators write: single settings are changed and given back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+AUTOMATIC = "/etc/dnf/automatic.conf"
+DRIVER = ("nvidia-*", "kmod-nvidia*", "libnvidia*", "cuda*", "libcudnn*", "libnccl*", "datacenter-gpu-manager*")
+ENGINE = ("docker-ce*", "docker-buildx-plugin", "docker-compose-plugin", "containerd.io", "podman", "crun", "runc")
+KERNEL = ("kernel*",)
+_SECTION = re.compile(r"\s*\[([^\]]+)\]\s*")
+_SETTING = re.compile(r"\s*([A-Za-z_]+)\s*=(.*)")
+
+
+def automatic_text(
+    text: str | None, memory: str | None, *, automatic: bool, kernel: bool, engine: bool
+) -> tuple[str | None, str | None, str | None]:
+    """Return (the file as it has to be, what was there before as JSON, what is wrong); None where there is no file."""
+    if text is None:
+        return None, None, None
+    names = [*DRIVER, *(ENGINE if engine else ()), *(KERNEL if kernel else ())]
+    wanted = {
+        "commands.upgrade_type": "security",
+        "commands.apply_updates": "yes" if automatic else "no",
+        "commands.reboot": "never",
+        "base.excludepkgs": " ".join(names),
+    }
+    try:
+        before: dict[str, str | None] = json.loads(memory) if memory else dict.fromkeys(wanted) | _read(text, wanted)
+    except ValueError:
+        return None, None, f"{AUTOMATIC}: what was there before is not JSON: remove it, and run this again"
+    return _written(text, wanted), json.dumps(before, indent=1) + "\n", None
+
+
+def restored_text(text: str, memory: str) -> str:
+    """Return the file with the settings that were there before."""
+    try:
+        before: dict[str, str | None] = json.loads(memory)
+    except ValueError:
+        return text
+    return _written(text, before)
+
+
+def _read(text: str, wanted: Mapping[str, str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    section = ""
+    for line in text.splitlines():
+        if match := _SECTION.fullmatch(line):
+            section = match[1].strip()
+        elif (match := _SETTING.fullmatch(line)) and f"{section}.{match[1]}" in wanted:
+            found[f"{section}.{match[1]}"] = match[2].strip()
+    return found
+
+
+def _written(text: str, values: Mapping[str, str | None]) -> str:
+    """The text with these settings; None removes one. Sections that are missing are added at the end."""
+    left = dict(values)
+    lines: list[str] = []
+    section = ""
+
+    def complete(name: str) -> None:
+        for key in [key for key in left if key.partition(".")[0] == name]:
+            value = left.pop(key)
+            if value is not None:
+                at = len(lines)
+                while at and not lines[at - 1].strip():
+                    at -= 1
+                lines.insert(at, f"{key.partition('.')[2]} = {value}")
+
+    for line in text.splitlines():
+        if match := _SECTION.fullmatch(line):
+            complete(section)
+            section = match[1].strip()
+        elif match := _SETTING.fullmatch(line):
+            key = f"{section}.{match[1]}"
+            if key in values:
+                value = left.pop(key, None)
+                if value is not None:
+                    lines.append(f"{match[1]} = {value}")
+                continue
+        lines.append(line)
+    complete(section)
+    for name in dict.fromkeys(key.partition(".")[0] for key in left):
+        if any(value is not None for key, value in left.items() if key.partition(".")[0] == name):
+            lines += ["", f"[{name}]"]
+        complete(name)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,146 @@
+"""One group of ranks over several containers, on one node or on many: collectives, training, and links by name.
+
+Each member runs the payload with its seats; the ranks meet at a port of rank 0. A member that ends is named by those
+that are left, within the group's limit; no container of any member is left.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from gpunode.workload import container, engine
+from gpunode.workload.container import Devices, Job, Network
+from gpunode.workload.image import Image
+from gpunode.workload.launch import STOP_S, sent
+from gpunode.workload.output import Output
+from gpunode.workload.payload.pack import MAIN
+from gpunode.workload.way import LaunchFailure, Way
+
+PORT = 29400
+"""Of rank 0, for the first part; each part of the payload has the next one."""
+TESTS = "nccl,ddp"
+LEAST_MEMBERS = 2
+
+
+@dataclass(frozen=True)
+class Member:
+    """One container of the group."""
+
+    way: Way
+    ranks: int = 1
+    devices: Devices = field(default_factory=lambda: Devices("none"))
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """What a group does, the same for all its members."""
+
+    image: str
+    """There already on each member's engine."""
+    network: str
+    """An engine's network that joins the members; ``host`` between nodes."""
+    host: str = "rank-0"
+    """Where the others reach rank 0: its name in the network, or its address between nodes."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    level: Literal["standard", "deep"] = "standard"
+    tests: str = TESTS
+    rank_limit_s: float = 30.0
+    """How long the group waits for a rank in each step."""
+    run_limit_s: float = 600.0
+
+
+@dataclass
+class GroupResult:
+    """What came of a group."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """One for each part, of all members."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """Why a member did not come to its end, by its first rank."""
+
+
+def measure_group(members: Sequence[Member], request: GroupRequest) -> GroupResult:
+    """Run the payload in a container of each member at the same time. Never raises for what a node does."""
+    if len(members) < LEAST_MEMBERS:
+        raise ValueError("a group has at least two members")
+    firsts = [sum(member.ranks for member in members[:number]) for number in range(len(members))]
+    size = sum(member.ranks for member in members)
+    outputs = {first: Output() for first in firsts}
+    result = GroupResult()
+
+    def run(first: int, member: Member) -> None:
+        try:
+            _run(member, request, outputs[first], seats_of(request, first, member.ranks, size, len(members)))
+        except LaunchFailure as err:
+            result.failures[first] = str(err)
+
+    with ThreadPoolExecutor(max_workers=len(members)) as pool:
+        list(pool.map(run, firsts, members))
+    result.records = joined({first: output.records for first, output in outputs.items()}, result.failures)
+    return result
+
+
+def seats_of(request: GroupRequest, first: int, ranks: int, size: int, nodes: int) -> list[dict[str, Any]]:
+    """Return the seats of a member's ranks, as the payload's settings have them."""
+    return [
+        {
+            "rank": first + number,
+            "size": size,
+            "meet": f"tcp:{request.host}:{PORT}",
+            "backend": request.backend,
+            "device": number,
+            "limit_s": request.rank_limit_s,
+            "nodes": nodes,
+        }
+        for number in range(ranks)
+    ]
+
+
+def _run(member: Member, request: GroupRequest, output: Output, seats: list[dict[str, Any]]) -> None:
+    deadline = time.monotonic() + request.run_limit_s
+    settings = json.dumps({"level": request.level, "seats": seats})
+    limit_s = request.run_limit_s - STOP_S
+    words = ("--tests", request.tests, "--settings", settings, "--limit", f"{limit_s - STOP_S:.0f}")
+    with engine.found(member.way, deadline) as found:
+        with found.doing("image", f"looking at image {request.image}"):
+            image = Image(request.image, str(found.api.inspect_image(request.image)["Id"]), brought=False)
+        network = Network(request.network, f"rank-{seats[0]['rank']}")
+        job = Job(image, member.devices, sent(MAIN, limit_s, *words), limit_s, network=network)
+        container.run(replace(found, deadline=deadline), job, output)
+        output.judge(limit_s)
+
+
+def joined(records: Mapping[int, Sequence[Mapping[str, Any]]], failures: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return one record for each part, from those of all members by their first rank.
+
+    The values are the same on all members that ended well. Of errors the one counts that names who is missing; how
+    that member ended is added where it is known.
+    """
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for first in sorted(records):
+        for record in records[first]:
+            by_name.setdefault(str(record["record"]), []).append(record)
+    return [_one(found, failures) for found in by_name.values()]
+
+
+def _one(found: Sequence[Mapping[str, Any]], failures: Mapping[int, str]) -> dict[str, Any]:
+    broken = [record for record in found if record.get("error") is not None]
+    unknown = [record for record in found if record.get("undetermined") is not None]
+    if not broken:
+        return dict((unknown or found)[0])
+    naming = [record for record in broken if _missing(record)]
+    if not naming:
+        return dict((unknown or broken)[0])
+    missing = _missing(naming[0])
+    ends = [f"rank {rank}: {failures[rank]}" for rank in missing if rank in failures]
+    why = f" ({'; '.join(ends)})" if ends else ""
+    return {**naming[0], "error": f"{naming[0]['error']}{why}"}
+
+
+def _missing(record: Mapping[str, Any]) -> list[int]:
+    values = record.get("values")
+    missing = values.get("missing") if isinstance(values, dict) else None
+    return [rank for rank in missing if isinstance(rank, int)] if isinstance(missing, list) else []

@@ -1,0 +1,215 @@
+"""Copies: between host and device from each NUMA node, within a device, between each two GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from gpunode.workload.payload.isolate import Trouble
+from gpunode.workload.payload.measuring import (
+    bandwidth,
+    median_of,
+    memory_needed,
+    opened,
+    repeated,
+    significant,
+    timer_of,
+    wrong_elements,
+)
+from gpunode.workload.payload.pytorch import gpu, torch_module, why_no_gpu
+
+MIB = 2**20
+HOST_BYTES, HOST_BYTES_ON_PROCESSOR = 256 * MIB, 8 * MIB
+DEVICE_BYTES, DEVICE_BYTES_ON_PROCESSOR = 1024 * MIB, 16 * MIB
+PEER_BYTES = 256 * MIB
+SHARE_OF_FREE = 8
+"""A buffer takes at most this part of the free memory: a MIG slice has less than a card."""
+NODES = Path("/sys/devices/system/node")
+PCI = Path("/sys/bus/pci/devices")
+MAX_NODES = 16
+
+
+def random_words(torch: Any, device: Any, size_bytes: int, seed: int) -> Any:
+    """Random 32-bit numbers of all bits."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    least, most = -(2**31), 2**31 - 1
+    return torch.randint(least, most, (size_bytes // 4,), generator=generator, device=device, dtype=torch.int32)
+
+
+def size_for(torch: Any, device: Any, wanted: int, on_processor: int) -> int:
+    """The size of a buffer in bytes, a whole number of words."""
+    if device.type != "cuda":
+        return on_processor
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(4, min(wanted, int(free) // SHARE_OF_FREE) // 4 * 4)
+
+
+def numa_nodes(folder: Path = NODES) -> dict[int, set[int]]:
+    """The NUMA nodes with processors that this process may use, and those; empty where the kernel shows none."""
+    allowed = os.sched_getaffinity(0)
+    found = {}
+    for path in sorted(folder.glob("node[0-9]*"))[:MAX_NODES]:
+        with contextlib.suppress(OSError, ValueError):
+            cpus = listed((path / "cpulist").read_text(encoding="ascii")) & allowed
+            if cpus:
+                found[int(path.name[4:])] = cpus
+    return found
+
+
+def listed(text: str) -> set[int]:
+    """``0-3,8`` as numbers."""
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def node_of(pci_bus_id: str | None, folder: Path = PCI) -> int | None:
+    """The NUMA node of a GPU; None where the kernel has none for it."""
+    if pci_bus_id is None or not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", pci_bus_id):
+        return None
+    try:
+        node = int((folder / pci_bus_id / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def host(where: str | None, repetitions: int) -> dict[str, Any]:
+    """Values of ``copy.host``: both directions, pinned and pageable, with host memory of each NUMA node."""
+    torch, device = opened(where)
+    torch.set_num_threads(1)
+    seen = gpu(torch, 0) if device.type == "cuda" else {}
+    own = node_of(seen.get("pci_bus_id"))
+    allowed = os.sched_getaffinity(0)
+    nodes: list[tuple[int | None, set[int]]] = [*numa_nodes().items()] or [(None, allowed)]
+    copies: list[dict[str, Any]] = []
+    kept: list[Any] = []
+    for node, cpus in nodes:
+        os.sched_setaffinity(0, cpus)
+        near = None if own is None or node is None else node == own
+        for pinned in (True, False) if device.type == "cuda" else (False,):
+            for one in _both_ways(torch, device, pinned=pinned, repetitions=repetitions, kept=kept):
+                copies.append({**one, "pinned": pinned, "numa_node": node, "near": near})
+    os.sched_setaffinity(0, allowed)
+    pci = {"pci_bus_id": seen["pci_bus_id"]} if "pci_bus_id" in seen else {}
+    return {"device": device.type, **pci, "timer": timer_of(device), "copies": copies}
+
+
+def _both_ways(torch: Any, device: Any, *, pinned: bool, repetitions: int, kept: list[Any]) -> list[dict[str, Any]]:
+    size = size_for(torch, device, HOST_BYTES, HOST_BYTES_ON_PROCESSOR)
+    with memory_needed(torch, device, "copies"):
+        given = random_words(torch, torch.device("cpu"), size, 1)
+        # Touched first by this thread, so that the kernel takes it from the node that the thread is bound to.
+        source, back = (torch.zeros(size // 4, dtype=torch.int32, pin_memory=pinned) for _ in range(2))
+        source.copy_(given)
+        there = torch.zeros(size // 4, dtype=torch.int32, device=device)
+    # PyTorch hands pinned memory out again: what the next node is to take must not come from this one.
+    kept += [source, back]
+    found = []
+    for direction, target, origin in (("host_to_device", there, source), ("device_to_host", back, there)):
+        work = functools.partial(target.copy_, origin, non_blocking=pinned)
+        seconds = repeated(torch, device, work, warmups=2, repetitions=repetitions)
+        arrived = target.cpu() if direction == "host_to_device" else target
+        figures = {"direction": direction, "size_bytes": size, **bandwidth(size, seconds)}
+        found.append({**figures, "wrong": wrong_elements(arrived, given)})
+    return found
+
+
+def within(where: str | None, repetitions: int) -> dict[str, Any]:
+    """Values of ``copy.device``: each byte is read once and written once."""
+    torch, device = opened(where)
+    size = size_for(torch, device, DEVICE_BYTES, DEVICE_BYTES_ON_PROCESSOR)
+    with memory_needed(torch, device, "copies"):
+        source = random_words(torch, device, size, 2)
+        target = torch.zeros_like(source)
+    seconds = repeated(torch, device, lambda: target.copy_(source), warmups=3, repetitions=repetitions)
+    return {
+        "device": device.type,
+        "timer": timer_of(device),
+        "size_bytes": size,
+        **bandwidth(2 * size, seconds),
+        "wrong": wrong_elements(target, source),
+    }
+
+
+def peers(uuids: list[str], repetitions: int) -> dict[str, Any]:
+    """Values of ``copy.peer``: each GPU to each other one, in one direction and in both at once."""
+    torch = torch_module()
+    reason = why_no_gpu(torch)
+    if reason is not None:
+        raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
+    number = int(torch.cuda.device_count())
+    if number != len(uuids):
+        raise Trouble(f"PyTorch counts {number} GPUs side by side, {len(uuids)} were handed in")
+    devices = [torch.device(f"cuda:{index}") for index in range(number)]
+    size = min(size_for(torch, device, PEER_BYTES, PEER_BYTES) for device in devices)
+    pairs = between(torch, devices, size, repetitions)
+    return {"device": "cuda", "uuids": uuids, "size_bytes": size, "pairs": pairs}
+
+
+def between(torch: Any, devices: list[Any], size: int, repetitions: int) -> list[dict[str, Any]]:
+    """Copies between each two devices, as ``PeerCopy`` has them."""
+    given, taken = [], []
+    for index, device in enumerate(devices):
+        with memory_needed(torch, device, "copies between GPUs"):
+            given.append(random_words(torch, device, size, 3 + index))
+            taken.append(torch.zeros_like(given[-1]))
+    rows = []
+    for one, device in enumerate(devices):
+        for other, target in enumerate(devices):
+            if one == other:
+                continue
+            taken[other].zero_()
+            seconds = _copies(torch, [(given[one], taken[other])], repetitions)
+            # Both matrices came from generators of their own device: the reference is copied over the host.
+            wrong = wrong_elements(taken[other].cpu(), given[one].cpu())
+            both = None
+            if one < other:
+                there_and_back = [(given[one], taken[other]), (given[other], taken[one])]
+                taken_s = _copies(torch, there_and_back, repetitions)
+                both = significant(2 * size / median_of(taken_s) / 1e9)
+                wrong += wrong_elements(taken[one].cpu(), given[other].cpu())
+            rows.append(
+                {
+                    "source": one,
+                    "target": other,
+                    "direct": device.type == "cuda" and bool(torch.cuda.can_device_access_peer(one, other)),
+                    **bandwidth(size, seconds),
+                    "both_gb_per_s": both,
+                    "wrong": wrong,
+                }
+            )
+            if target.type == "cuda":
+                torch.cuda.synchronize(target)
+    return rows
+
+
+def _copies(torch: Any, pairs: list[tuple[Any, Any]], repetitions: int) -> list[float]:
+    """Seconds in which all copies were done, started at the same time, each on a stream of its source."""
+    device = pairs[0][0].device
+    if device.type != "cuda":
+
+        def one_after_another() -> None:
+            for source, target in pairs:
+                target.copy_(source)
+
+        return repeated(torch, device, one_after_another, warmups=1, repetitions=repetitions)
+    streams = [torch.cuda.Stream(source.device) for source, _ in pairs]
+    first = torch.cuda.current_stream(device)
+
+    def at_once() -> None:
+        for stream, (source, target) in zip(streams, pairs):  # noqa: B905 (Python 3.8)
+            stream.wait_stream(first)
+            with torch.cuda.stream(stream):
+                target.copy_(source, non_blocking=True)
+        for stream in streams:
+            first.wait_stream(stream)
+
+    with torch.cuda.device(device):
+        return repeated(torch, device, at_once, warmups=2, repetitions=repetitions)

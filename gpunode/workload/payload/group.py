@@ -1,0 +1,319 @@
+"""Ranks that work together: where they meet, what they share, and which of them is missing.
+
+On one node the ranks meet at a file, on several at a port of rank 0. Everything but the collectives themselves goes
+through that store, so that a rank that ended is named by those that are left, within their limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunode.workload.payload.isolate import Skip, Trouble, Undetermined, one_line
+from gpunode.workload.payload.pytorch import torch_module, why_no_gpu
+
+LOOK_S = 0.01
+ABORT_S = 30.0
+"""What PyTorch's own watchdog leaves of time after our limit: it ends the process without a word on who is missing."""
+FAREWELL_S = 3.0
+GRACE_S = 5.0
+"""More than a collective's own limit: for the ranks that are left to notice an error."""
+STORE_RANK = 0
+PORT_RANGE = range(1, 65536)
+
+
+class BrokenGroupError(RuntimeError):
+    """Another rank has met an error and does not go on."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One rank's place in a group."""
+
+    rank: int
+    size: int
+    meet: str
+    """``file:FOLDER`` on one node, ``tcp:HOST:PORT`` on several: a port for each part, from PORT on."""
+    backend: str
+    device: int = 0
+    """Index of this rank's GPU among those that its process sees."""
+    limit_s: float = 60.0
+    """For each step of the group: whoever does not come that long is missing. A collective has half of it, so that the
+    ranks for which it fails come to the next step in time."""
+    nodes: int = 1
+    notes: str | None = None
+    """A file that keeps who was missing once: a container that ended does not come back for the next part."""
+
+
+class Group:
+    """A process group for one part. Between ``with`` and its end all ranks are there, or the missing are named."""
+
+    def __init__(self, seat: Seat, part: int) -> None:
+        """``part`` has the same number on all ranks: each meets anew, so that what broke one part breaks no other.
+
+        Raises Skip where this PyTorch has no such backend, Trouble where it finds no GPU.
+        """
+        self.seat, self._part = seat, part
+        self.torch = torch_module()
+        self.distributed = importlib.import_module("torch.distributed")
+        present = self.distributed.is_available()
+        if not present or not getattr(self.distributed, f"is_{seat.backend}_available")():
+            raise Skip(f"PyTorch {self.torch.__version__} has no {seat.backend.upper()}")
+        self.device = self.torch.device("cpu")
+        self._store: Any = None
+        self._started = False
+        self._steps = 0
+        if seat.backend == "nccl":
+            reason = why_no_gpu(self.torch)
+            if reason is not None:
+                raise Trouble(f"PyTorch {self.torch.__version__} finds no GPU: {reason}")
+            number = int(self.torch.cuda.device_count())
+            if seat.device >= number:
+                raise Trouble(f"there is no GPU for rank {seat.rank}: PyTorch counts {number} of {seat.size}")
+            self.device = self.torch.device(f"cuda:{seat.device}")
+            self.torch.cuda.set_device(self.device)
+            return
+        # Ranks of one machine share its processors.
+        self.torch.set_num_threads(1)
+        if not seat.meet.startswith("tcp:"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What each record of the group says of it."""
+        return {
+            "device": self.device.type,
+            "backend": self.seat.backend,
+            "ranks": self.seat.size,
+            "nodes": self.seat.nodes,
+        }
+
+    def __enter__(self) -> Group:
+        if self.seat.notes is not None and Path(self.seat.notes).exists():
+            raise Undetermined(Path(self.seat.notes).read_text(encoding="utf-8"))
+        with self._naming():
+            self._store = self._opened()
+            # From a part that broke, some ranks come later than others.
+            self.share("here", None, self.seat.limit_s * (2 if self._part else 1) + GRACE_S)
+            self.start(0)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is None:
+            self.stop()
+            self._take_leave()
+        elif isinstance(error, (Trouble, Skip, Undetermined)):
+            # A reason of this rank's own: the others need not wait for it.
+            with contextlib.suppress(Exception):
+                self._store.set(f"lost/{self.seat.rank}", "1")
+            self._abandon()
+        elif isinstance(error, Exception):
+            with self._naming():
+                raise error
+
+    def _opened(self) -> Any:
+        distributed, seat = self.distributed, self.seat
+        timeout = datetime.timedelta(seconds=seat.limit_s)
+        kind, _, place = seat.meet.partition(":")
+        if kind == "file":
+            return distributed.FileStore(str(Path(place, f"meeting-{self._part}")), seat.size)
+        host, _, port = place.rpartition(":")
+        return distributed.TCPStore(
+            host,
+            int(port) + self._part,
+            is_master=seat.rank == STORE_RANK,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+
+    def start(self, generation: int) -> None:
+        """Connect the ranks; with another ``generation`` anew, after ``stop``."""
+        seat, distributed = self.seat, self.distributed
+        limit_s = seat.limit_s + ABORT_S if seat.backend == "nccl" else seat.limit_s / 2
+        distributed.init_process_group(
+            seat.backend,
+            store=distributed.PrefixStore(f"group-{generation}", self._store),
+            rank=seat.rank,
+            world_size=seat.size,
+            timeout=datetime.timedelta(seconds=limit_s),
+        )
+        self._started = True
+
+    def stop(self) -> None:
+        """Part from the ranks; those that wait for this one are told by the end of its connections."""
+        if self._started:
+            self._started = False
+            with contextlib.suppress(Exception):
+                self.distributed.destroy_process_group()
+
+    def _abandon(self) -> None:
+        """Part from the ranks after an error. NCCL may wait for ever there: its processes end with the part."""
+        if self.seat.backend != "nccl":
+            self.stop()
+
+    def restart(self, generation: int) -> None:
+        """Connect the ranks anew after an exchange that failed: it may have broken the whole group."""
+        abort = getattr(getattr(self.distributed, "distributed_c10d", None), "_abort_process_group", None)
+        if self.seat.backend == "nccl" and abort is not None:
+            with contextlib.suppress(Exception):
+                abort()
+            self._started = False
+        self.stop()
+        self.share("again", None)
+        self.start(generation)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Any:
+        """Have an error of the group name the ranks that are missing."""
+        try:
+            yield
+        except (Trouble, Skip, Undetermined):
+            raise
+        except Exception as err:
+            self._abandon()
+            raise self._lost(self._absent(), one_line(f"{type(err).__name__}: {err}")) from None
+
+    def _lost(self, missing: list[int], reason: str = "") -> Trouble:
+        size = self.seat.size
+        if not missing:
+            return Trouble(f"the group of {size} ranks broke: {reason}", {**self.values, "missing": []})
+        names = ", ".join(map(str, missing))
+        if self.seat.notes is not None:
+            note = f"not run: rank {names} of {size} was missing in an earlier part"
+            with contextlib.suppress(OSError):
+                Path(self.seat.notes).write_text(note, encoding="utf-8")
+        text = f"rank{'s' if len(missing) > 1 else ''} {names} of {size} ended or did not answer within "
+        return Trouble(f"{text}{self.seat.limit_s:g} s", {**self.values, "missing": missing})
+
+    def _absent(self) -> list[int]:
+        """The ranks that do not come together after an error: each that is left soon notices it, and says so."""
+        if self._store is None:
+            return [STORE_RANK]
+        # A rank that waits for another one notices at the latest when its collective's own limit is over.
+        wait_s = self.seat.limit_s / 2 + GRACE_S
+        try:
+            self._store.set(f"lost/{self.seat.rank}", "1")
+            missing = self._without("lost", wait_s)
+        except Exception:
+            # The store went with its rank.
+            return [STORE_RANK]
+        if not missing:
+            self._take_leave()
+        return missing
+
+    def share(self, step: str, value: Any, limit_s: float | None = None) -> list[Any]:
+        """Give a value to all ranks and return those of all, by rank.
+
+        Trouble names a rank that is missing; RuntimeError where another rank has met an error.
+        """
+        self._steps += 1
+        key = f"{step}-{self._steps}"
+        try:
+            self._store.set(f"{key}/{self.seat.rank}", json.dumps(value))
+            missing = self._without(key, self.seat.limit_s if limit_s is None else limit_s, unless="lost")
+            if not missing:
+                return [json.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.seat.size)]
+            self._store.set(f"lost/{self.seat.rank}", "1")
+        except BrokenGroupError:
+            raise
+        except Exception:
+            missing = [STORE_RANK]
+        self._abandon()
+        raise self._lost(missing)
+
+    def _without(self, key: str, limit_s: float, unless: str | None = None) -> list[int]:
+        """The ranks that have not set their part of ``key`` after ``limit_s``; BrokenGroupError where one of those has
+        set its part of ``unless``."""
+        until = time.monotonic() + limit_s
+        missing = list(range(self.seat.size))
+        while True:
+            missing = [rank for rank in missing if not self._store.check([f"{key}/{rank}"])]
+            if not missing or time.monotonic() >= until:
+                return missing
+            broken = [rank for rank in missing if unless and self._store.check([f"{unless}/{rank}"])]
+            if broken:
+                raise BrokenGroupError(f"rank {broken[0]} met an error first")
+            time.sleep(LOOK_S)
+
+    def _take_leave(self) -> None:
+        """Go, the rank with the store last: the others still read from it."""
+        with contextlib.suppress(Exception):
+            self._store.set(f"bye/{self.seat.rank}", "1")
+            if self.seat.rank == STORE_RANK:
+                self._without("bye", FAREWELL_S)
+
+    def finish(self) -> None:
+        """Wait for the device, no longer than the limit: a collective that hangs is an error here, not silence."""
+        if self.device.type != "cuda":
+            return
+        event = self.torch.cuda.Event()
+        event.record()
+        until = time.monotonic() + self.seat.limit_s / 2
+        while not event.query():
+            if time.monotonic() >= until:
+                raise RuntimeError(f"NCCL did not come back within {self.seat.limit_s / 2:g} s")
+            time.sleep(0.0005)
+
+    def seconds(self, work: Callable[[], Any], repetitions: int) -> list[float]:
+        """The seconds of each repetition: by events on GPUs, by the clock elsewhere; within the limit."""
+        if self.device.type != "cuda":
+            found = []
+            for _ in range(repetitions):
+                started = time.perf_counter()
+                work()
+                found.append(time.perf_counter() - started)
+            return found
+        marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            work()
+            mark.record()
+        self.finish()
+        return [one.elapsed_time(other) / 1000 for one, other in zip(marks, marks[1:])]  # noqa: B905, RUF007
+
+
+def seat_of(values: dict[str, Any]) -> Seat:
+    """A seat as settings have it; ValueError for one that is none."""
+    seat = Seat(**values)
+    host, _, port = seat.meet.partition(":")[2].rpartition(":")
+    if seat.meet.startswith("tcp:") and not (host and port.isdigit() and int(port) in PORT_RANGE):
+        raise ValueError(f"meet: expected tcp:HOST:PORT, found {seat.meet}")
+    if not 0 <= seat.rank < seat.size or seat.backend not in ("gloo", "nccl"):
+        raise ValueError("expected a rank below size, and backend gloo or nccl")
+    return seat
+
+
+def merged(outcomes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Values of all ranks as one: transports added up, the first warning."""
+    ways: dict[str, int] = {}
+    nvls, warning = False, None
+    for one in outcomes:
+        for name, count in (one.get("transports") or {}).items():
+            ways[name] = ways.get(name, 0) + count
+        nvls = nvls or bool(one.get("nvls"))
+        warning = warning or one.get("warning")
+    return {"transports": dict(sorted(ways.items())), "kinds": kinds_of(ways, nvls=nvls), "warning": warning}
+
+
+def kinds_of(transports: Iterable[str], *, nvls: bool) -> list[str]:
+    """The kinds of connections behind the names in NCCL's log: ``P2P/CUMEM``, ``NET/IB``, ``NET/AWS``."""
+    found = {"NVLS"} if nvls else set()
+    for name in transports:
+        kind, _, network = name.partition("/")
+        if kind in ("P2P", "SHM"):
+            found.add(kind)
+        elif kind == "NET" and network.startswith("IB"):
+            found.add("IB")
+        elif kind == "NET" and network == "Socket":
+            found.add("socket")
+        else:
+            found.add("other")
+    return sorted(found)

@@ -1,0 +1,288 @@
+"""What is measured at which level, on which devices, in which processes, and the records of it."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpunode.workload.payload import copies, external, gemm, nccl, pairs, storage, stream, training
+from gpunode.workload.payload.devices import Device
+from gpunode.workload.payload.group import Seat, seat_of
+from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
+from gpunode.workload.payload.records import record
+
+MEASUREMENTS = ("copy", "gemm", "nccl", "memory", "ddp", "storage", "tools", "burn")
+"""In the order in which they run: what heats longest comes last."""
+AT_ONCE = 8
+RANKS_ON_PROCESSOR = {"standard": 2, "deep": 4}
+RANK_LIMIT_S = {"standard": 30.0, "deep": 60.0}
+REPETITIONS = {"standard": 10, "deep": 30}
+GEMM_S = {"standard": 1.5, "deep": 6.0}
+GEMM_ON_PROCESSOR_S = 0.3
+BURN_S, BURN_ON_PROCESSOR_S = 120.0, 2.0
+FIO_S = {"standard": 3.0, "deep": 8.0}
+TOOL_LIMIT_S = {"nvbandwidth": 300.0, "dcgm-diag": 420.0, "nccl-tests": 240.0}
+DCGM_LEVEL = {"standard": 1, "deep": 2}
+"""Level 2 takes about two minutes; 3 is a quarter of an hour by itself, and gpunode's own loads stand for it."""
+SECONDS = {
+    "copy": {"standard": 15, "deep": 40},
+    "gemm": {"standard": 90, "deep": 150},
+    "nccl": {"standard": 45, "deep": 240},
+    "memory": {"standard": 30, "deep": 40},
+    "ddp": {"standard": 40, "deep": 60},
+    "storage": {"standard": 40, "deep": 100},
+    "tools": {"standard": 60, "deep": 400},
+    "burn": {"standard": 160, "deep": 160},
+}
+"""About how long each takes, to tell how much is left: derived from the times above, not measured on a GPU."""
+NO_PAIR = "there is one rank alone: it has no link to another"
+
+
+class Measurements:
+    """The measurements of one run.
+
+    ``settings``: ``level``; ``storage``, a directory to measure; ``burn_s``; ``seats``, the places of this container's
+    ranks in a group over several, in place of ranks of its own.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        devices: list[Device],
+        environment: dict[str, str],
+        settings: dict[str, Any],
+        clock: Clock,
+        folder: str | None,
+        no_torch: str | None,
+        tell: Callable[[str, float], None],
+    ) -> None:
+        self._devices, self._environment = devices, environment
+        """Those to measure; none: the processor. The environment leaves a process all of them."""
+        self._whole = [device for device in devices if device.mig is None]
+        self._settings, self._clock, self._folder = settings, clock, folder
+        self._no_torch, self._tell = no_torch, tell
+        self._level = "deep" if settings.get("level") == "deep" else "standard"
+        self._busbw: dict[str, float] = {}
+        """Of this run's all-reduce, by bytes."""
+
+    def records(self, wanted: set[str]) -> Iterator[dict[str, Any]]:
+        """All records of the measurements that are wanted, as they come."""
+        parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+            "copy": self._copies,
+            "gemm": self._products,
+            "nccl": self._collectives,
+            "memory": self._memory,
+            "ddp": self._training,
+            "storage": self._storage,
+            "tools": self._tools,
+            "burn": self._burn,
+        }
+        names = [name for name in MEASUREMENTS if name in wanted]
+        for number, name in enumerate(names):
+            left_s = sum(SECONDS[one][self._level] for one in names[number:])
+            self._tell(f"measuring {name} ({number + 1} of {len(names)})", min(left_s, self._clock.left(left_s)))
+            yield from parts[name]()
+
+    # --- each device by itself
+
+    def _each(
+        self, tasks: Callable[[str | None, str | None], tuple[Task, ...]], at_once: int
+    ) -> Iterator[dict[str, Any]]:
+        """The tasks on every device, by its UUID and that of its GPU, or once on the processor (None)."""
+        jobs = [
+            Job(
+                tasks(device.uuid or device.component, device.gpu_uuid),
+                device.component,
+                device.identity,
+                device.environment,
+            )
+            for device in self._devices
+        ] or [Job(tasks(None, None))]
+        yield from self._run(jobs, at_once)
+
+    def _run(self, jobs: list[Job], at_once: int) -> Iterator[dict[str, Any]]:
+        if self._no_torch is not None:
+            for job in jobs[:1]:
+                for task in job.tasks:
+                    yield record(task, Job(()), Outcome(0.0, skipped=self._no_torch))
+            return
+        for job, task, outcome in run_jobs(jobs, at_once, self._clock):
+            yield record(task, job, outcome)
+
+    def _copies(self) -> Iterator[dict[str, Any]]:
+        number = REPETITIONS[self._level]
+        # One device after another: they share the host's memory and links.
+        yield from self._each(
+            lambda where, _: (
+                Task("copy.host", copies.host, (where, number), 120),
+                Task("copy.device", copies.within, (where, number), 60),
+            ),
+            1,
+        )
+        task = Task("copy.peer", copies.peers, ([device.uuid or "" for device in self._whole], number), 240)
+        if len(self._whole) < 2 and self._no_torch is None:
+            reason = "there is one GPU alone" if self._whole else "there are no whole GPUs to copy between"
+            yield record(task, Job(()), Outcome(0.0, skipped=reason))
+        else:
+            yield from self._run([Job((task,), environment=self._environment)], 1)
+
+    def _products(self) -> Iterator[dict[str, Any]]:
+        seconds = GEMM_S[self._level] if self._devices else GEMM_ON_PROCESSOR_S
+        yield from self._each(
+            lambda where, gpu: tuple(
+                Task(f"gemm.{name}", gemm.run, (where, gpu, name, seconds), 120) for name in gemm.FORMATS
+            ),
+            AT_ONCE,
+        )
+
+    def _memory(self) -> Iterator[dict[str, Any]]:
+        number = REPETITIONS[self._level]
+        yield from self._each(
+            lambda where, gpu: (Task("memory.stream", stream.run, (where, gpu, number), 120),), AT_ONCE
+        )
+
+    def _burn(self) -> Iterator[dict[str, Any]]:
+        default_s = BURN_S if self._devices else BURN_ON_PROCESSOR_S
+        seconds = float(self._settings.get("burn_s") or default_s)
+        yield from self._each(
+            lambda where, gpu: (Task("burn.gemm", gemm.burn, (where, gpu, seconds), seconds + 120),), AT_ONCE
+        )
+
+    # --- all devices together
+
+    def _seats(self, folder: str) -> list[Seat]:
+        """Where this container's ranks sit: in a group of its own, or in the one that the settings name."""
+        if self._settings.get("seats"):
+            notes = str(Path(self._folder, "missing")) if self._folder else None
+            return [seat_of({**values, "notes": notes}) for values in self._settings["seats"]]
+        ranks = len(self._whole) if self._devices else RANKS_ON_PROCESSOR[self._level]
+        backend = "nccl" if self._devices else "gloo"
+        limit_s = RANK_LIMIT_S[self._level]
+        return [Seat(rank, ranks, f"file:{folder}", backend, rank, limit_s) for rank in range(ranks)]
+
+    def _together(self, tasks: Callable[[Seat, str], tuple[Task, ...]]) -> Iterator[tuple[Task, Outcome]]:
+        """Each task on all ranks of this container, and one outcome of it."""
+        shown = tasks(Seat(0, 1, "file:", "gloo"), "")
+        reason = self._no_torch
+        if reason is None and self._devices and not self._whole:
+            reason = "MIG devices do not talk to each other"
+        if reason is not None:
+            yield from ((task, Outcome(0.0, skipped=reason)) for task in shown)
+            return
+        with contextlib.ExitStack() as stack:
+            try:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-", dir=self._folder))
+            except OSError as err:
+                reason = f"no folder for the ranks to meet in: {err}"
+                yield from ((task, Outcome(0.0, undetermined=reason)) for task in shown)
+                return
+            seats = self._seats(folder)
+            jobs = [Job(tasks(seat, folder), str(seat.rank), environment=self._environment) for seat in seats]
+            found: dict[str, dict[int, Outcome]] = {}
+            for job, task, outcome in run_jobs(jobs, len(jobs), self._clock):
+                found.setdefault(task.name, {})[int(job.component)] = outcome
+                if len(found[task.name]) == len(seats):
+                    yield task, together(found.pop(task.name), seats[0])
+
+    def _collectives(self) -> Iterator[dict[str, Any]]:
+        names = nccl.COLLECTIVES if self._level == "deep" else nccl.COLLECTIVES[:2]
+
+        def tasks(seat: Seat, folder: str) -> tuple[Task, ...]:
+            limit_s = 4 * seat.limit_s
+            return tuple(
+                Task(f"nccl.{name}", nccl.run, (seat, part, folder, name, self._level), limit_s)
+                for part, name in enumerate(names)
+            )
+
+        for task, outcome in self._together(tasks):
+            if task.name == "nccl.all-reduce":
+                self._busbw = {
+                    str(row["size_bytes"]): row["busbw_gb_per_s"] for row in outcome.values.get("rows") or ()
+                }
+            yield record(task, Job(()), outcome)
+        if self._level == "deep":
+            yield from self._links(len(names))
+
+    def _links(self, part: int) -> Iterator[dict[str, Any]]:
+        seats = self._seats("")
+        if self._no_torch is None and seats and seats[0].size < 2:
+            yield record(Task("nccl.pairs", pairs.run), Job(()), Outcome(0.0, skipped=NO_PAIR))
+            return
+        uuids = [device.uuid for device in self._whole] if not self._settings.get("seats") else []
+        for task, outcome in self._together(
+            lambda seat, _: (Task("nccl.pairs", pairs.run, (seat, part), 10 * seat.limit_s),)
+        ):
+            if outcome.values.get("rounds"):
+                outcome.values["uuids"] = uuids
+            yield record(task, Job(()), outcome)
+
+    def _training(self) -> Iterator[dict[str, Any]]:
+        first = len(nccl.COLLECTIVES) + 1
+
+        def tasks(seat: Seat, _: str) -> tuple[Task, ...]:
+            return tuple(
+                Task(f"ddp.{kind}", training.run, (seat, first + number, kind, self._busbw), 4 * seat.limit_s)
+                for number, kind in enumerate(training.KINDS)
+            )
+
+        for task, outcome in self._together(tasks):
+            yield record(task, Job(()), outcome)
+
+    # --- the node
+
+    def _storage(self) -> Iterator[dict[str, Any]]:
+        directory = self._settings.get("storage")
+        task = Task("storage.fio", storage.fio, (directory, FIO_S[self._level]), 600)
+        for job, each, outcome in run_jobs([Job((task,))], 1, self._clock):
+            yield record(each, job, outcome)
+        yield from self._run([Job((Task("storage.dataloader", storage.dataloader, (directory,), 240),))], 1)
+
+    def _tools(self) -> Iterator[dict[str, Any]]:
+        tasks = []
+        for name, run, arguments in (
+            ("nvbandwidth", external.nvbandwidth, ()),
+            ("dcgm-diag", external.dcgm_diag, (DCGM_LEVEL[self._level],)),
+            ("nccl-tests", external.nccl_tests, (len(self._whole),)),
+        ):
+            limit_s = TOOL_LIMIT_S[name]
+            tasks.append(Task(f"tools.{name}", run, (*arguments, limit_s), limit_s + 10))
+        if not self._whole:
+            for task in tasks:
+                yield record(task, Job(()), Outcome(0.0, skipped="there are no whole GPUs to measure"))
+            return
+        for task in tasks:
+            for job, each, outcome in run_jobs([Job((task,), environment=self._environment)], 1, self._clock):
+                yield record(each, job, outcome)
+
+
+def together(outcomes: dict[int, Outcome], seat: Seat) -> Outcome:
+    """One outcome of a part for this container's ranks, by rank: the values are the same on all that ended well.
+
+    Of errors the one that names who is missing counts, with what is known here of how that rank ended.
+    """
+    seconds = max(outcome.seconds for outcome in outcomes.values())
+    for key in ("skipped", "undetermined"):
+        reasons = [(rank, getattr(outcome, key)) for rank, outcome in outcomes.items() if getattr(outcome, key)]
+        if reasons:
+            found = Outcome(seconds)
+            setattr(found, key, reasons[0][1] if key == "skipped" else f"rank {reasons[0][0]}: {reasons[0][1]}")
+            return found
+    broken = {rank: outcome for rank, outcome in outcomes.items() if outcome.error is not None}
+    if not broken:
+        _, first = min(outcomes.items())
+        return Outcome(seconds, first.device, first.values)
+    device = "cuda" if seat.backend == "nccl" else "cpu"
+    naming = [outcome for outcome in broken.values() if outcome.values.get("missing")]
+    if naming:
+        missing = naming[0].values["missing"]
+        ends = [f"rank {rank} {broken[rank].error}" for rank in missing if rank in broken]
+        why = f" ({'; '.join(ends)})" if ends else ""
+        return Outcome(seconds, device, naming[0].values, f"{naming[0].error}{why}")
+    # Those without values of the group ended without a word: the others tell of a connection that broke.
+    silent = sorted(rank for rank, outcome in broken.items() if not outcome.values)
+    rank = silent[0] if silent else min(broken, key=lambda one: broken[one].seconds)
+    values = {"backend": seat.backend, "ranks": seat.size, "nodes": seat.nodes, "missing": silent}
+    return Outcome(seconds, device, values, f"rank {rank} of {seat.size}: {broken[rank].error}")

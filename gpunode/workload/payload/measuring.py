@@ -1,0 +1,140 @@
+"""What measurements share: repetitions by device events, medians, comparison by blocks, memory that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpunode.workload.payload.isolate import Trouble, Undetermined
+from gpunode.workload.payload.pytorch import device_for, synchronize, torch_module
+
+BLOCK = 128
+MAX_BLOCKS = 16
+"""Blocks with wrong elements that a record names."""
+OURS_SHARE = 0.5
+"""Of a GPU's memory in use by this process: below, it is others who have it."""
+MIB = 2**20
+
+
+def opened(where: str | None) -> tuple[Any, Any]:
+    """PyTorch and the device to measure; the processor for None."""
+    torch = torch_module()
+    return torch, device_for(torch, where)
+
+
+def timer_of(device: Any) -> str:
+    """``events`` or ``clock``, as records have it."""
+    return "events" if device.type == "cuda" else "clock"
+
+
+def repeated(  # noqa: PLR0913 (what a measurement is)
+    torch: Any, device: Any, work: Callable[[], Any], *, warmups: int, repetitions: int, limit_s: float = 60.0
+) -> list[float]:
+    """Return the seconds of each repetition after the warm-up: by device events on a GPU, by the clock elsewhere.
+
+    At least three repetitions, and no more of them once ``limit_s`` is over.
+    """
+    for _ in range(warmups):
+        work()
+    synchronize(torch, device)
+    found: list[float] = []
+    until = time.monotonic() + limit_s
+    while len(found) < repetitions and (len(found) < 3 or time.monotonic() < until):
+        found.append(once(torch, device, work))
+    return found
+
+
+def once(torch: Any, device: Any, work: Callable[[], Any]) -> float:
+    """The seconds of ``work``: between two events on a GPU, by the clock elsewhere."""
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def median_of(seconds: list[float]) -> float:
+    """The median; never 0, for a figure is divided by it."""
+    return max(statistics.median(seconds), 1e-9)
+
+
+def repetition_values(seconds: list[float]) -> dict[str, Any]:
+    """``repetitions`` and ``spread``."""
+    return {"repetitions": len(seconds), "spread": round((max(seconds) - min(seconds)) / median_of(seconds), 4)}
+
+
+def bandwidth(size_bytes: float, seconds: list[float]) -> dict[str, Any]:
+    """``bandwidth_gb_per_s`` with ``repetitions`` and ``spread``."""
+    return {"bandwidth_gb_per_s": significant(size_bytes / median_of(seconds) / 1e9), **repetition_values(seconds)}
+
+
+def significant(number: float) -> float:
+    """Five significant digits: a slow figure must not become 0."""
+    return float(f"{number:.5g}")
+
+
+def wrong_elements(found: Any, wanted: Any) -> int:
+    """How many elements differ; a NaN differs."""
+    return int((found != wanted).sum())
+
+
+def corrupted(found: Any, wanted: Any, round_number: int) -> list[dict[str, Any]]:
+    """The blocks of a matrix in which elements differ, as ``Corruption`` has them; the first ones of many."""
+    rows, columns = (int(size) for size in found.shape)
+    bad = found != wanted
+    blocks: list[dict[str, Any]] = []
+    for row in range(0, rows, BLOCK):
+        stripe = bad[row : row + BLOCK]
+        if not bool(stripe.any()):
+            continue
+        for column in range(0, columns, BLOCK):
+            block = stripe[:, column : column + BLOCK]
+            places = block.nonzero()
+            if len(places) == 0:
+                continue
+            first_row, first_column = (int(part) for part in places[0])
+            at = (row + first_row, column + first_column)
+            blocks.append(
+                {
+                    "round": round_number,
+                    "row": row,
+                    "column": column,
+                    "rows": int(block.shape[0]),
+                    "columns": int(block.shape[1]),
+                    "wrong": len(places),
+                    "first_row": at[0],
+                    "first_column": at[1],
+                    "found": finite(float(found[at])),
+                    "expected": finite(float(wanted[at])),
+                }
+            )
+            if len(blocks) == MAX_BLOCKS:
+                return blocks
+    return blocks
+
+
+def finite(number: float) -> float | None:
+    """The number; None where it is infinite or none."""
+    return number if number - number == 0 else None
+
+
+@contextlib.contextmanager
+def memory_needed(torch: Any, device: Any, what: str) -> Iterator[None]:
+    """Undetermined in place of an out-of-memory error where others use the GPU's memory, Trouble where we do."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info(device)
+        ours = int(torch.cuda.memory_reserved(device))
+        text = f"out of GPU memory for {what}: {free // MIB} of {total // MIB} MiB are free"
+        if ours < OURS_SHARE * (total - free):
+            raise Undetermined(f"{text}, this process has {ours // MIB} MiB: another process uses the GPU") from None
+        raise Trouble(text) from None

@@ -1,0 +1,188 @@
+"""Collectives over all ranks, of messages from 8 bytes to 8 GB, each result compared: NCCL on GPUs, Gloo elsewhere."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpunode.workload.payload.collective import MAX_LOG_BYTES, sent
+from gpunode.workload.payload.group import Group, Seat, merged
+from gpunode.workload.payload.measuring import repetition_values, significant
+from gpunode.workload.payload.pytorch import nccl_version
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send-recv")
+PATTERN = 1_048_583
+"""Elements of the random pattern that a message repeats: a prime, so that no two ranks' parts are the same."""
+LARGEST_VALUE = 1024
+LARGE = 64 * 2**20
+SHARE_OF_FREE = 4
+SIZES: dict[tuple[str, str], tuple[int, ...]] = {
+    ("nccl", "standard"): (8, 64 * 2**10, 2**20, 64 * 2**20, 2**30),
+    ("nccl", "deep"): tuple(8 * 2**step for step in range(31)),
+    ("gloo", "standard"): (8, 64 * 2**10, 2**20),
+    ("gloo", "deep"): (8, 2**10, 64 * 2**10, 2**20, 4 * 2**20),
+}
+"""Bytes by backend and level: deep from 8 bytes to 8 GiB on GPUs."""
+
+
+def run(seat: Seat, part: int, folder: str | None, name: str, level: str) -> dict[str, Any]:
+    """Values of ``nccl.NAME``, the same on all ranks."""
+    log = Path(folder or ".", f"{seat.rank}.{part}.nccl.log")
+    if seat.backend == "nccl":
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH,ENV,P2P,SHM,NET", NCCL_DEBUG_FILE=str(log))
+        if seat.meet.startswith("file:"):
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    with Group(seat, part) as group:
+        rows = []
+        for size in sizes_for(group, SIZES[seat.backend, level]):
+            rows.append(measured(group, name, size))
+        group.stop()
+        ways = merged(group.share("log", {**sent(log), "nvls": uses_nvls(log)}))
+    return {
+        **group.values,
+        "dtype": "float32",
+        "rows": rows,
+        "max_busbw_gb_per_s": max((row["busbw_gb_per_s"] for row in rows), default=None),
+        "nccl_version": nccl_version() if seat.backend == "nccl" else None,
+        **ways,
+    }
+
+
+def uses_nvls(log: Path) -> bool:
+    """Whether NCCL connected the ranks through the switches' own sums (NVLink SHARP)."""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as stream:
+            return "Connected NVLS tree" in stream.read(MAX_LOG_BYTES)
+    except OSError:
+        return False
+
+
+def sizes_for(group: Group, wanted: tuple[int, ...]) -> list[int]:
+    """The sizes for which every rank has memory."""
+    free = None
+    if group.device.type == "cuda":
+        free = group.torch.cuda.mem_get_info(group.device)[0] // SHARE_OF_FREE
+    least = min((one for one in group.share("memory", free) if one is not None), default=None)
+    return [size for size in wanted if least is None or size <= least]
+
+
+def measured(group: Group, name: str, size: int) -> dict[str, Any]:
+    """One row of a collective, as ``CollectiveRow`` has it: the median of the slowest rank, elements of all ranks."""
+    ranks = group.seat.size
+    words = max(1, size // 4 // ranks) * ranks
+    operation = Operation(group, name, words)
+    repetitions = 5 if size >= LARGE else 20
+    group.seconds(operation.work, 2)
+    seconds = group.seconds(operation.work, repetitions)
+    wrong = operation.wrong()
+    answers = group.share("row", {"seconds": statistics.median(seconds), "wrong": wrong, **repetition_values(seconds)})
+    slowest = max(answers, key=lambda answer: answer["seconds"])
+    took = max(slowest["seconds"], 1e-9)
+    algbw = words * 4 / took / 1e9
+    return {
+        "size_bytes": words * 4,
+        "time_us": significant(took * 1e6),
+        "algbw_gb_per_s": significant(algbw),
+        "busbw_gb_per_s": significant(algbw * bus_factor(name, ranks)),
+        "repetitions": slowest["repetitions"],
+        "spread": slowest["spread"],
+        "wrong": sum(answer["wrong"] for answer in answers),
+    }
+
+
+def bus_factor(name: str, ranks: int) -> float:
+    """Bus bandwidth by algorithm bandwidth, as nccl-tests has it (its doc/PERFORMANCE.md)."""
+    if name == "all-reduce":
+        return 2 * (ranks - 1) / ranks
+    if name in ("all-gather", "reduce-scatter", "all-to-all"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+class Operation:
+    """One collective with its buffers. Each rank can tell what the others have, and so what must arrive."""
+
+    def __init__(self, group: Group, name: str, words: int) -> None:
+        self._group, self._name = group, name
+        self._rank, self._ranks = group.seat.rank, group.seat.size
+        torch = group.torch
+        generator = torch.Generator().manual_seed(7)
+        count = min(PATTERN, words)
+        self._pattern = torch.randint(0, LARGEST_VALUE, (count,), generator=generator).float().to(group.device)
+        self._words = words
+        self._part = words // self._ranks
+        self.work = self._prepared()
+
+    def _message(self, rank: int, words: int | None = None, start: int = 0) -> Any:
+        """``words`` of what a rank has, from ``start`` on: the pattern, and the rank's number added."""
+        torch, pattern = self._group.torch, self._pattern
+        words = self._words if words is None else words
+        found = torch.empty(words, dtype=torch.float32, device=self._group.device)
+        done = 0
+        while done < words:
+            place = (start + done) % len(pattern)
+            piece = pattern[place : place + words - done]
+            torch.add(piece, float(rank + 1), out=found[done : done + len(piece)])
+            done += len(piece)
+        return found
+
+    def _prepared(self) -> Callable[[], Any]:
+        torch, distributed, rank = self._group.torch, self._group.distributed, self._rank
+        self._given = self._message(rank, self._part if self._name == "all-gather" else None)
+        small = self._name == "reduce-scatter"
+        self._taken = torch.zeros(self._part if small else self._words, dtype=torch.float32, device=self._group.device)
+        given, taken = self._given, self._taken
+        if self._name == "all-reduce":
+            taken.copy_(given)
+        # PyTorch 2.13 renamed two of them.
+        gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+        if self._name == "send-recv":
+            return self._exchange
+        return {
+            "all-reduce": lambda: distributed.all_reduce(taken),
+            "all-gather": lambda: gather(taken, given),
+            "reduce-scatter": lambda: scatter(taken, given),
+            "all-to-all": lambda: distributed.all_to_all_single(taken, given),
+            "broadcast": lambda: distributed.broadcast(given if rank == 0 else taken, 0),
+        }[self._name]
+
+    def _exchange(self) -> None:
+        """Send to the next rank, receive from the one before."""
+        distributed = self._group.distributed
+        ring = [
+            distributed.P2POp(distributed.isend, self._given, (self._rank + 1) % self._ranks),
+            distributed.P2POp(distributed.irecv, self._taken, (self._rank - 1) % self._ranks),
+        ]
+        for work in distributed.batch_isend_irecv(ring):
+            work.wait()
+
+    def wrong(self) -> int:
+        """Elements of this rank's result that are wrong, of one more run from fresh buffers."""
+        if self._name == "all-reduce":
+            self._taken.copy_(self._given)
+        else:
+            self._taken.zero_()
+        self.work()
+        self._group.finish()
+        if self._name == "broadcast" and self._rank == 0:
+            return int((self._given != self._message(0)).sum())
+        wanted = self._wanted()
+        return int((self._taken != wanted).sum())
+
+    def _wanted(self) -> Any:
+        ranks, part, rank = self._ranks, self._part, self._rank
+        if self._name in ("all-reduce", "reduce-scatter"):
+            # The pattern once for each rank, and 1 + 2 + ... + ranks: whole numbers that float32 sums exactly.
+            small = self._name == "reduce-scatter"
+            one = self._message(0, part if small else None, rank * part if small else 0)
+            return (one - 1) * ranks + ranks * (ranks + 1) // 2
+        if self._name == "all-gather":
+            return self._group.torch.cat([self._message(other, part) for other in range(ranks)])
+        if self._name == "all-to-all":
+            pieces = [self._message(other, part, rank * part) for other in range(ranks)]
+            return self._group.torch.cat(pieces)
+        return self._message(0 if self._name == "broadcast" else (rank - 1) % ranks)

@@ -1,0 +1,150 @@
+"""Exchanges between pairs of ranks in rounds, until each link between two ranks is known as good or bad."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from gpunode.workload.payload.group import Group, Seat
+from gpunode.workload.payload.isolate import one_line
+from gpunode.workload.payload.measuring import significant
+from gpunode.workload.payload.pairs_search import Search, alone, links_of
+
+BYTES, BYTES_ON_PROCESSOR = 256 * 2**20, 2**20
+FACTORS = {"nccl": 1.5, "gloo": 4.0}
+"""A link that takes this many times as long as the median is slow. Processes on a processor disturb each other."""
+REPETITIONS = 3
+WARMUPS = 1
+LEAST_S = {"nccl": 0.0005, "gloo": 0.05}
+"""A difference below this is the scheduler's, not a link's."""
+
+
+class Exchange:
+    """What one rank does in a round: send to each partner and receive from it, all at the same time."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        torch, device = group.torch, group.device
+        self.size = BYTES if device.type == "cuda" else BYTES_ON_PROCESSOR
+        generator = torch.Generator().manual_seed(11)
+        words = torch.randint(-(2**31), 2**31 - 1, (self.size // 4,), generator=generator, dtype=torch.int32)
+        self._pattern = words.to(device)
+        self._given = self._pattern ^ (group.seat.rank + 1)
+        self._taken: dict[int, Any] = {}
+
+    def run(self, partners: list[int]) -> dict[str, Any]:
+        """``seconds`` (None: it failed), ``corrupt`` partners, and ``error``."""
+        torch = self._group.torch
+        self._taken = {partner: torch.zeros_like(self._given) for partner in partners}
+        try:
+            for _ in range(WARMUPS):
+                self._once(partners)
+            seconds = [self._once(partners) for _ in range(REPETITIONS)]
+        except Exception as err:
+            return {"seconds": None, "corrupt": [], "error": one_line(f"{type(err).__name__}: {err}")}
+        corrupt = [
+            partner for partner, taken in self._taken.items() if int((taken != self._pattern ^ (partner + 1)).sum())
+        ]
+        return {"seconds": statistics.median(seconds), "corrupt": corrupt, "error": None}
+
+    def _once(self, partners: list[int]) -> float:
+        if self._group.device.type == "cuda":
+            return self._group.seconds(lambda: self._begun_together(partners), 1)[0]
+        started = time.perf_counter()
+        works = []
+        for partner in partners:
+            works += [send(self._group, self._given, partner)]
+            works += [self._group.distributed.irecv(self._taken[partner], partner)]
+        for work in works:
+            work.wait()
+        return time.perf_counter() - started
+
+    def _begun_together(self, partners: list[int]) -> None:
+        """All of a round in one group, as NCCL wants it: else two that begin with other partners wait for ever."""
+        distributed = self._group.distributed
+        both = []
+        for partner in partners:
+            both.append(distributed.P2POp(distributed.isend, self._given, partner))
+            both.append(distributed.P2POp(distributed.irecv, self._taken[partner], partner))
+        for work in distributed.batch_isend_irecv(both):
+            work.wait()
+
+
+def send(group: Group, message: Any, partner: int) -> Any:
+    """Begin to send to a partner."""
+    return group.distributed.isend(message, partner)
+
+
+def run(seat: Seat, part: int) -> dict[str, Any]:
+    """Values of ``nccl.pairs``, the same on all ranks."""
+    search, factor = Search(seat.size), FACTORS[seat.backend]
+    single_s: float | None = None
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    with Group(seat, part) as group:
+        exchange = Exchange(group)
+        while True:
+            links = search.next_links()
+            if not links:
+                break
+            partners = sorted(other for link in links if seat.rank in link for other in link if other != seat.rank)
+            # A round of a rank without a partner is over at once, and in time.
+            answers = group.share("round", exchange.run(partners) if partners else None)
+            if single_s is None:
+                single_s = median_of_links(links, answers)
+            search.take(late_ranks(links, answers, single_s, seat.backend))
+            if alone(links):
+                found.update({link: verdict(link, answers, exchange.size) for link in links & search.bad})
+            if any(answer is not None and answer["error"] for answer in answers):
+                group.restart(search.rounds)
+    rate = None if single_s is None else significant(exchange.size / single_s / 1e9)
+    return {
+        **group.values,
+        "rounds": search.rounds,
+        "size_bytes": exchange.size,
+        "links": len(links_of(seat.size)),
+        "cleared": len(search.cleared),
+        "median_gb_per_s": rate,
+        "slow_factor": factor,
+        "bad": [found[link] for link in sorted(search.bad)],
+        "bad_ranks": search.bad_ranks,
+    }
+
+
+def median_of_links(links: frozenset[tuple[int, int]], answers: list[Any]) -> float | None:
+    """What a link of the first round took, each alone: the median of those that came to an end."""
+    took = [link_seconds(link, answers) for link in links]
+    known = [seconds for seconds in took if seconds is not None]
+    return max(statistics.median_low(known), 1e-9) if known else None
+
+
+def link_seconds(link: tuple[int, int], answers: list[Any]) -> float | None:
+    """Of a link that was tried alone: the later of its two ranks; None where one of them failed."""
+    took = [answers[rank]["seconds"] for rank in link]
+    return None if None in took else max(took)
+
+
+def late_ranks(links: frozenset[tuple[int, int]], answers: list[Any], single_s: float | None, backend: str) -> set[int]:
+    """The ranks whose exchanges failed, came with another content, or took longer than healthy links would take.
+
+    A rank with several partners shares its own bandwidth between them: each is given the time of a link alone.
+    """
+    late = set()
+    for rank, answer in enumerate(answers):
+        if answer is None:
+            continue
+        healthy_s = None if single_s is None else single_s * sum(rank in link for link in links)
+        slow_s = None if healthy_s is None else healthy_s + max((FACTORS[backend] - 1) * healthy_s, LEAST_S[backend])
+        seconds = answer["seconds"]
+        if seconds is None or answer["corrupt"] or (slow_s is not None and seconds > slow_s):
+            late.add(rank)
+    return late
+
+
+def verdict(link: tuple[int, int], answers: list[Any], size: int) -> dict[str, Any]:
+    """A bad link as ``BadLink`` has it."""
+    seconds = link_seconds(link, answers)
+    corrupt = any(answers[rank]["corrupt"] for rank in link)
+    kind = "failed" if seconds is None else "corrupt" if corrupt else "slow"
+    rate = None if seconds is None else significant(size / seconds / 1e9)
+    return {"ranks": list(link), "verdict": kind, "bandwidth_gb_per_s": rate}

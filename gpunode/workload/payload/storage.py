@@ -1,0 +1,243 @@
+"""A directory's storage by fio past the page cache, and how many workers a DataLoader needs to read from it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpunode.workload.payload.isolate import Skip, Trouble, one_line
+from gpunode.workload.payload.measuring import repetition_values, significant
+from gpunode.workload.payload.pytorch import torch_module
+
+MIB = 2**20
+FILE_BYTES = 1024 * MIB
+LEAST_FILE_BYTES = 16 * MIB
+SHARE_OF_FREE = 8
+"""A part of the free space is all that is written."""
+FIO_OPTIONS = ("--ioengine=libaio", "--direct=1", "--time_based", "--group_reporting", "--randrepeat=0", "--thread")
+"""Its jobs are threads: as processes they would leave the group that is ended with this one."""
+REFUSED = ("Invalid argument", "Operation not supported")
+PATTERNS = (("write", MIB, 4, 16), ("read", MIB, 4, 16), ("randwrite", 4096, 4, 32), ("randread", 4096, 4, 32))
+"""Pattern, block, jobs, depth."""
+FIO_LIMIT_S = 120
+SAMPLE_BYTES = 3 * 448 * 448
+"""An image of 448 x 448."""
+SAMPLES, BATCH, ROUNDS = 128, 16, 3
+MAX_WORKERS = 32
+ENOUGH = 0.95
+"""Of the best throughput: more workers than this needs bring nothing."""
+O_DIRECT_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@contextlib.contextmanager
+def folder_in(directory: str | None) -> Iterator[tuple[Path, os.statvfs_result]]:
+    """A folder of our own in the directory, and its file system; gone afterwards. Trouble names what is wrong."""
+    where = directory or tempfile.gettempdir()
+    try:
+        if not Path(where).is_dir():
+            raise Trouble(f"{where} is no directory here: name one that is there, and inside the container")
+        folder = tempfile.mkdtemp(prefix=".gpunode-", dir=where)
+    except OSError as err:
+        raise Trouble(f"nothing can be written into {where}: {err.strerror or err} (uid {os.getuid()})") from None
+    try:
+        system = os.statvfs(folder)
+        if system.f_bavail * system.f_frsize < SHARE_OF_FREE * LEAST_FILE_BYTES:
+            free = system.f_bavail * system.f_frsize // MIB
+            raise Trouble(f"{where} has {free} MiB of free space, {SHARE_OF_FREE * LEAST_FILE_BYTES // MIB} are needed")
+        yield Path(folder), system
+    except OSError as err:
+        raise Trouble(f"{where}: {err.strerror or err}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
+    """The kind of file system that a path lies on; None where the kernel lists none."""
+    try:
+        rows = [line.split(" ") for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return None
+    here = str(path.resolve())
+    found = [row for row in rows if len(row) > 2 and (here + "/").startswith(row[1].rstrip("/") + "/")]
+    return max(found, key=lambda row: len(row[1]))[2] if found else None
+
+
+def fio(directory: str | None, seconds: float) -> dict[str, Any]:
+    """Values of ``storage.fio``. Raises Skip where no directory was named, or there is no fio."""
+    if directory is None:
+        raise Skip("no directory was named (--storage DIR)")
+    program = shutil.which("fio")
+    if program is None:
+        raise Skip("there is no fio: apt-get install fio, and --no-container where the image has none")
+    with folder_in(directory) as (folder, system):
+        free = system.f_bavail * system.f_frsize
+        most_jobs = max(jobs for _, _, jobs, _ in PATTERNS)
+        size = max(LEAST_FILE_BYTES, min(FILE_BYTES, free // SHARE_OF_FREE // most_jobs)) // MIB * MIB
+        rows, version = [], None
+        for pattern, block, jobs, depth in PATTERNS:
+            answer = _run_fio(
+                program,
+                f"--name={pattern}",
+                f"--rw={pattern}",
+                f"--bs={block}",
+                f"--numjobs={jobs}",
+                f"--iodepth={depth}",
+                f"--size={size}",
+                f"--runtime={seconds:g}",
+                f"--directory={folder}",
+                "--filename_format=gpunode.$jobnum",
+            )
+            version = str(answer.get("fio version", "")).replace("fio-", "") or None
+            rows.append(fio_row(answer, pattern, block, jobs, depth))
+        return {
+            "device": "cpu",
+            "directory": directory,
+            "filesystem": file_system_of(folder),
+            "free_bytes": free,
+            "fio_version": version,
+            "direct": True,
+            "size_bytes": size,
+            "jobs": rows,
+        }
+
+
+def _run_fio(program: str, *words: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [program, "--output-format=json", *FIO_OPTIONS, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=FIO_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Trouble(f"fio did not come back within {FIO_LIMIT_S} s") from None
+    complaint = one_line(done.stderr.decode(errors="replace"))
+    if done.returncode != 0:
+        if any(word in complaint for word in REFUSED):
+            raise Skip(f"the file system takes no direct I/O: {complaint}")
+        raise Trouble(f"fio ended with exit code {done.returncode}: {complaint}")
+    text = done.stdout.decode(errors="replace")
+    try:
+        # Notes may stand before the document.
+        found = json.loads(text[text.index("{") :])
+        return dict(found)
+    except (ValueError, TypeError):
+        raise Trouble(f"fio printed no JSON: {one_line(text[:200])}") from None
+
+
+def fio_row(answer: dict[str, Any], pattern: str, block: int, jobs: int, depth: int) -> dict[str, Any]:
+    """One pattern as ``FioJob`` has it, from fio's JSON (times in ns, ``bw_bytes`` per second)."""
+    try:
+        (job,) = answer["jobs"]
+        if job.get("error"):
+            raise Trouble(f"fio {pattern}: {os.strerror(int(job['error']))}")
+        found = job["write" if "write" in pattern else "read"]
+        latency = found.get("clat_ns") or {}
+        shares = latency.get("percentile") or {}
+        return {
+            "pattern": pattern,
+            "block_bytes": block,
+            "jobs": jobs,
+            "depth": depth,
+            "bandwidth_gb_per_s": significant(found["bw_bytes"] / 1e9),
+            "iops": significant(found["iops"]),
+            "latency_us": _microseconds(shares.get("50.000000")),
+            "latency_p99_us": _microseconds(shares.get("99.000000")),
+        }
+    except (KeyError, TypeError, ValueError) as err:
+        raise Trouble(f"fio's JSON has another shape: {type(err).__name__} {err}") from None
+
+
+def _microseconds(nanoseconds: Any) -> float | None:
+    return None if nanoseconds is None else significant(float(nanoseconds) / 1000)
+
+
+class Files:
+    """Samples that are read from files past nothing: what the page cache holds, it gives."""
+
+    def __init__(self, torch: Any, paths: list[str]) -> None:
+        self._torch, self._paths = torch, paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> Any:
+        data = bytearray(Path(self._paths[number]).read_bytes())
+        sample = self._torch.frombuffer(data, dtype=self._torch.uint8).float()
+        # What a training does with a sample: convert, normalize.
+        return (sample - sample.mean()) / (sample.std() + 1e-6)
+
+
+def dataloader(directory: str | None) -> dict[str, Any]:
+    """Values of ``storage.dataloader``: throughput by workers, and the fewest that are enough."""
+    torch = torch_module()
+    torch.set_num_threads(1)
+    data = importlib.import_module("torch.utils.data")
+    cpus = len(os.sched_getaffinity(0))
+    with folder_in(directory) as (folder, _):
+        paths = []
+        for number in range(SAMPLES):
+            path = folder / f"sample-{number}"
+            path.write_bytes(os.urandom(SAMPLE_BYTES))
+            paths.append(str(path))
+        rows = []
+        for workers in worker_counts(cpus):
+            loader = data.DataLoader(
+                Files(torch, paths),
+                batch_size=BATCH,
+                num_workers=workers,
+                persistent_workers=workers > 0,
+                multiprocessing_context="fork" if workers else None,
+            )
+            seconds = []
+            for _ in range(ROUNDS + 1):
+                started = time.perf_counter()
+                seen = sum(len(batch) for batch in loader)
+                seconds.append(time.perf_counter() - started)
+                if seen != SAMPLES:
+                    raise Trouble(f"{seen} samples came of {SAMPLES}")
+            # The first round starts the workers.
+            del seconds[0], loader
+            rate = SAMPLES / statistics.median(seconds)
+            rows.append(
+                {
+                    "workers": workers,
+                    "samples_per_second": significant(rate),
+                    "gb_per_s": significant(rate * SAMPLE_BYTES / 1e9),
+                    **repetition_values(seconds),
+                }
+            )
+    return {
+        "device": "cpu",
+        "directory": directory,
+        "cpus": cpus,
+        "sample_bytes": SAMPLE_BYTES,
+        "rows": rows,
+        "advised_workers": advised(rows),
+    }
+
+
+def worker_counts(cpus: int) -> list[int]:
+    """0, 1, 2, 4 … up to the processors."""
+    counts = [0, 1]
+    while counts[-1] * 2 <= min(cpus, MAX_WORKERS):
+        counts.append(counts[-1] * 2)
+    return counts
+
+
+def advised(rows: list[dict[str, Any]]) -> int:
+    """The fewest workers that reach nearly the best throughput."""
+    best = max(row["samples_per_second"] for row in rows)
+    return int(min(row["workers"] for row in rows if row["samples_per_second"] >= ENOUGH * best))

@@ -1,0 +1,180 @@
+"""Training over all ranks: replicated (DistributedDataParallel) and sharded (fully_shard), with their communication."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from gpunode.workload.payload.group import Group, Seat
+from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.measuring import memory_needed, significant
+
+KINDS = ("replicated", "sharded")
+WIDTH, DEPTH, BATCH = 4096, 6, 256
+"""On a GPU: 100 million parameters, 400 MB of gradients."""
+ON_PROCESSOR = (128, 3, 16)
+STEPS, WARMUPS = 10, 2
+TOLERANCE = 1e-4
+"""Of the largest gradient: ranks add the same numbers in another order, in float32."""
+CLASSES = 10
+
+
+class Model:
+    """The network, its data and what its gradients must be, the same numbers on all ranks."""
+
+    def __init__(self, group: Group) -> None:
+        torch = group.torch
+        self.torch, self.group, self.device = torch, group, group.device
+        width, depth, self.batch = (WIDTH, DEPTH, BATCH) if self.device.type == "cuda" else ON_PROCESSOR
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.manual_seed(13)
+        layers: list[Any] = []
+        for _ in range(depth):
+            layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+        with memory_needed(torch, self.device, "the model"):
+            self.plain = torch.nn.Sequential(*layers, torch.nn.Linear(width, CLASSES)).to(self.device)
+        generator = torch.Generator().manual_seed(17)
+        ranks = group.seat.size
+        inputs = torch.randn(ranks * self.batch, width, generator=generator)
+        wanted = torch.randint(0, CLASSES, (ranks * self.batch,), generator=generator)
+        self.inputs, self.wanted = inputs.to(self.device), wanted.to(self.device)
+        own = slice(group.seat.rank * self.batch, (group.seat.rank + 1) * self.batch)
+        self.own = (self.inputs[own], self.wanted[own])
+
+    def loss(self, network: Any, inputs: Any, wanted: Any) -> Any:
+        """Mean over the samples."""
+        return self.torch.nn.functional.cross_entropy(network(inputs), wanted)
+
+    def reference(self) -> list[Any]:
+        """The gradients of one process with the data of all ranks: the mean over equal parts is the mean of all."""
+        self.plain.zero_grad()
+        parts = zip(self.inputs.split(self.batch), self.wanted.split(self.batch))  # noqa: B905 (Python 3.8)
+        for inputs, wanted in parts:
+            (self.loss(self.plain, inputs, wanted) / self.group.seat.size).backward()
+        found = [parameter.grad.clone() for parameter in self.plain.parameters()]
+        self.plain.zero_grad(set_to_none=True)
+        return found
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole network."""
+        return sum(parameter.numel() for parameter in self.plain.parameters())
+
+
+def run(seat: Seat, part: int, kind: str, busbw: dict[str, float] | None) -> dict[str, Any]:
+    """Values of ``ddp.KIND``. ``busbw``: what the all-reduce of this run reached in GB/s, by bytes."""
+    with Group(seat, part) as group:
+        model = Model(group)
+        parameters, expected = model.parameters, model.reference()
+        compute = group_seconds(group, lambda: step(model, model.plain, None))
+        model.plain.zero_grad(set_to_none=True)
+        network = replicated(model) if kind == "replicated" else sharded(model)
+        error, wrong = compared(model, network, expected)
+        optimizer = group.torch.optim.SGD(network.parameters(), lr=0.01)
+        losses: list[Any] = []
+        took = group_seconds(group, lambda: losses.append(step(model, network, optimizer)))
+        communication = group_seconds(group, messages(model, kind, parameters))
+        shared = group.share("training", {"error": error, "wrong": wrong})
+    ranks, size = seat.size, 4 * parameters
+    rate = nearest(busbw, size)
+    moved = (2 if kind == "replicated" else 3) * (ranks - 1) / ranks * size
+    expected_s = None if rate is None or not moved else moved / rate / 1e9
+    return {
+        **group.values,
+        "steps": len(losses),
+        "parameters": parameters,
+        "gradient_bytes": size,
+        "wrong": sum(one["wrong"] for one in shared),
+        "max_gradient_error": max(one["error"] for one in shared),
+        "step_seconds": significant(took),
+        "compute_seconds": significant(compute),
+        "communication_seconds": significant(communication),
+        "expected_seconds": None if expected_s is None else significant(expected_s),
+        "busbw_gb_per_s": rate,
+        "ratio": None if expected_s is None else significant(expected_s / communication),
+        "overlap": round(min(1.0, max(0.0, 1 - (took - compute) / communication)), 3),
+        "losses": [float(loss) if math.isfinite(float(loss)) else None for loss in losses[WARMUPS:]],
+    }
+
+
+def replicated(model: Model) -> Any:
+    """The network on all ranks, gradients by all-reduce."""
+    parallel = importlib.import_module("torch.nn.parallel")
+    ids = None if model.device.type == "cpu" else [model.device.index]
+    return parallel.DistributedDataParallel(model.plain, device_ids=ids)
+
+
+def sharded(model: Model) -> Any:
+    """Each layer in parts over the ranks. Raises Skip in a PyTorch before 2.6."""
+    try:
+        fully_shard = importlib.import_module("torch.distributed.fsdp").fully_shard
+        device_mesh = importlib.import_module("torch.distributed.device_mesh")
+    except (ImportError, AttributeError):
+        raise Skip(f"PyTorch {model.torch.__version__} has no fully_shard") from None
+    mesh = device_mesh.init_device_mesh(model.device.type, (model.group.seat.size,))
+    for layer in model.plain:
+        if list(layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model.plain, mesh=mesh)
+
+
+def step(model: Model, network: Any, optimizer: Any) -> Any:
+    """One step with this rank's data; the loss, still on the device."""
+    if optimizer is not None:
+        optimizer.zero_grad(set_to_none=True)
+    loss = model.loss(network, *model.own)
+    loss.backward()
+    if optimizer is not None:
+        optimizer.step()
+    return loss.detach()
+
+
+def compared(model: Model, network: Any, expected: list[Any]) -> tuple[float, int]:
+    """The largest error of a gradient, relative to the largest gradient, and how many parameters' are wrong."""
+    step(model, network, None)
+    largest, wrong = 0.0, 0
+    for parameter, wanted in zip(network.parameters(), expected):  # noqa: B905 (Python 3.8)
+        gradient = parameter.grad
+        gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+        error = float((gradient - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
+        error = error if math.isfinite(error) else float("1e30")
+        largest, wrong = max(largest, error), wrong + (error > TOLERANCE)
+    network.zero_grad(set_to_none=True)
+    return float(f"{largest:.3g}"), wrong
+
+
+def messages(model: Model, kind: str, parameters: int) -> Callable[[], None]:
+    """The messages of one step without its computation."""
+    torch, distributed, ranks = model.torch, model.group.distributed, model.group.seat.size
+    part = -(-parameters // ranks)
+    whole = torch.randn(part * ranks, device=model.device)
+    if kind == "replicated":
+        return lambda: distributed.all_reduce(whole)
+    small = torch.randn(part, device=model.device)
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+
+    def all_three() -> None:
+        gather(whole, small)
+        gather(whole, small)
+        scatter(small, whole)
+
+    return all_three
+
+
+def group_seconds(group: Group, work: Callable[[], Any]) -> float:
+    """The median of the slowest rank."""
+    for _ in range(WARMUPS):
+        work()
+    group.share("ready", None)
+    seconds = group.seconds(work, STEPS)
+    return float(max(1e-9, *group.share("took", statistics.median(seconds))))
+
+
+def nearest(busbw: dict[str, float] | None, size: int) -> float | None:
+    """What was measured at the size nearest to ``size``; None where nothing was."""
+    known = {int(at): rate for at, rate in (busbw or {}).items() if rate}
+    return known[min(known, key=lambda at: abs(math.log(at / size)))] if known else None

@@ -1,0 +1,34 @@
+"""What is true of a node with a hardened SSH daemon, asked of the node itself."""
+
+from testinfra.host import Host
+
+
+def effective(host: Host, *connection: str) -> dict[str, str]:
+    """What sshd runs with; of repeated settings the last."""
+    with host.sudo():
+        shown = host.check_output(" ".join(["sshd", "-T", *connection]))
+    return {name: value for name, _, value in (line.partition(" ") for line in str(shown).splitlines())}
+
+
+def test_keys_are_the_only_way_in_whatever_the_main_file_says(host: Host) -> None:
+    found = effective(host)
+    assert found["passwordauthentication"] == "no"
+    assert found["authenticationmethods"] == "publickey"
+    assert found["permitrootlogin"] == "no"
+    assert found["kexalgorithms"].split(",")[0] == "mlkem768x25519-sha256"
+
+
+def test_only_named_users_forward(host: Host) -> None:
+    connection = "user={},host=localhost,addr=127.0.0.1,laddr=127.0.0.1,lport=22"
+    assert effective(host, "-C", connection.format("operator"))["allowtcpforwarding"] == "yes"
+    assert effective(host, "-C", connection.format("admin"))["allowtcpforwarding"] == "no"
+
+
+def test_nothing_waits_for_a_confirmation(host: Host) -> None:
+    with host.sudo():
+        assert not host.file("/var/lib/gpunode/guard/ssh_hardening/record.json").exists
+        assert host.check_output("systemctl list-unit-files --no-legend 'gpunode-guard*'") == ""
+
+
+def test_no_unit_is_failed(host: Host) -> None:
+    assert host.check_output("systemctl list-units --failed --plain --no-legend") == ""

@@ -1,0 +1,65 @@
+"""Bring systemd units about by the builtin module, and announce those whose package is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction, plain
+
+MISSING = "Could not find the requested service"
+"""How the builtin module begins to say that a node has no such unit."""
+ON = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
+
+
+class ActionModule(GpunodeAction):  # type: ignore[misc]
+    """The action plugin of ``unit_states``."""
+
+    TRANSFERS_FILES = False
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the action."""
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        self.begin(task_vars)
+        lines: list[str] = []
+        reload = bool(self._task.args.get("daemon_reload"))
+        for unit in plain(self._task.args.get("units") or []):
+            lines += self.brought(unit, reload=reload)
+            reload = False
+        if lines and not self._task.check_mode:
+            self.node.forget("state")
+        text = "".join(f"{line}\n" for line in lines)
+        return {**result, "changed": bool(lines), "units": lines, "diff": {"prepared": text} if text else {}}
+
+    def brought(self, unit: Mapping[str, Any], *, reload: bool) -> list[str]:
+        """Bring one unit about; return what was changed, one line each."""
+        given = {name: unit[name] for name in ("name", "enabled", "state") if unit.get(name) is not None}
+        answer: dict[str, Any] = self._execute_module(
+            module_name="ansible.builtin.systemd_service",
+            module_args={**given, "daemon_reload": reload},
+            task_vars=self.task_vars,
+        )
+        if answer.get("failed"):
+            words = str(answer.get("msg") or "the module gave no reason")
+            # In check mode its package is not there yet.
+            if self._task.check_mode and words.startswith(MISSING):
+                return list(steps(given, {}))
+            raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {words}")
+        if not answer.get("changed"):
+            return []
+        return list(steps(given, answer.get("status") or {})) or [f"change {given['name']}"]
+
+
+def steps(unit: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what has to be done with a unit, given what systemd said of it before."""
+    name, wanted = unit["name"], unit.get("state")
+    on, runs = before.get("UnitFileState") in ON, before.get("ActiveState") in ("active", "activating", "reloading")
+    if unit.get("enabled") is not None and bool(unit["enabled"]) != on:
+        yield f"{'enable' if unit['enabled'] else 'disable'} {name}"
+    if wanted == "restarted":
+        yield f"restart {name}"
+    elif wanted == "started" and not runs:
+        yield f"start {name}"
+    elif wanted == "stopped" and runs:
+        yield f"stop {name}"

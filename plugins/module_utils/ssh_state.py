@@ -1,0 +1,257 @@
+# Copyright: The gpunode maintainers
+# SPDX-License-Identifier: Apache-2.0
+"""What the SSH daemon of this node runs with, what it offers, its keys, and who can log in by which key."""
+
+from __future__ import annotations
+
+import base64
+import glob
+import grp
+import os
+import pwd
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpunode.node.plugins.module_utils import as_if
+from ansible_collections.gpunode.node.plugins.module_utils.files_state import document, name_of
+from ansible_collections.gpunode.node.plugins.module_utils.guard import last_line
+
+COMMAND_S = 15
+MOST_ACCOUNTS, MOST_KEYS, MOST_FILES = 500, 100, 100
+OFFERS = ("kex", "cipher", "mac", "key", "key-sig")
+MAIN, FOLDER = "/etc/ssh/sshd_config", "/etc/ssh/sshd_config.d"
+NO_LOGIN = ("nologin", "false", "sync", "shutdown", "halt")
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+WRITABLE_BY_OTHERS = 0o022
+
+
+def asked(*argv: str) -> tuple[int, str, str]:
+    """Return (exit status, stdout, stderr) of a command that only reads."""
+    try:
+        done = subprocess.run(
+            argv,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMMAND_S,
+            start_new_session=True,
+            env=ENVIRONMENT,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, "", f"{argv[0]} ran past {COMMAND_S} s"
+    except OSError as err:
+        return 127, "", str(err)
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+def taken() -> dict[str, Any]:
+    """Return everything that the roles of SSH and of accounts decide from."""
+    status, effective, errors = asked("sshd", "-T")
+    settings = values(effective)
+    return {
+        "version": last_line(asked("ssh", "-V")[2]),
+        "effective": effective if status == 0 else None,
+        "error": None if status == 0 else last_line(errors) or f"sshd -T: exit status {status}",
+        "offered": {kind: asked("ssh", "-Q", kind)[1].split() for kind in OFFERS},
+        "documents": {path: document(path) for path in [MAIN, *paths(f"{FOLDER}/*.conf")]},
+        "host_keys": host_keys(),
+        "weak_moduli": weak_moduli(),
+        "accounts": accounts(settings.get("authorizedkeysfile", [".ssh/authorized_keys"])),
+        "login": login(),
+        "listening": listening(),
+        "units": {name: unit(name) for name in ("ssh.service", "sshd.service", "ssh.socket", "sshd.socket")},
+        "selinux": (document("/sys/fs/selinux/enforce") or "").strip() == "1",
+    }
+
+
+def paths(pattern: str) -> list[str]:
+    """Return what matches a shell pattern, in sshd's order."""
+    return sorted(glob.glob(pattern))[:MOST_FILES]  # noqa: PTH207 - names, not paths
+
+
+def values(effective: str) -> dict[str, list[str]]:
+    """Return the words of each setting that ``sshd -T`` prints; of repeated ones all."""
+    found: dict[str, list[str]] = {}
+    for line in effective.splitlines():
+        name, _, rest = line.partition(" ")
+        found.setdefault(name, []).extend(rest.split())
+    return found
+
+
+def unit(name: str) -> dict[str, str]:
+    """Return how systemd has a unit."""
+    _, output, _ = asked("systemctl", "show", "-p", "LoadState,ActiveState,UnitFileState,Listen", name)
+    fields = dict(line.partition("=")[::2] for line in output.splitlines())
+    listen = [line.partition("=")[2].split(" ")[0] for line in output.splitlines() if line.startswith("Listen=")]
+    return {
+        "load": fields.get("LoadState", ""),
+        "active": fields.get("ActiveState", ""),
+        "enabled": fields.get("UnitFileState", ""),
+        "listen": " ".join(listen),
+    }
+
+
+def host_keys() -> list[dict[str, Any]]:
+    """Return type, size, mode, owner and age of each private host key."""
+    found = []
+    for path in paths("/etc/ssh/ssh_host_*_key"):
+        row = public_key(document(f"{path}.pub") or "")
+        there = os.lstat(path)
+        found.append(
+            {
+                "path": path,
+                "type": row.get("type", ""),
+                "bits": row.get("bits", 0),
+                "mode": f"{stat.S_IMODE(there.st_mode):04o}",
+                "owner": name_of(pwd.getpwuid, there.st_uid),
+                "group": name_of(grp.getgrgid, there.st_gid),
+                "mtime": there.st_mtime,
+            }
+        )
+    return found
+
+
+def public_key(line: str) -> dict[str, Any]:
+    """Return type, size and options of a line of authorized_keys or of a public key; empty where it is none."""
+    words = line.split()
+    for index, word in enumerate(words[:-1]):
+        if not word.startswith(("ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-")):
+            continue
+        try:
+            blob = base64.b64decode(words[index + 1], validate=True)
+        except ValueError:
+            continue
+        length = int.from_bytes(blob[:4], "big")
+        if blob[4 : 4 + length].decode("ascii", "replace") != word:
+            continue
+        bits = {"ssh-ed25519": 256, "sk-ssh-ed25519@openssh.com": 256}.get(word, 0)
+        if word == "ssh-rsa":
+            rest = blob[4 + length :]
+            exponent = int.from_bytes(rest[:4], "big")
+            modulus = rest[4 + exponent :]
+            bits = int.from_bytes(modulus[4:], "big").bit_length()
+        elif word.startswith("ecdsa-sha2-nistp"):
+            bits = int(word[len("ecdsa-sha2-nistp") :][:3])
+        return {"type": word, "bits": bits, "blob": words[index + 1], "options": " ".join(words[:index])}
+    return {}
+
+
+def weak_moduli() -> int | None:
+    """Return how many groups of Diffie-Hellman below 3072 bits the daemon may take; None without the file."""
+    text = document("/etc/ssh/moduli")
+    if text is None:
+        return None
+    sizes = [line.split()[4] for line in text.splitlines() if line[:1].isdigit() and len(line.split()) > 5]
+    return sum(1 for size in sizes if size.isdigit() and int(size) < 3071)
+
+
+def accounts(patterns: list[str]) -> list[dict[str, Any]]:
+    """Return root and all local accounts that can have a shell, with their keys."""
+    shadow = {
+        line.split(":")[0]: line.split(":")[1]
+        for line in (document("/etc/shadow") or "").splitlines()
+        if line.count(":") > 1
+    }
+    names = [line.split(":")[0] for line in (document("/etc/passwd") or "").splitlines() if line.count(":") == 6]
+    found = []
+    for name in names:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        if entry.pw_shell.rpartition("/")[2] in NO_LOGIN:
+            continue
+        found.append(account(entry, shadow.get(name), patterns))
+    return found[:MOST_ACCOUNTS]
+
+
+def account(entry: pwd.struct_passwd, hashed: str | None, patterns: list[str]) -> dict[str, Any]:
+    """Return one account; of its password only whether it has one."""
+    keys, problem = [], ""
+    for pattern in patterns:
+        path = pattern.replace("%h", entry.pw_dir).replace("%u", entry.pw_name).replace("%%", "%")
+        path = path if path.startswith("/") else f"{entry.pw_dir}/{path}"
+        text = document(path)
+        if text is None:
+            continue
+        problem = problem or strict_problem(path, entry)
+        rows = [public_key(line) for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        keys += [{name: row[name] for name in ("type", "bits", "blob", "options")} for row in rows if row]
+        if any(not row for row in rows):
+            problem = problem or f"{path} has lines that are no key"
+    state = "unknown" if hashed is None else "none" if hashed == "" else "locked" if hashed[0] in "!*" else "set"
+    folder = Path(entry.pw_dir) / ".ssh"
+    return {
+        "name": entry.pw_name,
+        "uid": entry.pw_uid,
+        "group": name_of(grp.getgrgid, entry.pw_gid),
+        "home": entry.pw_dir,
+        "shell": entry.pw_shell,
+        "groups": sorted({one.gr_name for one in grp.getgrall() if entry.pw_name in one.gr_mem})[:MOST_KEYS],
+        "password": state,
+        "keys": keys[:MOST_KEYS],
+        "keys_problem": problem,
+        "document": document(str(folder / "authorized_keys")),
+        "folder": "link" if folder.is_symlink() else "folder" if folder.is_dir() else "absent",
+    }
+
+
+def strict_problem(path: str, entry: pwd.struct_passwd) -> str:
+    """Return why sshd with StrictModes would not read a file of keys, empty where it would."""
+    real = Path(os.path.realpath(path))
+    home = Path(os.path.realpath(entry.pw_dir))
+    chain = [real, *(folder for folder in real.parents if folder == home or home in folder.parents)]
+    for one in chain:
+        there = one.stat()
+        if there.st_uid not in (0, entry.pw_uid) or there.st_mode & WRITABLE_BY_OTHERS:
+            return f"{one} belongs to another user or can be written by others, and sshd then reads no key from it"
+    return ""
+
+
+def login() -> dict[str, Any] | None:
+    """Return user and addresses of the SSH login that this process belongs to; None without one."""
+    pid = os.getpid()
+    for _ in range(50):
+        try:
+            data = Path(f"/proc/{pid}/environ").read_bytes()
+            parent = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1]
+        except (OSError, IndexError):
+            return None
+        fields = dict(one.partition(b"=")[::2] for one in data.split(b"\0"))
+        words = fields.get(b"SSH_CONNECTION", b"").decode("ascii", "replace").split()
+        if len(words) == 4 and b"SUDO_USER" not in fields:
+            user = fields.get(b"LOGNAME", fields.get(b"USER", b"")).decode("utf-8", "replace")
+            return {"user": user, "address": words[0], "port": int(words[3])}
+        pid = int(parent)
+        if pid <= 1:
+            return None
+    return None
+
+
+def listening() -> list[int]:
+    """Return the TCP ports on which anything listens."""
+    ports = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in (document(path) or "").splitlines()[1:]:
+            words = line.split()
+            if len(words) > 3 and words[3] == "0A":
+                ports.add(int(words[1].rpartition(":")[2], 16))
+    return sorted(ports)
+
+
+def answered(question: dict[str, Any]) -> dict[str, Any]:
+    """Return what sshd would run with, for everybody and for some logins, if files were in place."""
+    commands = [["sshd", "-t"], ["sshd", "-T"]]
+    for one in question["logins"]:
+        connection = f"user={one['user']},host={one['address']},addr={one['address']},laddr=0.0.0.0,lport={one['port']}"
+        commands.append(["sshd", "-T", "-C", connection])
+    try:
+        judged, whole, *each = as_if.answered(question["files"], commands)
+    except as_if.UnavailableError as err:
+        return {"unavailable": str(err)}
+    if judged[0] or whole[0]:
+        return {"error": last_line(judged[2] or whole[2]) or f"sshd -t: exit status {judged[0]}"}
+    texts = {one["user"]: text for one, (_, text, _) in zip(question["logins"], each)}  # noqa: B905
+    return {"effective": whole[1], "logins": texts}

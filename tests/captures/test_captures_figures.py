@@ -1,0 +1,95 @@
+"""Recorded logs of bandwidth programs against what their machines should reach: figures.yml has each verdict.
+
+Healthy machines pass, known slow or faulty ones do not. Without ../shared the tests are skipped, and report so.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpunode.catalog import Catalog
+from gpunode.checks.figures import GROSS
+from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, of_platform, tools
+from gpunode.facts.parsers.kinds import KINDS, decoded
+
+HERE = Path(__file__).resolve().parent
+SHARED = Path(os.environ.get("GPUNODE_SHARED", HERE.parents[1].parent / "shared"))
+FOLDER = SHARED / "captures"
+CATALOG = Catalog()
+LOGS: dict[str, dict[str, Any]] = yaml.safe_load((HERE / "figures.yml").read_text(encoding="utf-8"))
+KIND = {"nccl": "nccl-tests", "nvbandwidth": "nvbandwidth", "bandwidth": "bandwidth-test"}
+UNKNOWN_MACHINE = {
+    "nccl/aws-batch-tagged-output-noheader.log",
+    "nccl/azure-gb300-72gpu-allreduce-truncated-doc.log",
+    "nccl/deepops-roce-k8s-old-error-col.log",
+    "nccl/dstack-nebius-2node-16gpu-nohash-newcols.log",
+    "nvbandwidth/dcgm-verboseFullOutput.json",
+    "nvbandwidth/dcgm-verboseFullOutputWithErrors.json",
+}
+"""Logs of which neither text nor source tells the machine."""
+ORDER = ("bad", "low", "good", "unknown")
+RULES = MarkRules(gross=GROSS.default, gross_origin=GROSS.name)
+
+pytestmark = [
+    pytest.mark.captures,
+    pytest.mark.skipif(not FOLDER.is_dir(), reason=f"{FOLDER} is not there"),
+]
+
+
+def shape_of(log: dict[str, Any]) -> Shape:
+    if "platform" in log:
+        return of_platform(CATALOG, CATALOG.platforms[log["platform"]])
+    match = CATALOG.gpu_by_pci(log["gpu"])
+    assert match is not None
+    return Shape(match.gpu, log["count"])
+
+
+def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.ToolTrouble]:
+    kind = "p2p-bandwidth" if "p2p" in name else KIND[name.partition("/")[0]]
+    answer = KINDS[kind](decoded((FOLDER / name).read_bytes()))
+    match kind:
+        case "nccl-tests":
+            found = tools.of_nccl_tests(answer, log.get("collective"), log.get("nodes"))
+        case "nvbandwidth":
+            found = tools.of_nvbandwidth(answer)
+        case "bandwidth-test":
+            found = tools.of_bandwidth_test(answer)
+        case _:
+            found = tools.of_p2p_bandwidth(answer)
+    shape = shape_of(log)
+    return [assess(one, shape, CATALOG, RULES) if isinstance(one, Figure) else one for one in found]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_the_verdict_on_a_recorded_log(name: str) -> None:
+    found = judged(name, LOGS[name])
+    assert found
+    print([str(one) for one in found][:8])
+    assert min((one.grade for one in found), key=ORDER.index) == LOGS[name]["verdict"]
+    assert ("why" in LOGS[name]) == (LOGS[name]["verdict"] != "good")
+
+
+@pytest.mark.parametrize("name", [name for name in LOGS if LOGS[name]["verdict"] == "good"])
+def test_a_good_log_has_figures_and_each_has_an_origin(name: str) -> None:
+    found = judged(name, LOGS[name])
+    assert all(isinstance(one, Assessment) and one.origin and one.grade == "good" for one in found)
+
+
+@pytest.mark.parametrize("name", [name for name in LOGS if LOGS[name]["verdict"] == "good"])
+def test_at_a_third_of_its_speed_the_same_machine_is_not_good(name: str) -> None:
+    shape = shape_of(LOGS[name])
+    for one in judged(name, LOGS[name]):
+        assert isinstance(one, Assessment)
+        third = Figure(one.figure.metric, one.figure.value / 3, one.figure.where, one.figure.message_bytes)
+        sure = one.limit is not None and one.limit.sure
+        assert assess(third, shape, CATALOG, RULES).grade in (("bad",) if sure else ("bad", "low"))
+
+
+def test_every_log_of_the_folder_is_judged_or_its_machine_is_unknown() -> None:
+    folders = ("nccl", "nvbandwidth", "bandwidth")
+    there = {f"{folder}/{path.name}" for folder in folders for path in (FOLDER / folder).iterdir()}
+    assert there == set(LOGS) | UNKNOWN_MACHINE
+    assert not set(LOGS) & UNKNOWN_MACHINE

@@ -1,0 +1,36 @@
+"""What of a simulated node can be reached: rules, sockets and addresses as recorded (tests/fixtures/exposure.json)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from machine_shapes import Document, Machine, answer
+
+RECORDED: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "fixtures/exposure.json").read_text(encoding="utf-8")
+)
+PENDING = "/var/lib/gpunode/updates/pending.json"
+NO_TABLE = "Error: No such file or directory\nlist table inet gpunode\n                ^^^^^^^\n"
+
+
+def exposure_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
+    yield "/etc/group", RECORDED["/etc/group"]
+    yield PENDING, None if has_no_policy(machine) else RECORDED[PENDING]
+
+
+def has_no_policy(machine: Machine) -> bool:
+    """A guest relies on its cloud's rules: the roles firewall and updates are not in use there."""
+    return machine.virtualization != "none"
+
+
+def exposure_commands(machine: Machine) -> dict[str, Document]:
+    found = {
+        key: answer(RECORDED[key]["stdout"], RECORDED[key]["rc"], argv=tuple(RECORDED[key]["argv"]))
+        for key in ("nft-ruleset", "nft-own", "sockets", "addresses")
+    }
+    if has_no_policy(machine):
+        head = json.loads(RECORDED["nft-ruleset"]["stdout"])["nftables"][0]
+        found["nft-ruleset"]["stdout"] = json.dumps({"nftables": [head]}) + "\n"
+        found["nft-own"] |= {"stdout": "", "stderr": NO_TABLE, "rc": 1}
+    return found

@@ -1,0 +1,168 @@
+"""The role ssh_hardening on Debian 12 and 13, judged by ssh-audit and by new logins, and what it refuses.
+
+The tests of this file share the two nodes and run in their order.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playbook_runs import ROOT, Run, Site
+
+from gpunode.lab import Lab, LabNode
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+
+DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
+POLICIES = {"debian-12": "Hardened Debian 12 (version 3)", "debian-13": "Hardened Debian 13 (version 1)"}
+PLAY = "- hosts: all\n  gather_facts: false\n  roles:\n    - gpunode.node.ssh_hardening\n"
+HASHES = Path(__file__).with_name("ssh_audit.txt")
+LEFT = "cd /; find etc/ssh etc/systemd -type f -o -type l | sort | xargs sha256sum; sshd -T"
+
+
+class Nodes(Site):
+    """Both nodes and the role run on them."""
+
+    def __init__(self, lab: Lab, play: Path) -> None:
+        super().__init__(lab)
+        self.file = play
+
+    def harden(self, *arguments: str, state: str = "present") -> Run:
+        return self.play("-e", f"ssh_hardening_state={state}", *arguments, playbook=str(self.file))
+
+    def shell(self, node: LabNode, script: str) -> str:
+        done = node.run(["bash", "-euc", script], timeout_s=120)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    play = tmp_path_factory.mktemp("plays") / "play.yml"
+    play.write_text(PLAY, encoding="utf-8")
+    lab = Lab(f"test-ssh-{os.getpid()}")
+    try:
+        lab.up(1, "debian-12")
+        lab.up(1, "debian-13")
+        yield Nodes(lab, play)
+    finally:
+        lab.down()
+
+
+@pytest.fixture(scope="module")
+def ssh_audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ssh-audit as PyPI has it, in an environment of its own."""
+    folder = tmp_path_factory.mktemp("ssh-audit")
+    subprocess.run([sys.executable, "-I", "-m", "venv", str(folder)], check=True, timeout=300)
+    install = ["-I", "-m", "pip", "install", "-qq", "--require-hashes", "-r", str(HASHES)]
+    subprocess.run([str(folder / "bin" / "python"), *install], check=True, timeout=300)
+    return folder / "bin" / "ssh-audit"
+
+
+@pytest.fixture(scope="module")
+def hardened(nodes: Nodes) -> tuple[Run, Run, dict[str, str]]:
+    """The announcement, what was done, and what each node had before."""
+    before = {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()}
+    announced = nodes.harden("--check")
+    assert {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()} == before
+    return announced, nodes.harden(), before
+
+
+def test_both_are_hardened_as_announced(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]]) -> None:
+    announced, done, _ = hardened
+    assert announced.rc == 0, announced.output
+    assert done.rc == 0, done.output
+    assert DROP_IN in announced.paths
+    assert announced.paths == done.paths
+    for run in (announced, done):
+        # The daemon's effective settings, before and after.
+        assert "-x11forwarding yes" in run.output
+        assert "+x11forwarding no" in run.output
+        assert "+authenticationmethods publickey" in run.output
+
+
+def test_a_second_run_changes_nothing(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]]) -> None:
+    before = {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()}
+    run = nodes.harden()
+    assert (run.rc, run.changed) == (0, {}), run.output
+    forced = nodes.harden("-e", "gpunode_force=true")
+    assert (forced.rc, forced.changed) == (0, {}), forced.output
+    assert {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()} == before
+
+
+def test_new_logins_are_not_throttled(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]]) -> None:
+    program = Path(sys.executable).with_name("gpunode")
+    for _ in range(3):
+        argv = [str(program), "validate", "-i", str(nodes.lab.inventory_path), "--level", "quick", "--format", "json"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        assert "node.reachable" not in done.stdout + done.stderr, done.stdout[-2000:]
+        assert all(node.name in done.stdout for node in nodes.lab.nodes())
+    for node in nodes.lab.nodes():
+        for _ in range(15):
+            assert node.ssh(["true"]).returncode == 0
+
+
+def test_ssh_audit_passes(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]], ssh_audit: Path) -> None:
+    for node in nodes.lab.nodes():
+        argv = [str(ssh_audit), "-n", "-P", POLICIES[node.os], "-p", str(node.port), node.address]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, "Passed" in done.stdout) == (0, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"ssh_hardening_ciphers": ["rot13"]}, "rot13 is not offered"),
+        ({"ssh_hardening_admin_users": ["ghost"]}, "no local account ghost"),
+        ({"ssh_hardening_allow_users": ["operator"]}, "admin is not in AllowUsers"),
+        ({"ssh_hardening_ports": [2222]}, "this login came in at port 22"),
+        ({"ssh_hardening_least_rsa_bits": 99}, "sshd refuses the settings"),
+    ],
+)
+def test_what_would_lock_out_is_refused_and_nothing_changes(
+    nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]], arguments: dict[str, object], reason: str
+) -> None:
+    before = {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()}
+    run = nodes.harden("-e", json.dumps(arguments))
+    assert run.rc != 0
+    assert reason in " ".join(run.output.split()), run.output
+    assert {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()} == before
+
+
+def test_what_is_damaged_is_repaired(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]]) -> None:
+    before = {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()}
+    for node in nodes.lab.nodes():
+        nodes.shell(node, f"echo 'PasswordAuthentication yes' > {DROP_IN}; systemctl reload ssh")
+    run = nodes.harden()
+    assert run.rc == 0, run.output
+    assert run.paths == {DROP_IN}
+    assert {node.name: nodes.shell(node, LEFT) for node in nodes.lab.nodes()} == before
+
+
+def test_a_socket_keeps_its_port_and_gets_another(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]]) -> None:
+    for node in nodes.lab.nodes():
+        nodes.shell(node, "systemctl disable --now ssh.service; systemctl enable --now ssh.socket")
+    run = nodes.harden("-e", '{"ssh_hardening_ports": [22, 2222]}')
+    assert run.rc == 0, run.output
+    for node in nodes.lab.nodes():
+        assert node.ssh(["true"]).returncode == 0
+        assert "2222" in nodes.shell(node, "ss -Htln | awk '{print $4}'")
+    assert nodes.harden("-e", '{"ssh_hardening_ports": [22, 2222]}').changed == {}
+    assert nodes.harden().rc == 0
+    for node in nodes.lab.nodes():
+        assert "2222" not in nodes.shell(node, "ss -Htln | awk '{print $4}'")
+        nodes.shell(node, "systemctl disable --now ssh.socket; systemctl enable --now ssh.service")
+
+
+def test_absent_restores_what_was_there(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]]) -> None:
+    run = nodes.harden(state="absent")
+    assert run.rc == 0, run.output
+    assert nodes.harden(state="absent").changed == {}
+    for node in nodes.lab.nodes():
+        # New host keys stay: clients know them by now.
+        kept = [line for line in hardened[2][node.name].splitlines() if "ssh_host_" not in line]
+        assert [line for line in nodes.shell(node, LEFT).splitlines() if "ssh_host_" not in line] == kept

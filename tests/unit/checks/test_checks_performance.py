@@ -1,0 +1,180 @@
+"""Checks on measurements: what is never judged, and what a finding names."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.checks import Expectation, Finding, Status, registry
+from gpunode.checks.performance_tools import of_diag
+from gpunode.facts import facts_from_bundle
+from gpunode.facts.errors import ParseError
+from gpunode.facts.models.measured import MEASURED
+from gpunode.facts.parsers import dcgm_diag
+from gpunode.probe.bundle import Bundle
+
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
+
+from bundles import hgx, hgx_measured, pcie_measured
+
+Document = dict[str, Any]
+CHECKS = sorted(check.id for check in registry if check.id.startswith("performance."))
+ON_GPU = [name for name in CHECKS if name not in ("performance.storage", "performance.dataloader")]
+OVER_NCCL = ["performance.bad-links", "performance.collectives", "performance.training", "performance.transport"]
+SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[3].parent / "shared"))
+DCGM = SHARED / "captures" / "dcgm"
+
+
+def found(document: Document, check: str, expect: Expectation | None = None) -> list[Finding]:
+    node = facts_from_bundle(Bundle.from_json(json.dumps(document), "a test's bundle"))
+    return registry[check].findings(node, expect or Expectation())
+
+
+def changed(change: Callable[[Document], None]) -> Document:
+    """The measured node, with a change of each of its measured records."""
+    document = deepcopy(hgx_measured())
+    for record in document["results"]:
+        if record["record"] in MEASURED:
+            change(record)
+    return document
+
+
+def tenth(record: Document) -> None:
+    """Figures that no GPU is well with."""
+    text = json.dumps(record["values"])
+    for key in ("bandwidth_gb_per_s", "tflops", "busbw_gb_per_s"):
+        text = text.replace(f'"{key}": ', f'"{key}": 0.1, "was_{key}": ')
+    record["values"] = json.loads(text)
+
+
+def test_the_figures_of_the_tests_below_would_fail() -> None:
+    statuses = {check: {one.status for one in found(changed(tenth), check)} for check in CHECKS}
+    judged = ("host-copy", "device-copy", "peer-copy", "memory", "gemm", "collectives")
+    assert all(statuses[f"performance.{name}"] & {Status.FAIL, Status.WARN} for name in judged)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_simulated_record_is_never_judged(check: str) -> None:
+    def simulate(record: Document) -> None:
+        tenth(record)
+        record["simulated"] = True
+
+    assert {one.status for one in found(changed(simulate), check)} == {Status.SKIP}
+    node = changed(tenth) | {"simulated": True}
+    assert {one.status for one in found(node, check)} == {Status.SKIP}
+
+
+@pytest.mark.parametrize("check", ON_GPU)
+def test_a_record_of_the_processor_is_never_judged(check: str) -> None:
+    def on_processor(record: Document) -> None:
+        tenth(record)
+        record["device"] = "cpu"
+
+    assert {one.status for one in found(changed(on_processor), check)} == {Status.SKIP}
+
+
+@pytest.mark.parametrize("check", OVER_NCCL)
+def test_gloo_is_never_judged_as_nccl(check: str) -> None:
+    def over_gloo(record: Document) -> None:
+        tenth(record)
+        if "backend" in record["values"]:
+            record["values"] |= {"backend": "gloo", "bad_ranks": [1]}
+
+    assert {one.status for one in found(changed(over_gloo), check)} == {Status.SKIP}
+
+
+@pytest.mark.parametrize("check", ["performance.gemm", "performance.host-copy", "performance.memory"])
+def test_a_mig_device_is_not_held_to_the_figures_of_a_gpu(check: str) -> None:
+    def divide(record: Document) -> None:
+        tenth(record)
+        if "uuid" in record["values"]:
+            record["values"]["mig"] = 0
+
+    assert {one.status for one in found(changed(divide), check)} == {Status.SKIP}
+
+
+def test_nothing_measured_is_told_apart_from_a_payload_that_broke_off() -> None:
+    for check in CHECKS:
+        assert [(one.status, one.message) for one in found(hgx(), check)] == [
+            (Status.SKIP, "nothing was measured on this node")
+        ]
+
+
+def test_corruption_names_gpu_and_block() -> None:
+    document = deepcopy(hgx_measured())
+    (record,) = (one for one in document["results"] if (one["record"], one["component"]) == ("gemm.tf32", "cuda:5"))
+    block = {"round": 7, "row": 256, "column": 384, "rows": 128, "columns": 64, "wrong": 1}
+    record["values"] |= {"wrong": 1, "corrupted": [{**block, "first_row": 300, "first_column": 400}]}
+    (bad,) = (one for one in found(document, "performance.gemm") if one.status is Status.FAIL)
+    assert (bad.component, bad.measured, bad.recommended_state) == ("gpu5", 1, "drain")
+    for word in ("tf32", "product 7", "256 to 383", "384 to 447", "(300, 400)"):
+        assert word in bad.message
+
+
+def test_a_bad_link_is_named_by_its_gpus_and_a_bad_gpu_once() -> None:
+    document = deepcopy(hgx_measured())
+    (record,) = (one for one in document["results"] if one["record"] == "nccl.pairs")
+    links = [{"ranks": pair, "verdict": "slow", "bandwidth_gb_per_s": 4.0} for pair in ([2, 5], [0, 7], [3, 4])]
+    record["values"] |= {"bad": links, "cleared": 25}
+    assert [one.component for one in found(document, "performance.bad-links")] == [
+        "gpu2-gpu5",
+        "gpu0-gpu7",
+        "gpu3-gpu4",
+    ]
+    record["values"]["bad_ranks"] = [3]
+    bad = [one for one in found(document, "performance.bad-links") if one.status is Status.FAIL]
+    assert [one.component for one in bad] == ["gpu3", "gpu2-gpu5", "gpu0-gpu7"]
+
+
+def test_one_gpu_slower_than_its_siblings_is_found_without_any_mark() -> None:
+    document = deepcopy(pcie_measured())
+    for record in document["results"]:
+        if record["record"] == "gemm.fp64" and record["component"] == "cuda:2":
+            record["values"]["tflops"] *= 1 / 3
+    assert {one.status for one in found(document, "performance.gemm")} == {Status.PASS, Status.SKIP}
+    (slow,) = found(document, "performance.siblings")
+    assert (slow.status, slow.component, slow.source) == (Status.FAIL, "gpu2", "the other GPUs of the node")
+
+
+def test_the_links_of_the_node_decide_about_a_collective() -> None:
+    """The same figures are good over PCIe, and a failure where NVSwitches join the GPUs."""
+    slow = deepcopy(hgx_measured())
+    pcie = {one["record"]: one for one in pcie_measured()["results"] if one["record"].startswith("nccl.")}
+    for record in slow["results"]:
+        if record["record"] == "nccl.all-gather":
+            record["values"]["rows"] = pcie["nccl.all-gather"]["values"]["rows"]
+    assert {one.status for one in found(pcie_measured(), "performance.collectives")} == {Status.PASS}
+    (bad,) = (one for one in found(slow, "performance.collectives") if one.status is not Status.PASS)
+    assert (bad.status, bad.figure and bad.figure.metric) == (Status.FAIL, "all_gather_busbw")
+
+
+@pytest.mark.captures
+@pytest.mark.skipif(not DCGM.is_dir(), reason=f"{DCGM} is not there")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aws-p4de-dcgmi-diag-r2-pass-v3.3.3.txt", {("node", Status.PASS)}),
+        ("deepops-dcgmi-diag-fail-table-doc-example.txt", {("node", Status.FAIL)}),
+        ("stas00-diag-fail-gpu0-thermal-excerpt.txt", {("gpu0", Status.FAIL)}),
+        ("stas00-diag-fail-row-remap-pending-excerpt.txt", "refused"),  # cut, and without a Fail: an error, no pass
+        ("synthetic-dcgm-PER_GPU_JSON.json", None),
+        ("deepops-dcgmi-diag-r1-pass-truncated-old.txt", "refused"),
+    ],
+)
+def test_the_verdict_on_a_recorded_diagnosis(name: str, expected: object) -> None:
+    text = (DCGM / name).read_text(encoding="utf-8")
+    if expected == "refused":
+        with pytest.raises(ParseError):
+            dcgm_diag.parse(text)
+        return
+    answer = dcgm_diag.parse(text)
+    verdicts = {(one.component, one.status) for one in of_diag(answer)}
+    print(answer["overall"], verdicts)
+    if expected is not None:
+        assert verdicts == expected
+    assert {status for _, status in verdicts} <= {Status.PASS, Status.SKIP} or answer["overall"] not in ("pass", "skip")

@@ -1,0 +1,171 @@
+"""``validate`` on measurements: a site's figures, a baseline, saved outputs of programs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.cli import run
+
+sys.path.append(str(Path(__file__).parents[2] / "contract"))
+
+from bundles import hgx_measured
+from machine_measured import nccl_tests
+from machines import HGX
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps(hgx_measured()), encoding="utf-8")
+    return path
+
+
+def judged(capsys: Capture, bundle: Path, *arguments: str | Path) -> dict[str, Any]:
+    capsys.readouterr()
+    run(["validate", "--replay", str(bundle), "--format", "json", *map(str, arguments)])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+def of(report: dict[str, Any], check: str) -> list[dict[str, Any]]:
+    return [one for one in report["nodes"][0]["findings"] if one["check"] == check]
+
+
+def refused(capsys: Capture, *arguments: str | Path) -> str:
+    capsys.readouterr()
+    assert run(["validate", *map(str, arguments)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_a_saved_bundle_with_measurements_is_judged_as_deep_as_it_was_looked_at(capsys: Capture, bundle: Path) -> None:
+    report = judged(capsys, bundle)
+    assert report["level"] == "deep"
+    first = of(report, "performance.host-copy")[0]
+    assert (first["component"], first["status"], first["measured"], first["expected"]) == ("gpu0", "pass", 55.0, 48.0)
+    assert first["source"].startswith("catalog (expectations.yml host-h100-sxm")
+    figure = first["figure"]
+    assert (figure["metric"], figure["limit_of"]) == ("host_to_device", "PCIe 5.0 x16 without packet headers")
+    assert figure["ratio"] == pytest.approx(55 / figure["limit"], abs=1e-3)
+
+
+def test_the_origin_of_an_expectation_is_printed_with_what_misses_it(
+    capsys: Capture, bundle: Path, tmp_path: Path
+) -> None:
+    site = tmp_path / "site.yml"
+    site.write_text("figures: {host_to_device: 56, gemm_bf16: 650.5}\n")
+    capsys.readouterr()
+    only = ("--select", "performance.host-copy,performance.gemm")
+    assert run(["validate", "--replay", str(bundle), "--expect", str(site), *only]) == 1
+    text = capsys.readouterr().out
+    assert "expected at least 56" in text
+    assert "expected by: site file (figures)" in text
+    assert "performance.gemm" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("figures: {host_to_devise: 5}\n", "host_to_devise"),
+        ("figures: {host_to_device: -5}\n", "above 0"),
+        ("figures: {host_to_device: .nan}\n", "above 0"),
+        ("figures: {host_to_device: fast}\n", "host_to_device"),
+        ("figures: {}\n", "figures"),
+    ],
+)
+def test_a_site_file_with_wrong_figures_is_refused(
+    capsys: Capture, bundle: Path, tmp_path: Path, content: str, words: str
+) -> None:
+    site = tmp_path / "site.yml"
+    site.write_text(content)
+    assert words in refused(capsys, "--replay", bundle, "--expect", site)
+
+
+def test_a_baseline_is_a_saved_report_of_the_node(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(judged(capsys, bundle)))
+    assert {one["status"] for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")} == {"pass"}
+    document = hgx_measured()
+    for record in document["results"]:
+        if record["record"] == "gemm.fp64" and record["component"] == "cuda:2":
+            record["values"]["tflops"] *= 0.88
+        if record["record"] == "gemm.fp64" and record["component"] == "cuda:3":
+            record["values"]["tflops"] *= 0.94
+    bundle.write_text(json.dumps(document))
+    found = {one["component"]: one for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")
+             if one["figure"]["metric"] == "gemm_fp64"}  # fmt: skip
+    assert {name: one["status"] for name, one in found.items()} == {
+        **{f"gpu{number}": "pass" for number in range(8)},
+        "gpu2": "fail",
+        "gpu3": "warn",
+    }
+    assert found["gpu2"]["source"].startswith("baseline earlier.json of ")
+    other = json.loads(earlier.read_text())
+    other["nodes"][0]["host"] = "another"
+    earlier.write_text(json.dumps(other))
+    # Another node's report says nothing of this one.
+    assert "fail" not in {
+        one["status"] for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.gemm")
+    }
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "garbage", '{"schema": "gpunode.report/1"}', "[" * 100_000])
+def test_a_baseline_that_is_no_report_is_refused(capsys: Capture, bundle: Path, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "earlier.json"
+    path.write_text(content)
+    assert "not a report" in refused(capsys, "--replay", bundle, "--baseline", path)
+
+
+def test_a_baseline_without_figures_of_a_real_gpu_is_refused(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    report = judged(capsys, bundle)
+    report["nodes"][0]["simulated"] = True
+    path = tmp_path / "earlier.json"
+    path.write_text(json.dumps(report))
+    assert "no figure of a real GPU" in refused(capsys, "--replay", bundle, "--baseline", path)
+    assert "cannot be read" in refused(capsys, "--replay", bundle, "--baseline", tmp_path / "absent.json")
+
+
+def test_a_saved_log_is_judged_for_its_node(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    document = hgx_measured()
+    document["results"] = [one for one in document["results"] if not one["record"].startswith("tools.")]
+    bundle.write_text(json.dumps(document))
+    log = tmp_path / "all_reduce_perf.log"
+    for rate, status in ((471.0, "pass"), (300.0, "fail")):
+        log.write_text(nccl_tests(HGX, rate))
+        (found,) = of(judged(capsys, bundle, "--log", f"nccl-tests={log}"), "performance.nccl-tests")
+        assert (found["status"], found["measured"], found["figure"]["metric"]) == (status, rate, "all_reduce_busbw")
+
+
+def test_a_saved_log_asks_for_no_other_measurement(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    """A bundle that was collected without a workload: nothing else becomes an error because a log is there."""
+    document = hgx_measured() | {"results": []}
+    bundle.write_text(json.dumps(document))
+    before = {(one["check"], one["status"]) for one in judged(capsys, bundle)["nodes"][0]["findings"]}
+    log = tmp_path / "all_reduce_perf.log"
+    log.write_text(nccl_tests(HGX, 471.0))
+    found = judged(capsys, bundle, "--log", f"nccl-tests={log}")["nodes"][0]["findings"]
+    assert {(one["check"], one["status"]) for one in found} - before == {("performance.nccl-tests", "pass")}
+
+
+def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    log = tmp_path / "some.log"
+    log.write_text("garbage\n")
+    replay = ("--replay", bundle, "--log")
+    assert "not read as nccl-tests" in refused(capsys, *replay, f"nccl-tests={log}")
+    assert "KIND=FILE" in refused(capsys, *replay, "nccl-tests")
+    assert "kind" in refused(capsys, *replay, f"dmesg={log}")
+    assert "cannot be read" in refused(capsys, *replay, f"nccl-tests={tmp_path / 'absent'}")
+    log.write_text("x" * 60_000)
+    assert "at most" in refused(capsys, *replay, f"nccl-tests={log}")
+    log.write_text(nccl_tests(HGX, 471.0))
+    assert "does not name its collective" in refused(capsys, *replay, f"nccl-tests={log}")
+    log = log.rename(tmp_path / "all_reduce_perf.log")
+    assert "--replay" in refused(capsys, "gpu-01", "--log", f"nccl-tests={log}")
+    second = tmp_path / "second.json"
+    second.write_text(bundle.read_text())
+    assert "2 bundles" in refused(capsys, "--replay", bundle, second, "--log", f"nccl-tests={log}")

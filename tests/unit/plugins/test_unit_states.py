@@ -1,0 +1,65 @@
+"""Units by the builtin module: what changed, line by line, and what check mode announces of units that are missing."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.gpunode.node.plugins.action import unit_states
+
+# As systemd_service of ansible-core 2.17 answers.
+GONE = {"failed": True, "msg": "Could not find the requested service docker.service: host"}
+BROKEN = {"failed": True, "msg": "Unable to start service docker.service: Job for docker.service failed"}
+
+
+def action(answer: dict[str, Any], *, check: bool, asked: list[dict[str, Any]]) -> unit_states.ActionModule:
+    found = unit_states.ActionModule.__new__(unit_states.ActionModule)
+    found.host, found.task_vars = "gpu1", {}
+    found._task = SimpleNamespace(check_mode=check)
+
+    def execute(*, module_args: dict[str, Any], **_: Any) -> dict[str, Any]:
+        asked.append(module_args)
+        return answer
+
+    found._execute_module = execute
+    return found
+
+
+DOCKER = {"name": "docker.service", "enabled": True, "state": "started"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "lines"),
+    [
+        (DOCKER, {"UnitFileState": "disabled", "ActiveState": "inactive"}, ["enable", "start"]),
+        (DOCKER, {"UnitFileState": "enabled", "ActiveState": "failed"}, ["start"]),
+        ({"name": "docker.service", "enabled": True, "state": None}, {"UnitFileState": "disabled"}, ["enable"]),
+        ({"name": "docker.service", "state": "restarted"}, {"ActiveState": "active"}, ["restart"]),
+        (
+            {"name": "docker.service", "enabled": False, "state": "stopped"},
+            {"UnitFileState": "enabled", "ActiveState": "active"},
+            ["disable", "stop"],
+        ),
+    ],
+)
+def test_each_step_is_a_line(unit: dict[str, Any], before: dict[str, Any], lines: list[str]) -> None:
+    asked: list[dict[str, Any]] = []
+    found = action({"changed": True, "status": before}, check=False, asked=asked).brought(unit, reload=True)
+    assert found == [f"{line} docker.service" for line in lines]
+    assert None not in asked[0].values()
+    assert asked[0]["daemon_reload"] is True
+
+
+def test_a_unit_that_is_as_it_has_to_be_is_no_line() -> None:
+    assert action({"changed": False, "status": {}}, check=False, asked=[]).brought(DOCKER, reload=False) == []
+
+
+def test_check_mode_announces_a_unit_whose_package_is_not_there_yet() -> None:
+    found = action(GONE, check=True, asked=[]).brought(DOCKER, reload=False)
+    assert found == ["enable docker.service", "start docker.service"]
+
+
+@pytest.mark.parametrize(("answer", "check"), [(GONE, False), (BROKEN, False), (BROKEN, True)])
+def test_what_the_builtin_module_refuses_fails_with_its_words(answer: dict[str, Any], check: bool) -> None:
+    with pytest.raises(AnsibleActionFail, match=r"^gpu1: docker\.service: (Could not find|Unable to start)"):
+        action(answer, check=check, asked=[]).brought(DOCKER, reload=False)

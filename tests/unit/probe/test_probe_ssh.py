@@ -1,0 +1,69 @@
+"""Private keys and accounts as the probe looks at them: kinds and modes, and nothing of what they hold."""
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from probe_node import collect, link, put, tool
+
+from gpunode.probe.script import key_kind
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json"
+PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\nSECRETSECRET\n-----END OPENSSH PRIVATE KEY-----\n"
+PUBLIC = next(
+    f"{key['type']} {key['blob']} somebody\n"
+    for account in json.loads(FIXTURE.read_text(encoding="utf-8"))["accounts"]
+    for key in account["keys"]
+)
+ACCOUNTS = "root:x:0:0::/root:/bin/bash\nada:x:1000:100::/home/ada:/bin/bash\ndaemon:x:1:1::/:/usr/sbin/nologin\n"
+SHADOW = "root:*:1::::::\nada::1::::::\ndaemon::1::::::\n"
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the keys of others")
+
+
+def look(root: Path, key: str) -> tuple[list[str], str]:
+    answer = collect(root, root / "bin").commands[key]
+    return answer.stdout.splitlines(), answer.stderr
+
+
+def test_keys_are_told_by_kind_and_mode_alone(tmp_path: Path) -> None:
+    put(tmp_path, "/etc/ssh/ssh_host_ed25519_key", PRIVATE)
+    put(tmp_path, "/etc/ssh/ssh_host_ed25519_key.pub", PUBLIC)
+    put(tmp_path, "/home/ada/.ssh/id_rsa", PRIVATE)
+    put(tmp_path, "/home/ada/.ssh/known_hosts", "x\n")
+    (tmp_path / "home/ada/.ssh/id_rsa").chmod(0o644)
+    rows, problems = look(tmp_path, "private-keys")
+    assert problems == ""
+    host, user = (row.split("\t") for row in rows)
+    assert (host[0], host[3:5]) == ("/etc/ssh/ssh_host_ed25519_key", ["ssh-ed25519", "256"])
+    assert (user[0], user[1], user[3]) == ("/home/ada/.ssh/id_rsa", "0644", "")
+    assert "SECRET" not in json.dumps(rows)
+
+
+def test_a_link_in_the_place_of_a_public_key_gives_nothing_away(tmp_path: Path) -> None:
+    put(tmp_path, "/home/ada/.ssh/id_rsa", PRIVATE)
+    put(tmp_path, "/etc/shadow", "root:$6$hash:1::::::\n")
+    link(tmp_path, "/home/ada/.ssh/id_rsa.pub", str(tmp_path / "etc/shadow"))
+    link(tmp_path, "/home/ada/.ssh/id_other", str(tmp_path / "etc/shadow"))
+    assert "hash" not in json.dumps(look(tmp_path, "private-keys"))
+
+
+def test_accounts_without_a_password_that_have_a_shell(tmp_path: Path) -> None:
+    put(tmp_path, "/etc/passwd", ACCOUNTS)
+    put(tmp_path, "/etc/shadow", SHADOW)
+    assert look(tmp_path, "empty-passwords") == (["ada"], "")
+    (tmp_path / "etc/shadow").unlink()
+    assert look(tmp_path, "empty-passwords")[1]
+
+
+def test_of_the_daemons_settings_those_that_are_judged_are_kept(tmp_path: Path) -> None:
+    tool(tmp_path / "bin", "sshd", "printf '%s\\n' 'passwordauthentication no' 'authorizedkeysfile x' 'ciphers a,b'")
+    assert look(tmp_path, "sshd-settings")[0] == ["passwordauthentication no", "ciphers a,b"]
+
+
+@pytest.mark.parametrize("text", ["", "root:$6$x y", "ssh-rsa", "ssh-rsa %%%"])
+def test_what_is_no_public_key_has_no_kind(text: str) -> None:
+    with pytest.raises((ValueError, struct.error)):
+        key_kind(text)

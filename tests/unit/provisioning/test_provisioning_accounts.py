@@ -1,0 +1,151 @@
+"""The role accounts on what a lab node reported, and public keys as people give them."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_samples import file, node
+from plan_samples import context_of, settings_of
+
+from gpunode.provisioning import accounts
+from gpunode.provisioning.due import judged
+from gpunode.provisioning.hardening_sysctl import EXCEPTIONS, SETTINGS, SYSCTL, sysctl_path
+from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.ssh_keys import key_problem
+from gpunode.provisioning.ssh_state import SshState
+
+RECORDED = json.loads((Path(__file__).parents[2] / "fixtures" / "ssh" / "debian-12.json").read_text(encoding="utf-8"))
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlMQ4QIoLa0nhzL10xJLycLZUvclZ1U9Ui9YZwHN8u3 ada"
+ADA = {"name": "ada", "keys": [KEY], "state": "present"}
+OPERATOR = {"name": "operator", "keys": [], "state": "present"}
+ENCRYPTED = (
+    "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAACmFlczI1Ni1jdHI\n-----END OPENSSH PRIVATE KEY-----"
+)
+
+
+def plan(
+    ssh: dict[str, Any] | None = None,
+    *,
+    texts: dict[str, str] | None = None,
+    files: dict[str, Any] | None = None,
+    facts: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Manifest:
+    state = node(files=files, texts=texts, facts={"virtualization": "none", **(facts or {})})
+    state = state.model_copy(update={"ssh": SshState.model_validate(ssh or RECORDED)})
+    given = settings_of("accounts", **{"state": "present", "admins": [ADA], **settings})
+    return judged(accounts.plan(state, given, context_of()), state)
+
+
+def guarded(manifest: Manifest) -> dict[str, str | None]:
+    return {one["path"]: one["content"] for one in manifest.values["guarded"]}
+
+
+def test_accounts_are_left_alone_unless_they_are_asked_for() -> None:
+    assert not plan(state="keep").due
+
+
+def test_a_new_admin_gets_a_user_a_key_and_a_rule() -> None:
+    manifest = plan()
+    assert manifest.values["create"] == ["ada"]
+    files = guarded(manifest)
+    assert files["/home/ada/.ssh/authorized_keys"] == f"{KEY}\n"
+    assert "ada ALL=(ALL:ALL) NOPASSWD: ALL" in (files[accounts.SUDO] or "")
+    rule = next(one for one in manifest.values["guarded"] if one["path"] == accounts.SUDO)
+    assert (rule["mode"], rule["validate_with"][0]) == ("0440", "visudo")
+
+
+def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
+    own = {**OPERATOR, "keys": [KEY]}
+    path = "/home/operator/.ssh/authorized_keys"
+    before = next(one for one in RECORDED["accounts"] if one["name"] == "operator")["document"]
+    assert guarded(plan(admins=[own]))[path] == before + KEY + "\n"
+    assert guarded(plan(admins=[own], exclusive_keys=True))[path] == KEY + "\n"
+    assert path not in guarded(plan(admins=[OPERATOR]))
+
+
+@pytest.mark.parametrize(
+    ("admin", "named"),
+    [
+        ({**ADA, "keys": []}, "no key is given"),
+        ({**ADA, "keys": [ENCRYPTED]}, "private key"),
+        ({**ADA, "keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlM ada"]}, "damaged"),
+        ({**ADA, "keys": ["ssh-ed25519 %%%% ada"]}, "does not decode"),
+        ({**ADA, "keys": [f"{KEY}\n{KEY}"]}, "2 lines"),
+        ({**ADA, "keys": ["hello there"]}, "names no kind of key"),
+        ({**ADA, "name": "Ada Lovelace"}, "no name of a user"),
+        ({**ADA, "name": "root"}, "root"),
+    ],
+)
+def test_bad_input_is_refused_and_no_secret_repeated(admin: dict[str, Any], named: str) -> None:
+    manifest = plan(admins=[admin])
+    assert [reason for reason in manifest.refusals if named in reason], manifest.refusals
+    assert "b3BlbnNzaC1" not in " ".join(manifest.refusals)
+
+
+def test_an_exclusive_list_without_keys_is_refused() -> None:
+    assert plan(admins=[OPERATOR]).refusals == ()
+    assert "no key is given" in plan(admins=[OPERATOR], exclusive_keys=True).refusals[0]
+
+
+def test_a_link_in_the_place_of_the_folder_is_refused() -> None:
+    ssh = copy.deepcopy(RECORDED)
+    next(one for one in ssh["accounts"] if one["name"] == "operator")["folder"] = "link"
+    assert "is a link" in plan(ssh, admins=[OPERATOR]).refusals[0]
+
+
+def test_passwords_that_nobody_needs_are_locked() -> None:
+    ssh = copy.deepcopy(RECORDED)
+    ssh["accounts"][0] |= {"password": "none"}
+    assert plan(ssh, admins=[OPERATOR]).values["lock"] == ["operator", "root"]
+    assert plan(ssh, admins=[OPERATOR], sudo="password").values["lock"] == ["root"]
+    assert plan(ssh, admins=[OPERATOR], lock_passwords=False).values["lock"] == []
+
+
+def test_a_settled_node_is_left_alone() -> None:
+    ssh = copy.deepcopy(RECORDED)
+    first = plan(ssh, admins=[{**OPERATOR, "keys": []}], sudo="password")
+    texts = {one.path: one.content or "" for one in first.files}
+    there: dict[str, Any] = {path: file(text) for path, text in texts.items()}
+    there[accounts.SUDO] = file(guarded(first)[accounts.SUDO] or "", mode="0440")
+    there[accounts.MEMORY] = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 0}
+    live = {sysctl_path(name): f"{value}\n" for name, value in SETTINGS.items()}
+    settled = plan(ssh, files=there, texts=live, admins=[OPERATOR], sudo="password")
+    assert not settled.due, settled.due_reasons
+    other = {**live, sysctl_path("kernel.kptr_restrict"): "0\n"}
+    assert plan(ssh, files=there, texts=other, admins=[OPERATOR], sudo="password").due
+    waits = {**there, accounts.WAITING: file("")}
+    assert plan(ssh, files=waits, texts=live, admins=[OPERATOR], sudo="password").due
+
+
+def test_nothing_that_hurts_a_gpu_node_is_set_and_each_exception_is_explained() -> None:
+    content = next(one.content or "" for one in plan().files if one.path == SYSCTL)
+    lines = [line for line in content.splitlines() if line and not line.startswith("#")]
+    names = {line.partition(" = ")[0] for line in lines}
+    for exception, why in EXCEPTIONS.items():
+        assert f"# {exception}: {why}." in content
+    hostile = (
+        "ip_forward",
+        "rp_filter",
+        "arp_ignore",
+        "userns",
+        "user_namespaces",
+        "perf_event",
+        "overcommit",
+        "kexec",
+    )
+    assert not [name for name in names for word in hostile if word in name]
+    assert "kernel.yama.ptrace_scope = 1" in lines
+
+
+def test_in_a_container_the_hosts_kernel_is_left_alone() -> None:
+    assert plan(facts={"virtualization": "docker"}).values["live"] == {}
+    assert plan().values["live"]
+
+
+@pytest.mark.parametrize("key", [KEY, f'from="10.0.0.0/8" {KEY}', "sk-" + KEY])
+def test_good_keys_and_options_are_taken(key: str) -> None:
+    expected = None if not key.startswith("sk-") else "damaged"
+    assert (key_problem(key) is None) if expected is None else expected in str(key_problem(key))

@@ -1,0 +1,286 @@
+"""The role ssh_hardening on what lab nodes of Debian 12 and 13 reported of their SSH daemons."""
+
+import copy
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from node_samples import file, node
+from plan_samples import context_of, settings_of
+
+from gpunode.provisioning import ssh_hardening
+from gpunode.provisioning.due import judged
+from gpunode.provisioning.manifest import Manifest
+from gpunode.provisioning.ssh_hardening import MAIN, MODULI, PUBLISHED, WAITING
+from gpunode.provisioning.ssh_settings import DROP_IN
+from gpunode.provisioning.ssh_state import SshState
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "ssh"
+RSA = {"path": "/etc/ssh/ssh_host_rsa_key", "type": "ssh-rsa", "mode": "0600", "owner": "root", "group": "root"}
+WEAK_RSA = {**RSA, "bits": 2048, "mtime": 0.0}
+ECDSA = {**RSA, "path": "/etc/ssh/ssh_host_ecdsa_key", "type": "ecdsa-sha2-nistp256", "bits": 256, "mtime": 0.0}
+SOCKET = {"load": "loaded", "active": "active", "enabled": "enabled", "listen": "[::]:22"}
+
+
+def recorded(system: str = "debian-12", **changes: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FIXTURES / f"{system}.json").read_text(encoding="utf-8"))
+    return {**copy.deepcopy(found), **changes}
+
+
+def plan(
+    ssh: dict[str, Any],
+    *,
+    answers: dict[str, Any] | None = None,
+    files: dict[str, Any] | None = None,
+    texts: dict[str, str] | None = None,
+    days: int = 0,
+    **settings: Any,
+) -> Manifest:
+    state = node(files=files, texts=texts).model_copy(update={"ssh": SshState.model_validate(ssh)})
+    run = context_of(answers=answers or {})
+    object.__setattr__(run, "today", run.today + timedelta(days=days))
+    return judged(
+        ssh_hardening.plan(state, settings_of("ssh_hardening", **{"state": "present", **settings}), run), state
+    )
+
+
+def login(ssh: dict[str, Any], effective: str | None = None, **texts: str) -> dict[str, Any]:
+    """The node's answer to what sshd would run with: by default what it runs with, and the role's own settings."""
+    manifest = plan(ssh)
+    rows = [line.partition(" ") for line in drop_in(manifest).splitlines() if line and not line.startswith("#")]
+    own = {name.lower(): value for name, _, value in rows}
+    kept = [line for line in ssh["effective"].splitlines() if line.partition(" ")[0] not in own]
+    whole = "\n".join([*kept, *(f"{name} {value}" for name, value in own.items())])
+    text = effective if effective is not None else whole
+    return {"login": {"effective": text, "logins": {"admin": text, **texts}}}
+
+
+def drop_in(manifest: Manifest) -> str:
+    return next(one.content or "" for one in manifest.files if one.path == DROP_IN)
+
+
+def setting(manifest: Manifest, name: str) -> list[str]:
+    lines = [line.split(None, 1) for line in drop_in(manifest).splitlines()]
+    return [line[1] for line in lines if line[0] == name]
+
+
+def test_a_node_that_is_not_asked_for_is_left_alone() -> None:
+    assert not plan(recorded(), state="keep").due
+
+
+@pytest.mark.parametrize(
+    ("system", "first", "classic"),
+    [("debian-12", "sntrup761x25519-sha512", True), ("debian-13", "mlkem768x25519-sha256", False)],
+)
+def test_algorithms_follow_what_openssh_offers(system: str, first: str, classic: bool) -> None:
+    manifest = plan(recorded(system))
+    kex = setting(manifest, "KexAlgorithms")[0].split(",")
+    assert kex[0] == first
+    assert ("curve25519-sha256" in kex) is classic
+    offered = set(recorded(system)["offered"]["kex"])
+    assert set(kex) <= offered
+    assert "curve25519-sha256" in setting(plan(recorded(system), post_quantum="prefer"), "KexAlgorithms")[0]
+
+
+def test_keys_are_the_only_way_in() -> None:
+    manifest = plan(recorded())
+    for name, value in {
+        "PasswordAuthentication": "no",
+        "KbdInteractiveAuthentication": "no",
+        "PubkeyAuthentication": "yes",
+        "AuthenticationMethods": "publickey",
+        "PermitRootLogin": "no",
+        "AllowTcpForwarding": "no",
+    }.items():
+        assert setting(manifest, name) == [value]
+    assert setting(plan(recorded(), root="keys"), "PermitRootLogin") == ["prohibit-password"]
+
+
+def test_named_users_and_jump_hosts_may_forward() -> None:
+    text = drop_in(plan(recorded(), forwarding_users=["operator"]))
+    assert text.partition("Match User operator\n")[2].split("\n")[0].strip() == "AllowTcpForwarding yes"
+    assert text.rstrip().endswith("Match all")
+    assert setting(plan(recorded(), jump_host=True), "AllowTcpForwarding") == ["local"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"ciphers": ["rot13"]}, "rot13"),
+        ({"macs": ["hmac-sha2-256-etm@openssh.com,hmac-md5"]}, "ssh_hardening_macs"),
+        ({"admin_users": ["ghost"]}, "ghost"),
+        ({"allow_users": ["ghost"]}, "ghost"),
+        ({"allow_users": ["admin ops"]}, "admin ops"),
+        ({"ports": [22, 38223]}, "38223 is in use"),
+        ({"ports": [2222]}, "port 22"),
+        ({"ports": [22, 70000]}, "70000"),
+        ({"max_startups": "many"}, "ssh_hardening_max_startups"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_asked(settings: dict[str, Any], named: str) -> None:
+    manifest = plan(recorded(listening=[22, 38223]), **settings)
+    assert [reason for reason in manifest.refusals if named in reason]
+    assert not manifest.files
+
+
+def test_a_settled_node_is_asked_nothing() -> None:
+    ssh = recorded(weak_moduli=0)
+    first = plan(ssh)
+    assert first.questions.keys() == {"login"}
+    texts = {one.path: one.content for one in first.files if one.content is not None}
+    there = {path: file(text, mode="0600" if path == DROP_IN else "0644") for path, text in texts.items()}
+    folder = {"kind": "folder", "mode": "0755", "owner": "root", "group": "root", "entries": 1}
+    there[ssh_hardening.MEMORY] = folder
+    settled = plan(ssh, texts={PUBLISHED: texts[PUBLISHED]}, files=there)
+    assert not settled.questions
+    assert not settled.due, settled.due_reasons
+    waits = plan(
+        ssh, texts={PUBLISHED: texts[PUBLISHED]}, files={**there, ssh_hardening.MEMORY: folder, WAITING: file("")}
+    )
+    assert waits.due
+
+
+def test_settings_that_let_everybody_in_who_has_to_are_not_refused() -> None:
+    ssh = recorded(weak_moduli=0)
+    manifest = plan(ssh, answers=login(ssh), admin_users=["admin"])
+    assert manifest.refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("allowusers somebody", "AllowUsers"),
+        ("denyusers admin", "DenyUsers"),
+        ("allowgroups wheel", "AllowGroups"),
+        ("forcecommand /bin/false", "/bin/false"),
+        ("authenticationmethods publickey,password", "AuthenticationMethods"),
+        ("pubkeyauthentication no", "PubkeyAuthentication"),
+        ("pubkeyacceptedalgorithms rsa-sha2-512", "no key of admin would be accepted"),
+    ],
+)
+def test_a_controller_that_would_be_locked_out_is_refused(line: str, reason: str) -> None:
+    ssh = recorded(weak_moduli=0)
+    name = line.partition(" ")[0]
+    fine = login(ssh)["login"]["effective"]
+    changed = "\n".join([*(one for one in fine.splitlines() if one.partition(" ")[0] != name), line])
+    refusals = plan(ssh, answers=login(ssh, admin=changed)).refusals
+    assert [one for one in refusals if "locked out" in one and reason in one], refusals
+
+
+@pytest.mark.parametrize("part", ["no key", "small key", "writable home", "no shell"])
+def test_an_admin_user_needs_a_key_that_is_accepted(part: str) -> None:
+    ssh = recorded(weak_moduli=0)
+    operator = next(one for one in ssh["accounts"] if one["name"] == "operator")
+    if part == "no key":
+        operator["keys"] = []
+    elif part == "small key":
+        operator["keys"] = [{"type": "ssh-rsa", "bits": 1024, "blob": "x"}]
+    elif part == "writable home":
+        operator["keys_problem"] = "/home/operator can be written by others"
+    else:
+        operator["shell"] = "/usr/sbin/nologin"
+    answers = login(ssh)
+    answers["login"]["logins"]["operator"] = answers["login"]["effective"]
+    assert plan(ssh, answers=answers, admin_users=["admin"]).refusals == ()
+    assert [one for one in plan(ssh, answers=answers, admin_users=["operator"]).refusals if "operator" in one]
+
+
+def test_what_sshd_refuses_is_refused_with_its_words() -> None:
+    ssh = recorded(weak_moduli=0)
+    refusals = plan(ssh, answers={"login": {"error": "line 3: Bad SSH2 cipher spec 'x'."}}).refusals
+    assert "Bad SSH2 cipher spec" in refusals[0]
+    assert plan(ssh, answers={"login": {}}).refusals
+
+
+def test_a_line_that_is_read_first_is_named() -> None:
+    ssh = recorded(weak_moduli=0)
+    first = "/etc/ssh/sshd_config.d/00-admin.conf"
+    ssh["documents"] = {first: "# ours\nPasswordAuthentication yes\n", **ssh["documents"]}
+    fine = login(ssh)["login"]["effective"]
+    effective = fine.replace("passwordauthentication no", "passwordauthentication yes")
+    refusals = plan(ssh, answers=login(ssh, effective)).refusals
+    assert any(f"{first} line 2" in one and "PasswordAuthentication no" in one for one in refusals)
+
+
+def test_later_lines_and_match_blocks_are_explained() -> None:
+    ssh = recorded(weak_moduli=0)
+    ssh["documents"][MAIN] += "PasswordAuthentication yes\nMatch Group legacy\n  PasswordAuthentication yes\n"
+    notes = " ".join(plan(ssh).notes)
+    assert "has no effect any more" in notes
+    assert "stays in force inside its Match block" in notes
+
+
+def test_a_main_file_without_include_is_refused_or_gets_it() -> None:
+    ssh = recorded(weak_moduli=0)
+    ssh["documents"][MAIN] = ssh["documents"][MAIN].replace("Include", "#Include")
+    assert "add_include" in plan(ssh).refusals[0]
+    files = {one.path: one.content for one in plan(ssh, add_include=True).files}
+    assert (files[MAIN] or "").splitlines()[0] == "Include /etc/ssh/sshd_config.d/*.conf"
+
+
+def test_small_groups_go_and_what_was_there_is_kept() -> None:
+    line = "2026 2 6 100 {} 2 ABC\n"
+    text = "# Time Type\n" + line.format(2047) + line.format(4095)
+    manifest = plan(recorded(), answers={"moduli": {MODULI: text}})
+    files = {one.path: one.content for one in manifest.files}
+    assert files[MODULI] == "# Time Type\n" + line.format(4095)
+    assert files[ssh_hardening.MODULI_BEFORE] == text
+    # Without a key exchange that reads them, they are left alone.
+    assert "moduli" not in plan(recorded("debian-13")).questions
+
+
+def test_weak_host_keys_are_retired_when_the_good_ones_were_published_long_enough() -> None:
+    ssh = recorded()
+    ed25519 = ssh["host_keys"][0]
+    ssh["documents"] = {MAIN: ssh["documents"][MAIN]}
+    ssh["host_keys"] = [ECDSA, ed25519, WEAK_RSA]
+    manifest = plan(ssh)
+    new = "/etc/ssh/ssh_host_rsa4096_key"
+    assert [one["path"] for one in manifest.values["make_keys"]] == [new]
+    assert setting(manifest, "HostKey") == [ed25519["path"], ECDSA["path"], WEAK_RSA["path"], new]
+    assert "ecdsa-sha2-nistp256" in setting(manifest, "HostKeyAlgorithms")[0].split(",")
+    ssh["host_keys"].append({**RSA, "path": new, "bits": 4096, "mtime": 0.0})
+    dates = {PUBLISHED: next(one.content or "" for one in manifest.files if one.path == PUBLISHED)}
+    assert ECDSA["path"] in setting(plan(ssh, texts=dates, days=29), "HostKey")
+    retired = plan(ssh, texts=dates, days=30)
+    assert setting(retired, "HostKey") == [ed25519["path"], new]
+    assert "ecdsa-sha2-nistp256" not in setting(retired, "HostKeyAlgorithms")[0].split(",")
+
+
+def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
+    ssh = recorded()
+    ssh["units"]["ssh.socket"] = SOCKET
+    manifest = plan(ssh, ports=[22, 2222])
+    path = ssh_hardening.SOCKET_DROP_INS["ssh.socket"]
+    content = next(one.content or "" for one in manifest.files if one.path == path)
+    assert content.splitlines()[-3:] == ["ListenStream=", "ListenStream=22", "ListenStream=2222"]
+    assert ["systemctl", "restart", "ssh.socket"] in manifest.values["activate"]
+    assert manifest.values["units"] == ["ssh.service", "ssh.socket"]
+    ssh["effective"] = ssh["effective"].replace("port 22\n", "port 2200\n")
+    assert "Port counts for nothing" in " ".join(plan(ssh).notes)
+
+
+def test_selinux_and_a_new_port_are_refused_with_the_command() -> None:
+    assert "semanage port -a -t ssh_port_t -p tcp 2222" in plan(recorded(selinux=True), ports=[22, 2222]).refusals[0]
+
+
+def test_a_host_key_that_another_file_names_is_not_named_twice() -> None:
+    ssh = recorded()
+    assert any("HostKey" in (text or "") for path, text in ssh["documents"].items() if path != MAIN)
+    assert setting(plan(ssh), "HostKey") == ["/etc/ssh/ssh_host_rsa_key"]
+
+
+def test_absent_removes_the_settings_and_restores_the_groups() -> None:
+    before = {ssh_hardening.MODULI_BEFORE: file("old")}
+    manifest = plan(recorded(), state="absent", files=before, answers={"moduli": {ssh_hardening.MODULI_BEFORE: "old"}})
+    files = {one.path: one.content for one in manifest.files}
+    assert files[DROP_IN] is None
+    assert files[MODULI] == "old"
+    assert not plan(recorded(), state="absent").due
+
+
+def test_a_node_without_a_daemon_is_refused() -> None:
+    nothing = {name: {**unit, "load": "not-found"} for name, unit in recorded()["units"].items()}
+    assert "no-sshd" in plan(recorded(effective=None, error="not found", units=nothing)).refusals[0]

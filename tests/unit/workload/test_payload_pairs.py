@@ -1,0 +1,114 @@
+"""Bad links by name: every set of bad links is named, exactly, in a number of rounds that grows with log n."""
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.workload.payload.pairs_search import Search, alone, links_of, matching_of
+
+PAGE = Path(__file__).parents[3] / "docs" / "measurements.md"
+Link = tuple[int, int]
+Outcome = Callable[[frozenset[Link], set[Link]], set[int]]
+
+
+def both(tried: frozenset[Link], bad: set[Link]) -> set[int]:
+    """Both ranks of a bad link are late: a slow link."""
+    return {rank for link in tried & bad for rank in link}
+
+
+def receiver(tried: frozenset[Link], bad: set[Link]) -> set[int]:
+    """The receiver alone is late: a link that is slow in one direction."""
+    return {link[1] for link in tried & bad}
+
+
+def component(tried: frozenset[Link], bad: set[Link]) -> set[int]:
+    """All ranks that hang together with a bad link in this round are late: a collective."""
+    late = both(tried, bad)
+    while True:
+        more = {rank for link in tried if set(link) & late for rank in link} - late
+        if not more:
+            return late
+        late |= more
+
+
+def search(ranks: int, bad: Iterable[Link], outcome: Outcome) -> Search:
+    found, wrong = Search(ranks), set(bad)
+    while tried := found.next_links():
+        found.take(outcome(tried, wrong))
+        assert found.rounds <= ranks * ranks
+    return found
+
+
+def most_rounds(ranks: int, bad: int) -> int:
+    """A calibration, a round for all, and for each bad link a search and another round for all."""
+    return 2 + bad * (2 * math.ceil(math.log2(ranks)) + 2)
+
+
+@pytest.mark.parametrize("ranks", range(2, 34))
+def test_links_of_a_matching_have_no_rank_in_common(ranks: int) -> None:
+    links = links_of(ranks)
+    numbers = {matching_of(link, ranks) for link in links}
+    assert numbers == set(range(ranks - 1 + ranks % 2))
+    for number in numbers:
+        assert alone(link for link in links if matching_of(link, ranks) == number)
+
+
+@pytest.mark.parametrize("outcome", [both, receiver, component])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8])
+def test_each_single_link_is_named(ranks: int, outcome: Outcome) -> None:
+    for link in links_of(ranks):
+        found = search(ranks, [link], outcome)
+        assert found.bad == {link}
+        assert found.cleared == set(links_of(ranks)) - {link}
+        assert found.rounds <= most_rounds(ranks, 1)
+
+
+@pytest.mark.parametrize("outcome", [both, receiver, component])
+def test_each_two_of_eight_ranks_links_are_named(outcome: Outcome) -> None:
+    links = links_of(8)
+    for number, one in enumerate(links):
+        for other in links[number + 1 :]:
+            found = search(8, [one, other], outcome)
+            assert found.bad == {one, other}
+            assert found.rounds <= most_rounds(8, 2)
+
+
+@given(st.integers(2, 40), st.data(), st.sampled_from([both, receiver, component]))
+@settings(max_examples=150, deadline=None)
+def test_any_number_of_bad_links_is_named(ranks: int, data: st.DataObject, outcome: Outcome) -> None:
+    bad = data.draw(st.sets(st.sampled_from(links_of(ranks)), max_size=6))
+    found = search(ranks, bad, outcome)
+    assert found.bad == bad
+    assert found.cleared | found.bad == set(links_of(ranks))
+    assert found.rounds <= most_rounds(ranks, len(bad))
+
+
+@given(st.integers(2, 16), st.data())
+@settings(max_examples=60, deadline=None)
+def test_it_ends_whatever_is_answered(ranks: int, data: st.DataObject) -> None:
+    """Noise: ranks that are late for no reason name nothing forever."""
+    found = Search(ranks)
+    while found.next_links():
+        found.take(data.draw(st.sets(st.integers(0, ranks - 1))))
+        assert found.rounds <= ranks * ranks
+
+
+@pytest.mark.parametrize(("ranks", "one", "two"), [(8, 4, 7), (64, 4, 7)])
+def test_rounds_are_those_of_the_page(ranks: int, one: int, two: int) -> None:
+    """docs/measurements.md; of 64 ranks' two million pairs of links a part."""
+    links = links_of(ranks)
+    assert search(ranks, [], both).rounds == 2
+    assert max(search(ranks, [link], both).rounds for link in links[:: ranks // 4]) == one
+    some = [(first, other) for number, first in enumerate(links[:60]) for other in links[number + 1 :: ranks // 4]]
+    assert max(search(ranks, pair, both).rounds for pair in some[::13]) <= two
+    assert f"| {ranks} | {len(links)} | 2 | at most {one} | at most {two} |" in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_rank_that_is_bad_itself_is_told_from_its_links() -> None:
+    found = search(6, [link for link in links_of(6) if 4 in link], both)
+    assert found.bad_ranks == [4]
+    assert search(6, [(1, 4)], both).bad_ranks == []
