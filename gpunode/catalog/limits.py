@@ -1,5 +1,7 @@
 """What hardware carries at most, by arithmetic on the catalog's figures. GB/s: 10^9 bytes, in one direction."""
 
+from packaging.version import Version
+
 from gpunode.catalog.hardware import Gpu, NvLink
 
 PCIE_LANE_GB_PER_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -40,6 +42,6 @@ def tensor_tflops(gpu: Gpu, dtype: str) -> float | None:
         return gpu.tflops.fp32
     first = TENSOR_TYPES_SINCE.get(dtype)
     peak = gpu.tflops.fp16 if dtype == "fp16" else gpu.tflops.bf16
-    if first is None or peak is None or gpu.capability < type(gpu.capability)(first):
+    if first is None or peak is None or gpu.capability < Version(first):
         return None
     return peak * GEMM_SHARE[dtype]

@@ -40,13 +40,14 @@ NO_MARK = "nothing to compare with: the catalog has no mark for it on this machi
 SITE = "site file (figures)"
 
 
-def rules_of(expect: Expectation, metric: str, component: str) -> MarkRules:
+def rules_of(expect: Expectation, figure: Figure, component: str) -> MarkRules:
     """Return what holds beside the catalog for a figure of a component."""
     baseline = expect.baseline
+    key = (figure.metric, component, _whole(figure.message_bytes))
     return MarkRules(
         site=expect.figures or {},
         site_origin=SITE,
-        baseline=None if baseline is None else baseline.of(metric, component),
+        baseline=None if baseline is None else baseline.figures.get(key),
         baseline_origin="" if baseline is None else f"baseline {baseline.origin}",
         drop_warns=DROP_WARNS.value,
         drop_fails=DROP_FAILS.value,
@@ -57,7 +58,7 @@ def rules_of(expect: Expectation, metric: str, component: str) -> MarkRules:
 
 def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, what: str = "") -> Verdict:
     """Return the verdict on a figure. ``what`` stands before it in the message; left out, the metric's name does."""
-    found = assess(figure, shape, load(), rules_of(expect, figure.metric, component))
+    found = assess(figure, shape, load(), rules_of(expect, figure, component))
     return replace(verdict_of(found, what), component=component)
 
 
@@ -77,8 +78,13 @@ def verdict_of(found: Assessment, what: str = "") -> Verdict:
             limit=None if found.limit is None else round(found.limit.value, 3),
             limit_of=None if found.limit is None else found.limit.what,
             ratio=None if found.ratio is None else round(found.ratio, 4),
+            message_bytes=_whole(found.figure.message_bytes),
         ),
     )
+
+
+def _whole(size: float | None) -> int | None:
+    return None if size is None else int(size)
 
 
 def words(metric: str) -> str:

@@ -192,11 +192,13 @@ def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
 
 def _of_services(node: NodeFacts) -> Iterator[Verdict]:
     """Services do not come through PAM: a limit of logins alone does not reach Docker, slurmd and their jobs."""
-    logins = _limit(node, "memlock")
-    defaults = node.limits.defaults if node.limits is not None else None
-    if logins not in UNLIMITED or defaults is None or defaults.get("memlock") is None:
+    limits = node.limits
+    services = (limits.defaults or {}).get("memlock") if limits is not None else None
+    if limits is None or services is None or _limit(node, "memlock") not in UNLIMITED:
         return
-    services = defaults["memlock"]
+    lines = [one for one in limits.settings if one.item == "memlock" and one.domain == "*" and one.type != "soft"]
+    if not lines:
+        return
     told = partial(Verdict, component="memlock of services", expected="infinity", measured=services)
     if services in UNLIMITED:
         yield told(Status.PASS, "services may lock memory as logins may")

@@ -77,6 +77,8 @@ class FigureReport(BaseModel):
     """What has that limit: ``PCIe 5.0 x16 without packet headers``."""
     ratio: float | None = None
     """Measured by limit."""
+    message_bytes: int | None = None
+    """Of one copy or message; None: the figure has no size."""
 
 
 class Finding(BaseModel):
@@ -109,12 +111,8 @@ class Baseline:
 
     origin: str
     """Its file and time."""
-    figures: Mapping[tuple[str, str], float]
-    """By metric and component."""
-
-    def of(self, metric: str, component: str) -> float | None:
-        """Return the earlier figure; None where the report has none."""
-        return self.figures.get((metric, component))
+    figures: Mapping[tuple[str, str, int | None], float]
+    """By metric, component and size of the messages: another size has another figure."""
 
 
 class Expectation(BaseModel):

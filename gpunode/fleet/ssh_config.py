@@ -98,6 +98,9 @@ class SshSettings:
     algorithms: tuple[tuple[str, tuple[str, ...]], ...] = field(default=())
 
 
+NEWER_KEX = ("mlkem768x25519-sha256",)
+"""Key exchanges that OpenSSH knows from 9.9 on: nobody refused them who configured none with an older one."""
+
 Options = Sequence[tuple[str, Sequence[str]]]
 """Arguments for ssh with the name of the place each comes from (``ansible_ssh_common_args`` …)."""
 
@@ -147,11 +150,19 @@ def _resolve(alias: str, options: Options, host: str, jumps_left: int) -> SshSet
         proxy_command=_expand(host, command, tokens) if command not in ("", "none") and not jump else None,
         jumps=_jumps(host, jump, options, jumps_left) if jump not in ("", "none") else (),
         algorithms=tuple(
-            (key, tuple(one(key).split(",")))
+            (key, _algorithms(key, one(key)))
             for key in ("ciphers", "macs", "kexalgorithms", "hostkeyalgorithms", "pubkeyacceptedalgorithms")
             if one(key)
         ),
     )
+
+
+def _algorithms(option: str, value: str) -> tuple[str, ...]:
+    """Return the names of a list; where the user chose no key exchanges, newer ones than this ssh knows come first."""
+    names = tuple(value.split(","))
+    if option != "kexalgorithms" or [value] != _defaults().get(option):
+        return names
+    return (*(name for name in NEWER_KEX if name not in names), *names)
 
 
 def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:

@@ -139,7 +139,7 @@ def _lacks_folder(ssh: SshState, admin: Mapping[str, Any]) -> bool:
 def _folder(ssh: SshState, name: str) -> dict[str, Any]:
     account = ssh.account(name)
     home = account.home if account is not None else f"/home/{name}"
-    return {"path": f"{home}/.ssh", "owner": name, "exists": account is not None}
+    return {"path": f"{home}/.ssh", "owner": name}
 
 
 def _sudo_file(settings: Mapping[str, Any], admins: list[Mapping[str, Any]]) -> ManagedFile:

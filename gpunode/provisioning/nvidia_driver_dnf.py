@@ -52,6 +52,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
         lock=tuple(draft["locks"]),
         lock_mark=MARK,
         drop_locks=tuple(foreign),
+        memory=files.MEMORY,
         lock_wait_s=settings["lock_wait_s"],
     )
     if draft["changes"]:
@@ -100,7 +101,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
         role=ROLE,
         files=tuple(
             ManagedFile(path=path, content=None, phase="after")
-            for path in (files.OPTIONS, files.PERSISTENCED, files.STAGED)
+            for path in (files.OPTIONS, files.PERSISTENCED, files.STAGED, files.MEMORY)
         ),
         folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in files.FOLDERS),
         packages=DnfChange(
@@ -109,6 +110,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
             expendable=tuple(gone["expendable"]),
             reset=gone["reset"],
             idle_gpus=idle,
+            memory=files.MEMORY,
             lock=() if dnf.own_locks else None,
             lock_mark=MARK,
             lock_wait_s=settings["lock_wait_s"],

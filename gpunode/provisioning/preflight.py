@@ -14,6 +14,7 @@ from gpunode.facts import NodeFacts
 from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_problems
+from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, Question
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
@@ -37,8 +38,11 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     refusals: list[str] = []
     questions: dict[str, Question] = {}
     settled = not removing and "nvidia_driver" not in roles
+    due = False
+    if removing and "nvidia_driver" in roles and not _cannot_be_asked(state):
+        due = judged(nvidia_driver.plan(state, driver, context), state).due
     if not removing and found.stack is not None and "nvidia_driver" in roles and not _cannot_be_asked(state):
-        questions, more, settled = _asked(state, context, with_repository="nvidia_repository" in roles)
+        questions, more, settled, due = _asked(state, context, with_repository="nvidia_repository" in roles)
         refusals += more
     if questions:
         return Manifest(role=ROLE, questions=questions)
@@ -62,7 +66,11 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         role=ROLE,
         refusals=tuple(dict.fromkeys(refusals)),
         notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
-        values={"manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None},
+        values={
+            "manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None,
+            # Known before the repository is there, for those who drain a node first.
+            "driver_due": due,
+        },
     )
 
 
@@ -71,18 +79,23 @@ def _cannot_be_asked(state: NodeState) -> bool:
     return state.apt is None and (state.dnf is None or state.dnf.error is not None)
 
 
-def _asked(state: NodeState, context: Context, *, with_repository: bool) -> tuple[dict[str, Question], list[str], bool]:
-    """(what is still to be asked, why repository or driver must not be changed, whether the driver is settled)."""
+def _asked(
+    state: NodeState, context: Context, *, with_repository: bool
+) -> tuple[dict[str, Question], list[str], bool, bool]:
+    """Return what is still to be asked, why repository or driver must not be changed, and of the driver two facts.
+
+    These are whether nothing of it moves, and whether its role has something to do.
+    """
     if with_repository:
         one = nvidia_repository.plan(state, context.settings_of(nvidia_repository.ROLE), context)
         open_ = {name: question for name, question in one.questions.items() if name not in context.answers}
         if open_ or one.refusals:
-            return open_, list(one.refusals), False
+            return open_, list(one.refusals), False, False
         context = replace(context, planned=context.planned.with_files(one.source_files))
     two = nvidia_driver.plan(state, context.settings_of(nvidia_driver.ROLE), context)
     open_ = {name: question for name, question in two.questions.items() if name not in context.answers}
     changes = bool(two.questions) or bool(two.values.get("changes", True)) or bool(two.values.get("runfile"))
-    return open_, list(two.refusals), not changes and not two.refusals
+    return open_, list(two.refusals), not changes and not two.refusals, judged(two, state).due
 
 
 def _undetermined(node: NodeFacts) -> Iterator[str]:

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 RULES, UNIT = "/etc/gpunode/firewall.nft", "/etc/systemd/system/gpunode-firewall.service"
 CLUSTER, MONITOR, STRANGER = 1, 2, 3
 POLICY: dict[str, Any] = {
+    "preflight_require_gpu": False,
     "firewall_state": "present",
     "firewall_cluster_networks": ["10.99.1.0/24", "fd99:1::/64"],
     "firewall_services": [
@@ -89,7 +90,7 @@ docker run --detach --name unnamed -p 8081:80 -v /srv/box:/srv:ro box /bin/busyb
 def site() -> Iterator[Site]:
     lab = Lab(f"wall-{os.getpid()}")
     try:
-        lab.up(1, "debian-12", ["l40s-4"])
+        lab.up(1, "debian-12")
         site = Site(lab)
         site.sh("apt-get update -q")
         site.sh(OUTSIDE)

@@ -48,8 +48,15 @@ class Board:
             f"printf 'Package: *nvidia* libcuda*\\nPin: version {version}-*\\nPin-Priority: 1000\\n'"
             " > /etc/apt/preferences.d/vendor; apt-get update -qq"
         )
-        self.site.sh(f"{INSTALL} linux-headers-cloud-amd64 nvidia-driver-cuda nvidia-persistenced {' '.join(packages)}")
-        self.site.sh(f"{INSTALL} docker.io; systemctl enable --quiet nvidia-persistenced docker")
+        for names in (
+            "linux-headers-cloud-amd64 nvidia-driver-cuda nvidia-persistenced",
+            " ".join(packages),
+            "docker.io",
+        ):
+            # The module is built: minutes on a busy machine.
+            done = self.site.node.run(["bash", "-euc", f"{INSTALL} {names}"], timeout_s=900)
+            assert done.returncode == 0, done.stderr[-2000:]
+        self.site.sh("systemctl enable --quiet nvidia-persistenced docker")
         self.site.node.restart()
 
     def run(self, rules: list[dict[str, object]], *arguments: str) -> Run:

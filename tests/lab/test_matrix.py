@@ -92,6 +92,8 @@ class Grid:
             self.down()
             self._lab = Lab(f"grid-{cell[0].replace('.', '-')}-{os.getpid()}")
             wanted = [one for one in self._selected if one[0] == cell[0]]
+            # A fleet that does not come up is not built again for each of its cells.
+            self._outcomes |= {one: Outcome({}, failure="the fleet did not come up") for one in wanted}
             self._outcomes |= provisioned(self._lab, wanted, self._factory.mktemp("grid"))
         return self._outcomes[cell]
 
@@ -129,7 +131,12 @@ def provisioned(lab: Lab, cells: Sequence[Cell], folder: Path) -> dict[Cell, Out
     play = next(iter(sites.values())).play
     with ThreadPoolExecutor(4) as pool:
         if system.startswith("rocky"):  # dkms is EPEL's; without it the node is refused
-            list(pool.map(lambda site: site.sh("dnf --quiet --assumeyes install epel-release"), sites.values()))
+            list(
+                pool.map(
+                    lambda site: site.sh("dnf --setopt=timeout=250 --quiet --assumeyes install epel-release"),
+                    sites.values(),
+                )
+            )
         run = play(*wish, limit_s=3000)
         (folder / "first.log").write_text(run.output, encoding="utf-8")
         found = {cell: first(run, name) for cell, name in name_of.items()}

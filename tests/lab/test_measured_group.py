@@ -6,17 +6,20 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
+from docker.errors import APIError
 
 from gpunode.facts.models.measured import VALUES, NcclValues, PairsValues, TrainingValues
 from gpunode.facts.models.workload import Record, values_of
 from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import ensure_workload_image
 from gpunode.workload.container import LABEL
-from gpunode.workload.distributed import GroupRequest, GroupResult, Member, measure_group
+from gpunode.workload.distributed import PORT, GroupRequest, GroupResult, Member, measure_group
+from gpunode.workload.payload.group import START_S
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 RANK_LIMIT_S = 40
@@ -62,16 +65,17 @@ class Ground:
             [Member(LocalWay()) for _ in range(members)], GroupRequest(self.image, self.network, **request)
         )
 
-    @property
-    def containers(self) -> list[Any]:
-        return list(self.client.containers.list(all=True, filters={"network": self.network, "label": LABEL}))
+    def listed(self, alias: str | None = None) -> list[str]:
+        """Containers of the group, or that of one member."""
+        found: dict[str, Any] = {"network": self.network, "label": LABEL if alias is None else f"{LABEL}={alias}"}
+        return [str(one["Id"]) for one in self.client.api.containers(all=True, filters=found)]
 
     def need_none_left(self) -> None:
         """The engine removes a container by itself a moment after its end."""
         until = time.monotonic() + 15
-        while self.containers and time.monotonic() < until:
+        while self.listed() and time.monotonic() < until:
             time.sleep(0.2)
-        assert self.containers == []
+        assert self.listed() == []
 
 
 @pytest.fixture(scope="module")
@@ -127,41 +131,47 @@ def test_four_containers_run_every_collective_and_try_each_link(ground: Ground) 
     assert (links.links, links.cleared + len(links.bad)) == (6, 6)
 
 
-def test_a_container_that_is_killed_is_named_and_leaves_nothing(ground: Ground) -> None:
-    """One of four, as soon as the first record is there: the others name it within their limit, and end."""
+@pytest.mark.parametrize(("members", "dies"), [(2, 1), (4, 2)])
+def test_a_container_that_is_killed_is_named_and_leaves_nothing(ground: Ground, members: int, dies: int) -> None:
+    """As soon as it has joined: the others name it within their limit, and end."""
     killed_at: list[float] = []
 
     def kill() -> None:
-        until = time.monotonic() + 200
+        until = time.monotonic() + 300
         while time.monotonic() < until:
-            for one in ground.containers:
-                # The ranks run once three of its processes have loaded PyTorch's library.
-                if one.labels[LABEL] == "rank-2" and one.status == "running" and _has_loaded(one):
-                    one.kill()
+            for one in ground.listed(f"rank-{dies}"):
+                if _has_joined(ground.client, one):
+                    ground.client.api.kill(one)
                     killed_at.append(time.monotonic())
                     return
             time.sleep(0.2)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    result = ground.run(4, level="deep", tests="nccl", rank_limit_s=20)
+    result = ground.run(members, tests="nccl", run_limit_s=540.0)
     ended = time.monotonic()
     killer.join(10)
-    assert killed_at, "nothing was killed"
-    assert list(result.failures) == [2]
+    assert killed_at, f"nothing was killed: {result}"
+    assert list(result.failures) == [dies], result
     broken = [record for record in result.records if record["error"]]
     assert broken
     for record in broken:
-        assert record["values"]["missing"] == [2], record
-        assert "rank 2 of 4" in record["error"]
-        assert "rank 2: the payload" in record["error"]
+        assert record["values"]["missing"] == [dies], record
+        assert f"rank {dies} of {members}" in record["error"]
+        assert f"rank {dies}: the payload" in record["error"]
     # One part waited for it, no longer than its limit and a little; the others know that it does not come back.
     assert len(broken) == 1
-    assert {"rank 2 of 4" in str(record["undetermined"]) for record in result.records[-1:]} == {True}
-    assert ended - killed_at[0] < 20 + 20 + 30
+    assert {f"rank {dies} of {members}" in str(record["undetermined"]) for record in result.records[-1:]} == {True}
+    assert ended - killed_at[0] < START_S + 2 * RANK_LIMIT_S + 60
     ground.need_none_left()
 
 
-def _has_loaded(one: Any) -> bool:
-    """Whether a rank runs: the payload's parent, and a child beside it."""
-    return len((one.top() or {}).get("Processes") or ()) >= 3
+def _has_joined(client: docker.DockerClient, container: str) -> bool:
+    """Whether a rank in the container is connected with rank 0's port."""
+    try:
+        pid = client.api.inspect_container(container)["State"]["Pid"]
+        rows = [row for name in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+    except (APIError, OSError):
+        return False
+    # Remote address and port in hexadecimal, and the state: 01 is established.
+    return any(row.split()[2].endswith(f":{PORT:04X}") and row.split()[3] == "01" for row in rows)

@@ -30,9 +30,11 @@ class Nodes(Site):
     def __init__(self, lab: Lab, play: Path) -> None:
         super().__init__(lab)
         self.file = play
+        self.trusted: list[str] = []
 
     def harden(self, *arguments: str, state: str = "present") -> Run:
-        return self.play("-e", f"ssh_hardening_state={state}", *arguments, playbook=str(self.file))
+        given = {"ssh_hardening_state": state, "ssh_hardening_trusted_networks": self.trusted}
+        return self.play("-e", json.dumps(given), *arguments, playbook=str(self.file))
 
     def shell(self, node: LabNode, script: str) -> str:
         done = node.run(["bash", "-euc", script], timeout_s=120)
@@ -48,7 +50,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     try:
         lab.up(1, "debian-12")
         lab.up(1, "debian-13")
-        yield Nodes(lab, play)
+        nodes = Nodes(lab, play)
+        for node in lab.nodes():
+            # The lab names its host key in a file of its own; on a server the role's order counts.
+            nodes.shell(node, "sed -i /^HostKey/d /etc/ssh/sshd_config.d/10-gpunode-lab.conf; systemctl reload ssh")
+        yield nodes
     finally:
         lab.down()
 
@@ -107,6 +113,10 @@ def test_new_logins_are_not_throttled(nodes: Nodes, hardened: tuple[Run, Run, di
 
 
 def test_ssh_audit_passes(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]], ssh_audit: Path) -> None:
+    # OpenSSH 10 penalises who connects and does not log in, as ssh-audit does: this machine is trusted from here on.
+    nodes.trusted = ["172.16.0.0/12", "192.168.0.0/16", "10.0.0.0/8"]
+    run = nodes.harden()
+    assert run.rc == 0, run.output
     for node in nodes.lab.nodes():
         argv = [str(ssh_audit), "-n", "-P", POLICIES[node.os], "-p", str(node.port), node.address]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)

@@ -13,7 +13,12 @@ PORTS = (
     *("-machine", "q35"),
     # One port above a network adapter, one above nothing that moves data between devices.
     *("-device", "pcie-root-port,id=above,chassis=1,slot=1", "-device", "pcie-root-port,id=other,chassis=2,slot=2"),
-    *("-netdev", "user,id=net1", "-device", "virtio-net-pci,netdev=net1,bus=above,mac=52:54:00:12:34:57,romfile="),
+    *(
+        "-netdev",
+        "user,id=net1,net=10.0.9.0/24",
+        "-device",
+        "virtio-net-pci,netdev=net1,bus=above,mac=52:54:00:12:34:57,romfile=",
+    ),
     *("-device", "virtio-rng-pci,bus=other"),
 )
 REDIRECT = "001d"

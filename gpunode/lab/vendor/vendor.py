@@ -35,7 +35,7 @@ FAULTS: Mapping[str, str] = {
     "package-gone": "packages that the index names are not there (libraries of the driver, unless others are named)",
 }
 _GONE = ("libcuda1_*", "libnvidia-compute*", "libnvidia-ml*", "nvidia-driver-cuda-libs*")
-_START_LIMIT_S = 90
+_START_LIMIT_S = 240
 
 
 @dataclass(frozen=True)

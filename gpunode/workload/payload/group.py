@@ -24,6 +24,8 @@ LOOK_S = 0.01
 ABORT_S = 30.0
 """What PyTorch's own watchdog leaves of time after our limit: it ends the process without a word on who is missing."""
 FAREWELL_S = 3.0
+START_S = 60.0
+"""Between the first and the last container of a group."""
 GRACE_S = 5.0
 """More than a collective's own limit: for the ranks that are left to notice an error."""
 STORE_RANK = 0
@@ -101,8 +103,9 @@ class Group:
             raise Undetermined(Path(self.seat.notes).read_text(encoding="utf-8"))
         with self._naming():
             self._store = self._opened()
-            # From a part that broke, some ranks come later than others.
-            self.share("here", None, self.seat.limit_s * (2 if self._part else 1) + GRACE_S)
+            # Containers start at different times, and from a part that broke some ranks come later than others.
+            first_s = START_S if self.seat.meet.startswith("tcp:") else 0.0
+            self.share("here", None, self.seat.limit_s + (self.seat.limit_s if self._part else first_s) + GRACE_S)
             self.start(0)
         return self
 
@@ -121,7 +124,7 @@ class Group:
 
     def _opened(self) -> Any:
         distributed, seat = self.distributed, self.seat
-        timeout = datetime.timedelta(seconds=seat.limit_s)
+        timeout = datetime.timedelta(seconds=seat.limit_s + START_S)
         kind, _, place = seat.meet.partition(":")
         if kind == "file":
             return distributed.FileStore(str(Path(place, f"meeting-{self._part}")), seat.size)

@@ -52,6 +52,7 @@ class Measurements:
         self,
         *,
         devices: list[Device],
+        idle: list[Device],
         environment: dict[str, str],
         settings: dict[str, Any],
         clock: Clock,
@@ -60,7 +61,9 @@ class Measurements:
         tell: Callable[[str, float], None],
     ) -> None:
         self._devices, self._environment = devices, environment
-        """Those to measure; none: the processor. The environment leaves a process all of them."""
+        """Those that PyTorch measures; none: the processor. The environment leaves a process all of them."""
+        self._gpus = [device for device in idle if device.mig is None]
+        """Those that external programs measure, whatever PyTorch the image has."""
         self._whole = [device for device in devices if device.mig is None]
         self._settings, self._clock, self._folder = settings, clock, folder
         self._no_torch, self._tell = no_torch, tell
@@ -245,11 +248,11 @@ class Measurements:
         for name, run, arguments in (
             ("nvbandwidth", external.nvbandwidth, ()),
             ("dcgm-diag", external.dcgm_diag, (DCGM_LEVEL[self._level],)),
-            ("nccl-tests", external.nccl_tests, (len(self._whole),)),
+            ("nccl-tests", external.nccl_tests, (len(self._gpus),)),
         ):
             limit_s = TOOL_LIMIT_S[name]
             tasks.append(Task(f"tools.{name}", run, (*arguments, limit_s), limit_s + 10))
-        if not self._whole:
+        if not self._gpus:
             for task in tasks:
                 yield record(task, Job(()), Outcome(0.0, skipped="there are no whole GPUs to measure"))
             return

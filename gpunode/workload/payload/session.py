@@ -189,7 +189,8 @@ class Session:
         built = self._torch.values.get("cuda") is not None and self._torch.skipped is None
         yield from Measurements(
             devices=self._idle if built else [],
-            environment=self._all() if built else {},
+            idle=self._idle,
+            environment=self._all(),
             settings=self._settings,
             clock=self._clock,
             folder=self._folder,

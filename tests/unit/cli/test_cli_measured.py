@@ -130,6 +130,24 @@ def test_a_baseline_without_figures_of_a_real_gpu_is_refused(capsys: Capture, bu
     assert "cannot be read" in refused(capsys, "--replay", bundle, "--baseline", tmp_path / "absent.json")
 
 
+def test_a_figure_of_another_message_size_is_no_baseline(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(judged(capsys, bundle)))
+    document = hgx_measured()
+    for record in document["results"]:
+        if record["record"] == "nccl.broadcast":
+            record["values"]["rows"][2] |= {"size_bytes": 2**30, "busbw_gb_per_s": 320.0}
+        if record["record"] == "nccl.all-gather":
+            record["values"]["rows"][2] |= {"busbw_gb_per_s": 320.0}
+    bundle.write_text(json.dumps(document))
+    found = {
+        one["figure"]["metric"]: (one["status"], one["figure"]["message_bytes"])
+        for one in of(judged(capsys, bundle, "--baseline", earlier), "performance.collectives")
+    }
+    assert found["broadcast_busbw"] == ("pass", 2**30)
+    assert found["all_gather_busbw"] == ("warn", 2**33)
+
+
 def test_a_saved_log_is_judged_for_its_node(capsys: Capture, bundle: Path, tmp_path: Path) -> None:
     document = hgx_measured()
     document["results"] = [one for one in document["results"] if not one["record"].startswith("tools.")]

@@ -3,10 +3,11 @@
 import shutil
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from gpunode.errors import UsageError
-from gpunode.fleet.ssh_config import HONOURED, WITHOUT_EFFECT, SshSettings, resolve, split_destination
+from gpunode.fleet.ssh_config import HONOURED, NEWER_KEX, WITHOUT_EFFECT, SshSettings, resolve, split_destination
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh: apt-get install openssh-client")
 
@@ -95,6 +96,14 @@ def test_algorithms_that_the_user_chose(config: Path) -> None:
     config.write_text("Ciphers aes256-ctr,aes128-ctr\nKexAlgorithms curve25519-sha256\n")
     chosen = dict(with_words(config).algorithms)
     assert (chosen["ciphers"], chosen["kexalgorithms"]) == (("aes256-ctr", "aes128-ctr"), ("curve25519-sha256",))
+
+
+def test_a_node_that_takes_quantum_safe_key_exchanges_alone_is_reached_with_an_older_ssh(config: Path) -> None:
+    offered = dict(with_words(config).algorithms)["kexalgorithms"]
+    assert set(NEWER_KEX) <= set(offered)
+    assert set(offered) & set(vars(paramiko.Transport)["_preferred_kex"]) >= set(NEWER_KEX)
+    config.write_text("KexAlgorithms curve25519-sha256\n")
+    assert dict(with_words(config).algorithms)["kexalgorithms"] == ("curve25519-sha256",)
 
 
 def test_ways_to_log_in_that_are_switched_off(config: Path) -> None:

@@ -107,6 +107,8 @@ def test_a_document_that_others_wrote_meanwhile_is_not_overwritten(tmp_path: Pat
         bring(file(path, '{"b": 1}', expect_sha256=known))
     with pytest.raises(managed.RefusedError, match="meanwhile"):
         bring(file(path, '{"b": 1}', expect_sha256="absent"))
+    # Check mode starts from what the roles before would have written.
+    assert bring(file(path, '{"b": 1}', expect_sha256="absent"), pretend=True) == [str(path)]
     assert bring(file(tmp_path / "new", "x", expect_sha256="absent")) == [str(tmp_path / "new")]
 
 

@@ -21,7 +21,7 @@ def facts() -> dict[str, Any]:
 
 def test_the_file_is_what_docker_reads(facts: dict[str, Any]) -> None:
     text = FILTER(facts)
-    assert text.startswith("# gpunode env: pytorch, ")
+    assert text.startswith("# gpunode env: pytorch (training), ")
     assert "\nNCCL_DEBUG=WARN\n" in text
     assert text.endswith("\n")
     assert FILTER(facts) == text

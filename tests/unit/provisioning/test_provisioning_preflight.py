@@ -49,6 +49,29 @@ def reasons(state: NodeState, others: dict[str, Any] | None = None, **settings: 
     return list(planned("preflight", state, run, **{**ROOM, **settings}).refusals)
 
 
+@pytest.mark.parametrize(
+    ("due", "settings", "expected"),
+    [
+        (("libcuda1 is not installed",), {}, True),
+        ((), {}, False),
+        (("libcuda1 is not installed",), {"gpunode_roles": ["docker"]}, False),
+    ],
+)
+def test_whether_the_driver_changes_is_known_before_the_repository_is_there(
+    facts: dict[str, Any],
+    driver: dict[str, Any],
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    due: tuple[str, ...],
+    settings: dict[str, Any],
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(nvidia_driver, "plan", lambda *_: Manifest(role=DRIVER, values=driver, due_reasons=due))
+    for others in ({}, {"nvidia_driver": {"state": "absent"}}):
+        manifest = planned("preflight", state_of(facts), context(others=others), **{**ROOM, **settings})
+        assert manifest.values["driver_due"] is expected
+
+
 def test_a_good_node_is_not_refused(facts: dict[str, Any], driver: dict[str, Any]) -> None:
     assert reasons(state_of(facts)) == []
 

@@ -339,7 +339,8 @@ def run(
     **settings: Any,
 ) -> list[dict[str, Any]]:
     measurements = Measurements(
-        devices=devices,
+        devices=devices if no_torch is None else [],
+        idle=devices,
         environment={},
         settings=settings,
         clock=Clock(60),
@@ -462,3 +463,11 @@ def test_times_on_a_gpu_are_those_of_its_events() -> None:
     marks = [Event(reached=True, at_ms=10.0), Event(reached=True, at_ms=12.5)]
     torch = SimpleNamespace(cuda=SimpleNamespace(Event=lambda **_: marks.pop(0)))
     assert measuring.once(torch, SimpleNamespace(type="cuda"), lambda: None) == 0.0025
+
+
+def test_external_programs_need_no_pytorch(programs: Path) -> None:
+    _program(programs, "nvbandwidth", "echo {}")
+    whole = Device(0, "GPU-0", "GPU-0")
+    found = {one["record"]: one for one in run(devices=[whole], no_torch="PyTorch is not in the image", level="deep")}
+    assert found["tools.nvbandwidth"]["values"]["stdout"] == "{}\n"
+    assert found["gemm.bf16"]["skipped"] == "PyTorch is not in the image"
