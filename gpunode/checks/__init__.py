@@ -34,6 +34,7 @@ from gpunode.checks import (  # noqa: F401
     ssh,
     thermal,
     upkeep,
+    upkeep_tools,
     wheels,
     xids,
     xids_earlier,

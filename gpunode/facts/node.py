@@ -150,6 +150,7 @@ MAY_BE_NONE = frozenset(
         "docker",
         "automatic_updates",
         "gpu_settings",
+        "tools",
         "packet_filter",
         "pending_updates",
         "ssh_daemon",
@@ -198,6 +199,8 @@ class NodeFacts(Fact):
     gpu_processes: tuple[GpuProcess, ...] | None = None
     gpu_settings: GpuSettings | None = None
     """None without a gap: the role gpu_settings sets nothing here."""
+    tools: dict[str, str | None] | None = None
+    """Programs of the role gpu_tools and where they are; None without a gap: the role installed none."""
     secure_boot: bool | None = None
     """None with a gap where it could not be seen; False where the firmware has none."""
     disk_free_mib: dict[str, int] | None = None

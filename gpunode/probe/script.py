@@ -336,6 +336,8 @@ GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 GPU_MODULE = re.compile(r"/nvidia([-_](current|tesla|legacy|open|srv|server|\d+(xx)?))*\.ko(\.(gz|xz|zst))?$")
 GPU_DEVICE = re.compile(r"/dev/nvidia(\d|ctl|-uvm|-caps/|-modeset)")
 
+TOOLS_RECORD = "/etc/gpunode/tools.json"
+PROGRAM_FOLDERS = ("/usr/local/bin/", "/usr/bin/", "/usr/sbin/", "/usr/local/sbin/", "/bin/", "/sbin/")
 # Existence is all that is asked of these.
 SIGNS = (
     "/usr/bin/nvidia-uninstall",
@@ -1177,6 +1179,20 @@ def signs(probe: Probe) -> None:
     probe.read(INSTALLER_LOG, keep=INSTALLER_LINES)
 
 
+def tools(probe: Probe) -> None:
+    """The programs that the role gpu_tools recorded: a line ``name, path`` each, an empty path where there is none."""
+    try:
+        found = json.loads(text_of(probe.content(TOOLS_RECORD)))
+        names = [name for name in found["programs"] if re.match(r"[A-Za-z0-9._+-]{1,60}$", name)][:100]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        probe.note_look("tools", "look for programs", [], ["%s: %s" % (TOOLS_RECORD, err)])
+        return
+    paths = [(name, [path for folder in PROGRAM_FOLDERS for path in probe.matching(folder + name)]) for name in names]
+    probe.note_look("tools", "look for programs", ["\t".join((name, (at or [""])[0])) for name, at in paths], [])
+
+
 def repositories(probe: Probe) -> None:
     """Package sources that speak of the GPU stack or of containers, whole; of the others only that they are there."""
     names = [path for pattern in REPOSITORY_FILES for path in probe.matching(pattern)]
@@ -1611,6 +1627,7 @@ PASSIVE = (
     packages,
     library,
     signs,
+    tools,
     repositories,
     units,
     modprobe_settings,

@@ -16,7 +16,7 @@ options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, nft_check, repository_key, signing_key, documents, ssh_login]
+    choices: [apt_preview, dnf_preview, nft_check, package_offers, repository_key, signing_key, documents, ssh_login]
     required: true
   question:
     description: The question.
@@ -59,6 +59,7 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
     dnf_transaction,
     files_state,
     nft_check,
+    package_offers,
     repository_key,
     signing_key,
     ssh_state,
@@ -78,6 +79,7 @@ def main() -> None:
                     "apt_preview",
                     "dnf_preview",
                     "nft_check",
+                    "package_offers",
                     "repository_key",
                     "signing_key",
                     "documents",
@@ -103,6 +105,7 @@ def main() -> None:
         "apt_preview": apt_preview.answered,
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
         "nft_check": nft_check.answered,
+        "package_offers": package_offers.answered,
         "repository_key": repository_key.answered,
         "signing_key": signing_key.answered,
         "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},

@@ -145,6 +145,7 @@ def host_commands(machine: Machine) -> dict[str, Document]:
             "/etc/tmpfiles.d/gpunode-kernel-tuning.conf\ttransparent_hugepage\tmadvise\n",
             argv=("(probe)", "read sysctl.d and tmpfiles.d"),
         ),
+        "tools": answer("fio\t/usr/bin/fio\npy-spy\t/usr/local/bin/py-spy\n", argv=("(probe)", "look for programs")),
         "repository-files": answer(argv=("(probe)", "look for package sources")),
         "cpu-clocks": answer(governor, argv=("(probe)", "read cpufreq")),
         "df-local": answer(DF, argv=("df", "-l", "-k")),

@@ -18,6 +18,7 @@ def log(line: str) -> list[Edit]:
 
 MUTANTS = [
     Mutant("host.time", "not synchronised", t4, [stdout("timedatectl", "NTPSynchronized=yes", "NTPSynchronized=no")]),
+    Mutant("host.tools", "one was removed", t4, [stdout("tools", "/usr/bin/fio", "")], becomes=WARN),
     Mutant("host.time", "a second off", t4, [stdout("chronyc-tracking", "-0.000012", "-1.250000")], becomes=WARN),
     Mutant("host.disk-space", "full", t4, [stdout("df-local", "180837624", "2642120")]),
     Mutant("host.disk-space", "no inodes left", t4, [stdout("df-local", "16292685", "1000")]),
@@ -210,6 +211,7 @@ MUTANTS = [
 ]
 
 MISSING: Missing = {
+    "host.tools": [(t4, [stdout("tools", "\t", " ")])],
     "host.time": [(t4, timed_out("timedatectl")), (t4, [stdout("timedatectl", "NTPSynchronized=yes\n", "")])],
     "host.disk-space": [(t4, timed_out("df-local")), (t4, garbled("df-local"))],
     "host.memory-free": [
