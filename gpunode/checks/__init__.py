@@ -32,6 +32,7 @@ from gpunode.checks import (  # noqa: F401
     rdma_links,
     rdma_setup,
     ssh,
+    storage,
     thermal,
     upkeep,
     upkeep_tools,

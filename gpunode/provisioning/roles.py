@@ -20,6 +20,7 @@ from gpunode.provisioning import (
     preflight,
     reboot,
     ssh_hardening,
+    storage,
     updates,
 )
 from gpunode.provisioning.context import Context
@@ -37,6 +38,7 @@ PLANS: dict[str, Plan] = {
     "nvidia_fabric": nvidia_fabric.plan,
     "gpu_settings": gpu_settings.plan,
     "gpu_tools": gpu_tools.plan,
+    "storage": storage.plan,
     "kernel_tuning": kernel_tuning.plan,
     "cuda": cuda.plan,
     "dcgm": dcgm.plan,
@@ -55,6 +57,7 @@ LOOKS: dict[str, Look] = {
     "nvidia_fabric": nvidia_fabric.LOOK,
     "gpu_settings": gpu_settings.LOOK,
     "gpu_tools": gpu_tools.LOOK,
+    "storage": storage.LOOK,
     "kernel_tuning": kernel_tuning.LOOK,
     "cuda": cuda.LOOK,
     "dcgm": dcgm.LOOK,
