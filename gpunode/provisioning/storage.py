@@ -324,7 +324,9 @@ def _units(paths: Sequence[str]) -> list[str]:
 def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
     """Return the disks that the role made the scratch space of; None where it made none."""
     found = _document(state, RECORD).get("disks")
-    names = found.get("disks") if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    names = found.get("disks")
     if not isinstance(names, list) or not all(isinstance(one, str) and _ID.fullmatch(one) for one in names):
         return None
     uuids = {name: found.get(name) for name in ("array", "filesystem")}

@@ -90,7 +90,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 def asked(node: Node, *names: str, erase: tuple[str, ...] = (), own: dict[str, str] = OWN) -> dict[str, Any]:
     ids = [f"virtio-{name}" for name in names]
-    return block_devices.answered({"disks": ids, "own": own, "erase": [f"virtio-{name}" for name in erase]})
+    answer: dict[str, Any] = block_devices.answered(
+        {"disks": ids, "own": own, "erase": [f"virtio-{name}" for name in erase]}
+    )
+    return answer
 
 
 def test_an_empty_disk_is_free(node: Node) -> None:

@@ -1,6 +1,8 @@
 """The plan of storage: lines of fstab, what stands in the way, and what a removal restores."""
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,15 +18,17 @@ TABLE = "UUID=aaaa / ext4 errors=remount-ro 0 1\n/dev/sdb1 /old ext4 noauto 0 0\
 FACTS = {"host": "node", "collected_at": "2026-11-20T10:00:00Z", "packages": []}
 DISKS = ["nvme-eui.0025388b71b2c0d1", "nvme-MODEL_SERIAL2"]
 NFS = {"path": "/data", "type": "nfs", "source": "store:/export"}
-FREE = {"mounts": [], "users": [], "kind": "absent", "mode": None, "entries": None}
+FREE: dict[str, Any] = {"mounts": [], "users": [], "kind": "absent", "mode": None, "entries": None}
 OFFERED = {"offered": {name: ["1"] for name in ("xfsprogs", "mdadm", "nfs-common", "rclone", "s3fs", "fuse3")}}
 
 
-def state(table: str = TABLE, installed: tuple[str, ...] = (), **contents: str) -> NodeState:
+def state(
+    table: str = TABLE, installed: tuple[str, ...] = (), contents: Mapping[str, str] = MappingProxyType({})
+) -> NodeState:
     """A Debian node with this fstab."""
     files = {FSTAB: {"kind": "file", "sha256": "0" * 64, "mode": "0644", "owner": "root", "group": "root"}}
     files |= {path: {"kind": "file", "mode": "0644", "owner": "root", "group": "root"} for path in contents}
-    known = {FSTAB: table, **contents}
+    known = {**contents, FSTAB: table}
     return state_of(FACTS, {"installed": dict.fromkeys(installed, "1")}, files=files, contents=known)
 
 
@@ -125,8 +129,8 @@ def test_a_settled_node_has_nothing_due() -> None:
         for file in first.files
     }
     contents = {file.path: str(file.content) for file in first.files}
-    node = state(contents[FSTAB], ("xfsprogs", "mdadm", "nfs-common"), **contents)
-    mounted = {"kind": "folder", "mode": "1777", "entries": None, "users": []}
+    node = state(contents[FSTAB], ("xfsprogs", "mdadm", "nfs-common"), contents)
+    mounted: dict[str, Any] = {"kind": "folder", "mode": "1777", "entries": None, "users": []}
     seen = answer(
         target="/dev/md127",
         filesystem=True,
@@ -189,7 +193,7 @@ def test_a_client_that_nobody_offers_is_named_before_anything_is_changed() -> No
 
 def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
     first = made(state(), scratch_disks=DISKS)
-    node = state(**{RECORD: text_of(first, RECORD)})
+    node = state(contents={RECORD: text_of(first, RECORD)})
     assert "absent gives them back first" in made(node, scratch_disks=["nvme-other"]).refusals[0]
     assert made(node, scratch_disks=DISKS[::-1]).refusals == ()
 
@@ -232,7 +236,7 @@ def removal(node: NodeState, seen: dict[str, Any] | None = None, **settings: Any
 def test_removal_restores_the_table_and_keeps_data_that_nobody_gave_up() -> None:
     first = made(state(), scratch_disks=DISKS, mounts=[NFS])
     contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
-    node = state(text_of(first, FSTAB), ("xfsprogs", "mdadm", "nfs-common"), **contents, **{PACKAGES: "mdadm\n"})
+    node = state(text_of(first, FSTAB), ("xfsprogs", "mdadm", "nfs-common"), {**contents, PACKAGES: "mdadm\n"})
     found = removal(node)
     assert text_of(found, FSTAB) == TABLE
     assert found.values["disks"] is None
@@ -256,7 +260,7 @@ def test_removal_of_nothing_is_nothing() -> None:
 
 def test_a_damaged_record_is_no_record() -> None:
     for text in ("{", "[]", '{"disks": {"disks": ["*"], "filesystem": "x"}}', '{"disks": {"disks": "a"}}'):
-        assert made(state(**{RECORD: text}), mounts=[NFS]).refusals == ()
+        assert made(state(contents={RECORD: text}), mounts=[NFS]).refusals == ()
 
 
 def test_lines_of_others_stay_as_they_are() -> None:
