@@ -144,6 +144,7 @@ class Question(Part):
 
     kind: Literal[
         "apt_preview",
+        "block_devices",
         "dnf_preview",
         "nft_check",
         "package_offers",

@@ -273,6 +273,9 @@ def test_the_rules_are_loaded_at_boot(firewall: Roles, loaded: tuple[Run, Run], 
         time.sleep(2)
     assert site.sh("nft -s list table inet gpunode") == table
     assert firewall.done(*policy).recap["changed"] == 0
+    # The world outside was in the memory of the node.
+    site.sh(OUTSIDE)
+    assert scan(site, STRANGER) == {443: "open"}
 
 
 def test_the_first_policy_that_locks_out_reverts_by_itself_too(
