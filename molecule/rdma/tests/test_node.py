@@ -3,6 +3,8 @@
 import pytest
 from testinfra.host import Host
 
+NAMES = ("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags")
+
 
 def output(host: Host, command: str) -> str:
     """Standard output of a command run as root; it must succeed."""
@@ -10,7 +12,7 @@ def output(host: Host, command: str) -> str:
         return str(host.check_output(command))
 
 
-@pytest.mark.parametrize("name", ["rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_distributions_packages_are_there(host: Host, name: str) -> None:
     assert host.package(name).is_installed
 
