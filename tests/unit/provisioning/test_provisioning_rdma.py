@@ -24,7 +24,7 @@ CONTAINER_SAFE = {"virtualization": "none"}
 ARMOUR = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n{}\n-----END PGP PUBLIC KEY BLOCK-----\n"
 
 
-def gpus(device: str = H100["device_id"], count: int = 8) -> list[dict[str, Any]]:
+def gpus(device: str, count: int = 8) -> list[dict[str, Any]]:
     """Functions of that many GPUs of one model."""
     return [
         {"slot": f"0000:{at:02x}:00.0", **H100, "device_id": device, "subsystem_id": None}
@@ -278,7 +278,7 @@ def test_a_repository_that_does_not_answer_is_named(key: Path) -> None:
         ({"doca_url": f"{URL} /x", "doca_key": "k"}, "is no address"),
     ],
 )
-def test_a_malformed_repository_is_named(settings: dict[str, str], words: str) -> None:
+def test_a_malformed_repository_is_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         made(node(), source="doca", **settings)
 
