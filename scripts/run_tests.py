@@ -197,6 +197,13 @@ STANDS_ON = {
 # Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
 VM_STANDS_ON = {
     "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
+    "test_vm_storage": (
+        "roles/storage/",
+        "gpunode/provisioning/storage",
+        "plugins/module_utils/block_devices",
+        "plugins/module_utils/scratch_disks",
+        "plugins/modules/scratch_disks",
+    ),
     "test_vm_acs": ("gpunode/provisioning/kernel_files",),
     "test_vm_machine": ("tests/vm/",),
 }
