@@ -192,15 +192,15 @@ def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
     if isinstance(gpus, Verdict):
         yield gpus
         return
-    members = [gpu for gpu in gpus if gpu.part("fabric").get("state") is not None and gpu.lost is None]
+    members = [gpu for gpu in gpus if gpu.reported.fabric.state is not None and gpu.lost is None]
     if not members:
         yield _nothing_said(node, gpus)
         return
     for gpu in gpus:
         yield replace(hidden(gpu) or _state_of(gpu), component=gpu.component)
     # A GPU that has not joined has no fabric yet: its ids say nothing.
-    joined = [gpu.part("fabric") for gpu in members if gpu.part("fabric").get("state") == "Completed"]
-    cliques = {(fabric.get("cluster_uuid"), fabric.get("clique_id")) for fabric in joined}
+    joined = [gpu.reported.fabric for gpu in members if gpu.reported.fabric.state == "Completed"]
+    cliques = {(fabric.cluster_uuid, fabric.clique_id) for fabric in joined}
     if len(cliques) > 1:
         yield Verdict(
             Status.FAIL, f"the GPUs of this node are in {len(cliques)} fabrics", expected=1, measured=len(cliques)
@@ -229,8 +229,8 @@ def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> Verdict:
 
 
 def _state_of(gpu: SeenGpu) -> Verdict:
-    fabric = gpu.part("fabric")
-    state, status = fabric.get("state"), fabric.get("status")
+    fabric = gpu.reported.fabric
+    state, status = fabric.state, fabric.status
     told = Verdict(Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
     if state is None:
         return replace(told, status=Status.FAIL, message="reports no fabric, the other GPUs do", measured="N/A")
@@ -238,7 +238,7 @@ def _state_of(gpu: SeenGpu) -> Verdict:
         return replace(told, status=Status.FAIL, message=f"has not joined the fabric: {state}")
     if status not in (None, "Success"):
         return replace(told, status=Status.FAIL, message=f"could not join the fabric: {status}")
-    health = {name: word for name, word in (fabric.get("health") or {}).items() if word}
+    health = {name: word for name, word in fabric.health if word}
     odd = [f"{name.replace('_', ' ')} {word}" for name, word in health.items() if word.lower() not in WELL]
     if odd:
         known = any(BAD.search(word) for word in odd)

@@ -97,7 +97,7 @@ def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 
 def _unknown(node: NodeFacts) -> Iterator[Verdict]:
     """GPUs whose PCI id the catalog lacks: by their product name, or undetermined."""
-    named = {gpu.said.get("pci_bus_id"): gpu for gpu in _answering(node)}
+    named = {gpu.reported.pci_bus_id: gpu for gpu in _answering(node)}
     ids: dict[str, str | None] = {}
     for device in node.gpus_on_bus or ():
         if model_of(device) is None:
@@ -116,16 +116,16 @@ def _unknown(node: NodeFacts) -> Iterator[Verdict]:
 def _contradicted(node: NodeFacts) -> Iterator[Verdict]:
     """GPUs that print the product name of another model than that of their PCI id."""
     for gpu in _answering(node):
-        printed = gpu.said.get("name")
+        printed = gpu.reported.name
         named = match_of_name(printed) if printed and not gpu.is_vgpu else None
-        by_id = match_of(gpu.said.get("pci_device_id") or "", gpu.said.get("pci_subsystem_id"))
+        by_id = match_of(gpu.reported.pci_device_id or "", gpu.reported.pci_subsystem_id)
         if named is None or by_id is None or {row.id for row in named.gpus} & {row.id for row in by_id.gpus}:
             continue
         sure = all(row.sure("product_names") and row.sure("pci") for row in (*named.gpus, *by_id.gpus))
         known = " or ".join(row.name for row in by_id.gpus)
         yield Verdict(
             Status.FAIL if sure else Status.WARN,
-            f"nvidia-smi prints {printed}, its PCI id {gpu.said['pci_device_id']} is that of {known}",
+            f"nvidia-smi prints {printed}, its PCI id {gpu.reported.pci_device_id} is that of {known}",
             gpu.component,
             expected=known,
             measured=printed,
@@ -183,8 +183,8 @@ def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
         yield document
         return
     on_bus = [device.slot for device in node.gpus_on_bus or ()]
-    listed_slots = [gpu.get("pci_bus_id") for gpu in document["gpus"]]
-    attached = document.get("attached_gpus")
+    listed_slots = [gpu.pci_bus_id for gpu in document.gpus]
+    attached = document.attached_gpus
     seen = len(listed_slots) if attached is None else attached
     missing = [slot for slot in on_bus if slot not in listed_slots]
     lost = lost_slots(node)
@@ -266,7 +266,7 @@ def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     if reports_loss(node) and not lost and not any(gpu.lost for gpu in answering):
         yield from _lost_by_status(node, answering)
         return
-    named = {gpu.said.get("pci_bus_id") for gpu in answering}
+    named = {gpu.reported.pci_bus_id for gpu in answering}
     for gpu in answering:
         yield _answers(gpu)
     for slot, message in lost.items():
@@ -282,11 +282,11 @@ def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[Verdi
     """Name the GPU by the Xid in the kernel's log where that has one; the exit status does not."""
     fallen = lost_gpus(node)
     for gpu in answering:
-        if gpu.said.get("pci_bus_id") not in fallen:
+        if gpu.reported.pci_bus_id not in fallen:
             yield _answers(gpu)
     printed = node.smi.error_message if node.smi and node.smi.error_kind == "gpu-lost" else None
     message = printed or f"nvidia-smi ends with {meaning_of(LOST_STATUS)}"
-    index = {gpu.said.get("pci_bus_id"): gpu.component for gpu in answering}
+    index = {gpu.reported.pci_bus_id: gpu.component for gpu in answering}
     for slot in sorted(fallen):
         named = f"{slot}: {message} (Xid {OFF_THE_BUS} in the kernel's log)"
         yield Verdict(Status.FAIL, named, index.get(slot, f"gpu at {slot}"), measured="lost")
@@ -299,7 +299,7 @@ def _smi_runs(node: NodeFacts) -> list[ToolRun]:
 
 
 def _answers(gpu: SeenGpu) -> Verdict:
-    where = gpu.said.get("pci_bus_id") or "at an unknown address"
+    where = gpu.reported.pci_bus_id or "at an unknown address"
     if gpu.lost is not None:
         return Verdict(Status.FAIL, f"{gpu.name} {where}: {gpu.lost}", gpu.component, measured="lost")
     if gpu.faults:
@@ -325,7 +325,7 @@ def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
     if isinstance(document, Verdict):
         yield document
         return
-    index = {gpu.get("pci_bus_id"): f"gpu{gpu['index']}" for gpu in document["gpus"]}
+    index = {gpu.pci_bus_id: f"gpu{gpu.index}" for gpu in document.gpus}
     messages = [message for message in _messages(node) if error_kind(message) != "gpu-lost"]
     inforom = [message for message in messages if INFOROM in message.lower()]
     for message in messages:
@@ -339,7 +339,7 @@ def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
         if run.ended == "exit" and run.exit_status != 0:
             statuses.setdefault(run.exit_status, []).append(run.command)
     explained = {LOST_STATUS} | ({INFOROM_STATUS} if inforom else set())
-    if not document["gpus"]:
+    if not document.gpus:
         explained.add(NONE_FOUND_STATUS)
     left = {status: commands for status, commands in statuses.items() if status not in explained}
     for status, commands in left.items():
@@ -367,8 +367,8 @@ def _messages(node: NodeFacts) -> list[str]:
     actions=("reset_gpu", "restart_os"),
 )
 def gpu_recovery(gpu: SeenGpu) -> Verdict:
-    action, reset = gpu.said.get("recovery_action"), gpu.said.get("reset_required")
-    drain = gpu.said.get("drain_and_reset_recommended")
+    action, reset = gpu.reported.recovery_action, gpu.reported.reset_required
+    drain = gpu.reported.drain_and_reset_recommended
     if action not in (None, "None"):
         message = f"the driver asks for: {action}"
         steps = ("restart_os",) if "reboot" in action.lower() else None

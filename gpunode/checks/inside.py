@@ -169,10 +169,9 @@ def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone
 def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues) -> Verdict:
     """Where MIG is on: as many MIG devices inside as the host has, and CUDA finds one, which is all it ever shows."""
     parts, gaps = 0, []
-    document = (node.smi.document if node.smi else None) or {}
-    host = {gpu.get("uuid"): gpu for gpu in document.get("gpus", ())}
+    host = {gpu.uuid: gpu.mig_devices for gpu in node.smi_gpus}
     for gpu in nvml.gpus:
-        outside = host.get(gpu.uuid, {}).get("mig_devices")
+        outside = host.get(gpu.uuid)
         if values.uuids is not None and gpu.uuid not in values.uuids:
             continue
         parts += len(gpu.mig_devices)

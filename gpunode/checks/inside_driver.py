@@ -191,9 +191,8 @@ def _series(text: str) -> Version | None:
 
 def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Verdict:
     catalog = load()
-    document = (node.smi.document if node.smi else None) or {}
     branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
-    reported = _series(document.get("cuda_version") or "")
+    reported = _series((node.smi.document.cuda_version if node.smi and node.smi.document else None) or "")
     own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
         return Verdict(Status.ERROR, f"it is not known which CUDA driver {driver} runs")

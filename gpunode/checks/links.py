@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from gpunode.checks.gpus import SeenGpu, hidden, model_of, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
-from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, Smi
+from gpunode.facts.models.smi import DocumentT
+from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, PeerAccess, Smi, Topology
 
 FULL_SPEED_STATES = frozenset({"P0", "P1", "P2"})
 """Performance states in which the driver does not slow the PCIe link down."""
@@ -67,8 +67,7 @@ def pcie_width(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # no
 
 def gpus_of(node: NodeFacts) -> Iterator[tuple[str, PciDevice]]:
     """GPUs on the bus with their names: nvidia-smi's where it has them, else the slot."""
-    document = (node.smi.document if node.smi else None) or {"gpus": ()}
-    index = {gpu.get("pci_bus_id"): gpu["index"] for gpu in document["gpus"]}
+    index = {gpu.pci_bus_id: gpu.index for gpu in node.smi_gpus}
     for device in node.gpus_on_bus or ():
         yield (f"gpu{index[device.slot]}" if device.slot in index else f"gpu at {device.slot}"), device
 
@@ -141,7 +140,7 @@ def pcie_replays(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
 
 
 def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
-    replays = gpu.part("pcie").get("replays")
+    replays = gpu.reported.pcie.replays
     if replays is None:
         return gpu.untold("replays on PCI Express", expected=gpu.for_servers)
     rate, most = replays / minutes, MOST_REPLAYS.of(gpu.match)
@@ -171,8 +170,7 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     bare_metal=True,
 )
 def pcie_speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    document = (node.smi.document if node.smi else None) or {"gpus": ()}
-    states = {gpu.get("pci_bus_id"): gpu.get("performance_state") for gpu in document["gpus"]}
+    states = {gpu.pci_bus_id: gpu.performance_state for gpu in node.smi_gpus}
     for component, device in gpus_of(node):
         yield replace(_speed_of(node, device, states.get(device.slot)), component=component)
 
@@ -206,8 +204,8 @@ def _generation(speed: float) -> str:
     return f"gen {GENERATIONS[speed]}" if speed in GENERATIONS else f"{speed:g} GT/s"
 
 
-def answer_of(node: NodeFacts, answer: Smi | None, what: str) -> dict[str, Any] | Verdict:
-    """What another call of nvidia-smi answered, or the verdict on there being no answer."""
+def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> DocumentT | Verdict:
+    """Return the answer to another call of nvidia-smi, or the verdict on there being no answer."""
     gpus = seen_gpus(node)
     if isinstance(gpus, Verdict):
         return gpus
@@ -249,10 +247,9 @@ def topology(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa
 Ways = dict[tuple[str, str], str]
 
 
-def pairs(document: dict[str, Any]) -> tuple[list[str], Ways]:
-    """GPUs of a matrix of nvidia-smi, and the cell of each ordered pair of them."""
-    names: list[str] = document["gpus"]
-    links = document["links"]
+def pairs(document: Topology | PeerAccess) -> tuple[tuple[str, ...], Ways]:
+    """Return the GPUs of a matrix of nvidia-smi, and the cell of each ordered pair of them."""
+    names, links = document.gpus, document.links
     return names, {(one, other): links[one][other] for one in names for other in names if one != other}
 
 
@@ -309,7 +306,7 @@ def _without_nvlink(node: NodeFacts) -> set[str]:
     gpus = seen_gpus(node)
     if isinstance(gpus, Verdict):
         return set()
-    return {f"GPU{gpu.said['index']}" for gpu in gpus if gpu.match and gpu.known.get("nvlink") is None}
+    return {f"GPU{gpu.reported.index}" for gpu in gpus if gpu.match and gpu.known.get("nvlink") is None}
 
 
 def _mesh(node: NodeFacts) -> str | None:

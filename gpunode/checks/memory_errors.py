@@ -6,6 +6,7 @@ from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted
+from gpunode.facts.models.smi import RemappedRows
 
 UNCORRECTED_MOST = Threshold(
     "gpu.ecc-uncorrected.most",
@@ -53,7 +54,7 @@ RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), 
     category="memory",
 )
 def ecc_mode(gpu: SeenGpu) -> Verdict:
-    enabled, pending = gpu.part("ecc").get("enabled"), gpu.part("ecc").get("pending")
+    enabled, pending = gpu.reported.ecc.enabled, gpu.reported.ecc.pending
     if enabled is None:
         return gpu.untold("its ECC mode", expected=gpu.for_servers)
     if pending is not None and pending != enabled:
@@ -78,12 +79,12 @@ def ecc_mode(gpu: SeenGpu) -> Verdict:
     thresholds=(UNCORRECTED_MOST, LIFETIME_MOST),
 )
 def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
-    ecc = gpu.part("ecc")
-    now, ever = ecc.get("volatile_uncorrected"), ecc.get("aggregate_uncorrected")
+    ecc = gpu.reported.ecc
+    now, ever = ecc.volatile_uncorrected, ecc.aggregate_uncorrected
     told = partial(Verdict, expected=0, unit="errors")
     if now is None and ever is None:
-        return gpu.untold("its ECC counters", expected=ecc.get("enabled") is True)
-    if ecc.get("sram_threshold_exceeded"):
+        return gpu.untold("its ECC counters", expected=ecc.enabled is True)
+    if ecc.sram_threshold_exceeded:
         return told(
             Status.FAIL,
             f"uncorrectable errors in SRAM passed the driver's threshold ({ever} in the card's life)",
@@ -114,10 +115,10 @@ def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
     thresholds=(CORRECTED_MOST,),
 )
 def ecc_corrected(gpu: SeenGpu) -> Verdict:
-    ecc = gpu.part("ecc")
-    now = ecc.get("volatile_corrected")
+    ecc = gpu.reported.ecc
+    now = ecc.volatile_corrected
     if now is None:
-        return gpu.untold("its ECC counters", expected=ecc.get("enabled") is True)
+        return gpu.untold("its ECC counters", expected=ecc.enabled is True)
     most = CORRECTED_MOST.of(gpu.match)
     told = partial(Verdict, expected=most, measured=now, unit="errors", source=CORRECTED_MOST.source)
     if now > most:
@@ -137,22 +138,22 @@ def ecc_corrected(gpu: SeenGpu) -> Verdict:
     thresholds=(REMAPPED_MOST,),
 )
 def remapped_rows(gpu: SeenGpu) -> Verdict:
-    rows = gpu.part("remapped_rows")
-    if all(value is None for value in rows.values()):
+    rows = gpu.reported.remapped_rows
+    if rows == RemappedRows():
         capability = gpu.known.get("compute_capability")
         from_ampere_on = capability is not None and float(capability) >= 8.0
         return gpu.untold("its remapped rows", expected=gpu.for_servers and from_ampere_on)
-    uncorrected, corrected = rows.get("uncorrectable") or 0, rows.get("correctable") or 0
+    uncorrected, corrected = rows.uncorrectable or 0, rows.correctable or 0
     told = partial(Verdict, expected=0, source=REMAPPED_SOURCE)
-    if rows.get("failure"):
+    if rows.failure:
         return told(Status.FAIL, "remapping a row failed", measured=1, unit="failures", remedy="Return the card.")
-    if rows.get("pending"):
+    if rows.pending:
         message = f"a row waits to be remapped ({uncorrected} uncorrectable, {corrected} correctable so far)"
         return told(Status.FAIL, message, measured=1, unit="rows pending")
     if uncorrected > REMAPPED_MOST.of(gpu.match):
         message = f"{uncorrected} rows were remapped after uncorrectable errors"
         return told(Status.FAIL, message, expected=REMAPPED_MOST.of(gpu.match), measured=uncorrected, unit="rows")
-    if None in (rows.get("failure"), rows.get("pending")):
+    if None in (rows.failure, rows.pending):
         return gpu.untold("whether rows wait to be remapped", expected=True)
     message = f"{counted(uncorrected + corrected, 'row')} remapped, none waits"
     return Verdict(Status.PASS, message, measured=uncorrected + corrected, unit="rows", source=REMAPPED_SOURCE)
@@ -169,8 +170,8 @@ def remapped_rows(gpu: SeenGpu) -> Verdict:
     thresholds=(RETIRED_MOST,),
 )
 def retired_pages(gpu: SeenGpu) -> Verdict:
-    pages = gpu.part("retired_pages")
-    single, double, pending = pages.get("single_bit"), pages.get("double_bit"), pages.get("pending")
+    pages = gpu.reported.retired_pages
+    single, double, pending = pages.single_bit, pages.double_bit, pages.pending
     if single is None and double is None and pending is None:
         capability = gpu.known.get("compute_capability")
         until_turing = capability is not None and float(capability) < 8.0

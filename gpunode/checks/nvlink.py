@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
@@ -11,6 +10,7 @@ from gpunode.checks.machine import is_guest
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
+from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
 
 LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) tell more."
@@ -49,15 +49,13 @@ ERRORS = re.compile(
 (bucket 0 counts codewords without error), raw errors (before correction), blocks sent again by the physical layer, all
 recovery events. No source gives limits for these, nor for bit error rates: they are not judged."""
 
-Link = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Linked:
     """A GPU whose NVLinks are judged, with the links that nvidia-smi lists of it."""
 
     gpu: SeenGpu
-    links: tuple[Link, ...]
+    links: tuple[NvlinkLink, ...]
     all_inactive: bool
     """nvidia-smi says so, and then lists none."""
 
@@ -97,15 +95,14 @@ def linked_gpus(node: NodeFacts) -> list[Linked | Verdict] | Verdict:
         return listing
     if isinstance(gpus, Verdict):
         return gpus
-    by_index: dict[int, dict[str, Any]] = {gpu["index"]: gpu for gpu in listing["gpus"]}
+    by_index = {gpu.index: gpu for gpu in listing.gpus}
     found: list[Linked | Verdict] = []
     for gpu in gpus:
-        told = by_index.get(gpu.said["index"], {})
-        links = tuple(told.get("links", ()))
+        reported = by_index.get(gpu.reported.index, NvlinkGpu(index=gpu.reported.index))
         gone = hidden(gpu)
-        reason = gone.message if gone else _why_not_judged(node, gpu, links)
+        reason = gone.message if gone else _why_not_judged(node, gpu, reported.links)
         if reason is None:
-            found.append(Linked(gpu, links, all_inactive=bool(told.get("all_inactive"))))
+            found.append(Linked(gpu, reported.links, all_inactive=bool(reported.all_inactive)))
         else:
             found.append(Verdict(Status.SKIP, reason, gpu.component))
     if any(isinstance(one, Linked) for one in found):
@@ -113,13 +110,13 @@ def linked_gpus(node: NodeFacts) -> list[Linked | Verdict] | Verdict:
     return Verdict(Status.SKIP, "; ".join(dict.fromkeys(one.message for one in found if isinstance(one, Verdict))))
 
 
-def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[Link, ...]) -> str | None:
+def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]) -> str | None:
     nvlink = gpu.known.get("nvlink")
     if gpu.is_vgpu:
         return "a vGPU: only its host sees the card"
     if gpu.mig:
         return "the driver reports no NVLink of a GPU in MIG mode"
-    if any(link["active"] or _sleeps(link) for link in links):
+    if any(link.active or _sleeps(link) for link in links):
         return None
     if nvlink is None:
         if gpu.match is None and not links:
@@ -140,8 +137,8 @@ def _each(node: NodeFacts, judge: Callable[[Linked], Verdict]) -> Iterator[Verdi
         yield linked if isinstance(linked, Verdict) else replace(judge(linked), component=linked.gpu.component)
 
 
-def _sleeps(link: Link) -> bool:
-    return link.get("state") == "sleep"
+def _sleeps(link: NvlinkLink) -> bool:
+    return link.state == "sleep"
 
 
 @registry.check(
@@ -190,9 +187,9 @@ def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
 
 
 def _state_of(linked: Linked) -> Verdict:
-    down = [str(link["link"]) for link in linked.links if link["active"] is False]
-    asleep = [str(link["link"]) for link in linked.links if _sleeps(link)]
-    untold = [link for link in linked.links if link["active"] is None and not _sleeps(link)]
+    down = [str(link.link) for link in linked.links if link.active is False]
+    asleep = [str(link.link) for link in linked.links if _sleeps(link)]
+    untold = [link for link in linked.links if link.active is None and not _sleeps(link)]
     total = len(linked.links)
     if linked.all_inactive:
         return Verdict(Status.FAIL, "all links are inactive", expected=linked.wanted, measured=0, unit="active links")
@@ -228,7 +225,7 @@ def speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
 
 
 def _speed_of(linked: Linked) -> Verdict:
-    speeds = {link["link"]: link["speed_gb_per_s"] for link in linked.links if link["active"]}
+    speeds = {link.link: link.speed_gb_per_s for link in linked.links if link.active}
     wanted = linked.gb_per_s
     if not speeds:
         return Verdict(Status.SKIP, "no link is active (nvlink.state)")
@@ -284,20 +281,20 @@ def errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     if isinstance(listing, Verdict):
         yield listing
         return
-    by_index = {gpu["index"]: gpu for gpu in listing["gpus"]}
+    by_index = {gpu.index: gpu.links for gpu in listing.gpus}
     for linked in gpus:
         if isinstance(linked, Verdict):
             yield linked
             continue
-        links = by_index.get(linked.gpu.said["index"], {}).get("links", [])
+        links = by_index.get(linked.gpu.reported.index, ())
         yield replace(_errors_of(linked, links), component=linked.gpu.component)
 
 
-def _errors_of(linked: Linked, links: list[Link]) -> Verdict:
+def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> Verdict:
     counters = {
-        (link["link"], name): value
+        (link.link, name): value
         for link in links
-        for name, value in link["errors"].items()
+        for name, value in link.errors.items()
         if value is not None and ERRORS.fullmatch(name)
     }
     if not counters:

@@ -94,11 +94,10 @@ def component(node: NodeFacts, record: Record) -> str:
 
 def gpu_named(node: NodeFacts, uuid: str | None, pci_bus_id: str | None = None) -> str | None:
     """``gpu3``: the GPU of the host with that UUID, or at that slot; None where there is none."""
-    document = (node.smi.document if node.smi else None) or {}
-    for gpu in document.get("gpus", ()):
-        same_uuid = uuid is not None and gpu.get("uuid") == uuid
-        if same_uuid or (pci_bus_id is not None and gpu.get("pci_bus_id") == pci_bus_id):
-            return f"gpu{gpu['index']}"
+    for gpu in node.smi_gpus:
+        same_uuid = uuid is not None and gpu.uuid == uuid
+        if same_uuid or (pci_bus_id is not None and gpu.pci_bus_id == pci_bus_id):
+            return f"gpu{gpu.index}"
     return None
 
 

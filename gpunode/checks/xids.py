@@ -254,8 +254,7 @@ def model_at(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
 
 def gpu_of(node: NodeFacts, event: KernelEvent) -> str:
     """``gpu3`` by nvidia-smi's order, the slot where that is not known."""
-    document = (node.smi.document if node.smi else None) or {"gpus": ()}
-    found = next((gpu["index"] for gpu in document["gpus"] if gpu.get("pci_bus_id") == event.pci_bus_id), None)
+    found = next((gpu.index for gpu in node.smi_gpus if gpu.pci_bus_id == event.pci_bus_id), None)
     if found is not None:
         return f"gpu{found}"
     return f"gpu at {event.pci_bus_id}" if event.pci_bus_id else "node"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers.kinds import KINDS, decoded
+from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
 
 SAMPLES = {path.name: decoded(path.read_bytes()) for path in sorted((Path(__file__).parent / "samples").glob("*.txt"))}
 WHOLE = [(name, kind) for name in SAMPLES for kind in KINDS if name.split(".", maxsplit=1)[0] == kind]
@@ -84,7 +84,7 @@ def answer(kind: str, text: str) -> dict[str, Any] | None:
     refusal = None
     found = None
     try:
-        found = KINDS[kind](text)
+        found = parsed(kind, text)
     except ParseError as err:
         refusal = str(err)
     if refusal is not None:
