@@ -5,8 +5,10 @@ Both are run on the same lab nodes, one after the other, round by round: the pla
 the machine. The first table compares them; the second has for each role its tasks, its module runs and its seconds.
 
     python benchmarks/converge.py [--nodes 1] [--rounds 5] [--hardware t4-1] [--os debian-12] [--inventory FILE]
+        [--variables FILE]
 
 With ``--inventory`` the nodes are provisioned ones that are there already; without, lab nodes are made and removed.
+``--variables`` is for ``site.yml``: benchmarks/hardened.yml has the roles that do nothing by default.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from gpunode.content import ansible_environment
 from gpunode.lab import Lab
 
 ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "playbooks" / "site.yml"
 LIMIT_S = 2400
 FOLDER = "/tmp/gpunode-converge"  # noqa: S108 - on lab nodes
 
@@ -157,19 +160,19 @@ def nodes(arguments: argparse.Namespace) -> Iterator[str]:
     try:
         lab.up(arguments.nodes, arguments.os, arguments.hardware)
         inventory = str(lab.inventory_path)
-        first = run(ROOT / "playbooks" / "site.yml", inventory, "-e", "gpunode_reboot=when_needed")
+        first = run(SITE, inventory, "-e", "gpunode_reboot=when_needed", *arguments.variables)
         print(f"provisioned in {first.seconds:.0f} s, {first.tasks} tasks, {first.modules} module runs\n", flush=True)
         yield inventory
     finally:
         lab.down()
 
 
-def measured(site: Path, builtin: Path, inventory: str, rounds: int) -> dict[str, list[Cost]]:
+def measured(builtin: Path, inventory: str, rounds: int, variables: Sequence[str]) -> dict[str, list[Cost]]:
     """Run both in turn; the first run of each, which fills caches and writes files, does not count."""
     found: dict[str, list[Cost]] = {"site.yml": [], "45 builtin tasks": []}
     for number in range(rounds + 1):
-        for name, playbook in (("site.yml", site), ("45 builtin tasks", builtin)):
-            cost = run(playbook, inventory)
+        for name, playbook, more in (("site.yml", SITE, variables), ("45 builtin tasks", builtin, ())):
+            cost = run(playbook, inventory, *more)
             print(f"round {number}: {name}: {cost.seconds:.1f} s, changed={cost.changed}", flush=True)
             if number:
                 found[name].append(cost)
@@ -203,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hardware", default="t4-1")
     parser.add_argument("--os", default="debian-12")
     parser.add_argument("--inventory")
+    parser.add_argument("--variables", default=[], metavar="FILE", type=lambda file: ["-e", f"@{Path(file).resolve()}"])
     arguments = parser.parse_args(argv)
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, nodes: {arguments.nodes}\n")
     with nodes(arguments) as inventory, tempfile.TemporaryDirectory(prefix="gpunode-converge-") as folder:
@@ -210,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tasks = builtin_tasks()
         play = {"name": "Builtin tasks", "hosts": "all", "gather_facts": False, "become": True, "tasks": tasks}
         builtin.write_text(yaml.safe_dump([play], sort_keys=False), encoding="utf-8")
-        found = measured(ROOT / "playbooks" / "site.yml", builtin, inventory, arguments.rounds)
+        found = measured(builtin, inventory, arguments.rounds, arguments.variables)
     print("\n" + "\n".join(table(found)))
     return 0
 

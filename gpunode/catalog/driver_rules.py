@@ -3,12 +3,18 @@
 Each function returns the bound that a driver is beyond, or None where it is within.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version as Number
 
 from gpunode.catalog.catalog import Catalog
 from gpunode.catalog.hardware import Flavour, Gpu, Platform
+
+DMA_BUF_KERNEL = Number("5.12")
+DMA_BUF_CUDA = Number("11.7")
+DMA_BUF_CAPABILITY = Number("7.5")
+"""What GPUDirect RDMA over dma-buf needs: NVIDIA's NCCL guide, troubleshooting (sources.yml, ncclgdr)."""
 
 
 @dataclass(frozen=True)
@@ -69,3 +75,33 @@ def first_listed(gpu: Gpu, branch: int, driver: Number) -> Bound | None:
     if first in ("from the start", "unknown") or (first != "never" and driver >= Number(first)):
         return None
     return Bound(first, gpu.sure("first_listed"))
+
+
+def against_gpudirect(models: Sequence[Gpu]) -> list[str]:
+    """Return why GPUDirect RDMA does not work with these GPUs, whatever the software; none where it may."""
+    against = []
+    if any(not gpu.gpudirect_rdma for gpu in models):
+        against.append("the hardware of a GPU has no GPUDirect RDMA")
+    if any(gpu.market == "consumer" for gpu in models):
+        against.append("a GPU is no data-centre or professional one")
+    return against
+
+
+def against_dma_buf(
+    models: Sequence[Gpu], flavour: Flavour | str | None, cuda: str | None, kernel: Number | None
+) -> list[str]:
+    """Return why GPUDirect RDMA does not go over dma-buf; ``kernel`` None: not known, within.
+
+    ``cuda`` is the one that the driver brings.
+    """
+    against = []
+    if flavour != "open":
+        against.append("the modules are proprietary")
+    if cuda is None or Number(cuda) < DMA_BUF_CUDA:
+        against.append(f"the driver's CUDA is older than {DMA_BUF_CUDA}")
+    if any(gpu.capability < DMA_BUF_CAPABILITY for gpu in models):
+        against.append("a GPU is older than Turing")
+    against += against_gpudirect(models)
+    if kernel is not None and kernel < DMA_BUF_KERNEL:
+        against.append(f"kernel {kernel} is older than {DMA_BUF_KERNEL}")
+    return against

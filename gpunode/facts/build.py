@@ -56,6 +56,8 @@ READERS: Mapping[str, Callable[[Seen], Any]] = {
     "units": units.units,
     "gpu_processes": gpu.processes,
     "gpu_settings": gpu_settings.gpu_settings,
+    "storage": disks.storage,
+    "tools": tools.recorded,
     "secure_boot": system.secure_boot,
     "disk_free_mib": system.disk_free_mib,
     "driver_gpus": driver.driver_gpus,

@@ -31,6 +31,7 @@ from gpunode.facts.models.host import (
     MemoryController,
     NumaNode,
     Nvme,
+    StoredMount,
 )
 from gpunode.facts.models.network import Gid, IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
@@ -155,9 +156,11 @@ MAY_BE_NONE = frozenset(
         "docker",
         "automatic_updates",
         "gpu_settings",
+        "tools",
         "packet_filter",
         "pending_updates",
         "ssh_daemon",
+        "storage",
     }
 )
 """Facts whose None says something as long as they have no gap; any other None was not seen."""
@@ -203,6 +206,10 @@ class NodeFacts(Fact):
     gpu_processes: tuple[GpuProcess, ...] | None = None
     gpu_settings: GpuSettings | None = None
     """None without a gap: the role gpu_settings sets nothing here."""
+    tools: dict[str, str | None] | None = None
+    """Programs of the role gpu_tools and where they are; None without a gap: the role installed none."""
+    storage: tuple[StoredMount, ...] | None = None
+    """Mounts of the role storage; None without a gap: the role set up none."""
     secure_boot: bool | None = None
     """None with a gap where it could not be seen; False where the firmware has none."""
     disk_free_mib: dict[str, int] | None = None

@@ -126,3 +126,13 @@ def _failure(result: CommandResult, refused: ParseError) -> Failure:
         said = first_line(result.stderr) or first_line(result.stdout)
         raise Unseen(f"{shown(result)} failed with {meaning_of(result.rc)}{f' ({said})' if said else ''}")
     raise refused
+
+
+def recorded(seen: Seen) -> dict[str, str | None] | None:
+    """Return the programs that the role gpu_tools recorded, and where they are; None where it recorded none."""
+    if not seen.ran("tools"):
+        seen.require_finished("tools")
+        if not seen.ran("signs"):
+            raise Unseen("programs were not looked for")
+        return None
+    return {name: path or None for name, path in seen.rows("tools", 2)}

@@ -18,7 +18,9 @@ KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
 RECORD = "/var/lib/gpunode/kernel_tuning/command-line"
 """The words that were set and the boot in which that was; a later boot has to have them."""
 LOOK = Look(
-    paths=(UPDATE_GRUB, GRUBBY, KERNEL_INSTALL, kernel_files.GRUB, RECORD), contents=(KERNEL_COMMAND_LINE, RECORD)
+    paths=(UPDATE_GRUB, GRUBBY, KERNEL_INSTALL, kernel_files.GRUB, RECORD),
+    globs=("/lib/modules/*/vmlinuz", "/boot/vmlinuz-*"),
+    contents=(KERNEL_COMMAND_LINE, RECORD),
 )
 
 
@@ -28,7 +30,7 @@ class BootPlan:
 
     files: tuple[ManagedFile, ...] = ()
     command: dict[str, Any] | None = None
-    """``argv`` of the boot loader's program, and ``record``, the text that is kept once it succeeded."""
+    """``argvs`` of the boot loader's program, and ``record``, the text that is kept once they succeeded."""
     reboot_reasons: tuple[str, ...] = ()
     due_reasons: tuple[str, ...] = ()
 
@@ -42,27 +44,28 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
     if loader is None:
         if wanted:
             notes.append(
-                f"the kernel's command line is left as it is: update-grub, grubby and {KERNEL_COMMAND_LINE} are all "
-                f"missing: add {' '.join(wanted)} by hand"
+                f"the kernel's command line is left as it is: update-grub, grubby, and {KERNEL_COMMAND_LINE} with "
+                f"kernel-install and a kernel for it are all missing: add {' '.join(wanted)} by hand"
             )
         return BootPlan()
     files: list[ManagedFile] = []
     going = tuple(word for word in recorded if word not in wanted)
-    argv: list[str] = []
+    argvs: list[list[str]] = []
     if loader == UPDATE_GRUB:
         files.append(
             ManagedFile(path=kernel_files.GRUB, content=kernel_files.grub(wanted) if wanted else None, phase="before")
         )
-        argv = [UPDATE_GRUB]
+        argvs = [[UPDATE_GRUB]]
     elif loader == GRUBBY:
-        argv = [GRUBBY, "--update-kernel=ALL"]
-        argv += [f"--args={' '.join(wanted)}"] if wanted else []
-        argv += [f"--remove-args={' '.join(going)}"] if going else []
+        added = [f"--args={' '.join(wanted)}"] if wanted else []
+        removed = [f"--remove-args={' '.join(going)}"] if going else []
+        argvs = [[GRUBBY, "--update-kernel=ALL", *added, *removed]]
     else:
         words = (state.contents[KERNEL_COMMAND_LINE] or "").split()
         text = " ".join([*(word for word in words if word not in (*going, *wanted)), *wanted]) + "\n"
         files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=text, phase="before"))
-        argv = [KERNEL_INSTALL, "add-all"]
+        # As the packages of kernels call it. Its add-all is missing before systemd 256, and sees no kernel of Debian's.
+        argvs = [[KERNEL_INSTALL, "add", *kernel] for kernel in _kernels(state)]
     now = (state.contents.get(BOOT_ID) or "").strip()
     # A drop-in that was damaged may have been taken up by an upgrade of the kernel meanwhile.
     damaged = loader == UPDATE_GRUB and any(True for _ in file_reasons(files[0], state))
@@ -81,7 +84,7 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
         notes.append(f"{' '.join(missing)} was set and the kernel booted without: not {loader}'s boot loader is in use")
     return BootPlan(
         files=tuple(files),
-        command={"argv": argv, "record": record, "path": RECORD} if changed else None,
+        command={"argvs": argvs, "record": record, "path": RECORD} if changed else None,
         reboot_reasons=tuple(reasons),
         due_reasons=due if changed else (),
     )
@@ -99,6 +102,16 @@ def _loader(state: NodeState) -> str | None:
         if path in state.files and state.files[path].kind in ("file", "link"):
             return path
     installer = state.files.get(KERNEL_INSTALL)
-    if installer is not None and installer.kind == "file" and state.contents.get(KERNEL_COMMAND_LINE):
-        return KERNEL_INSTALL
-    return None
+    there = installer is not None and installer.kind == "file"
+    return KERNEL_INSTALL if there and state.contents.get(KERNEL_COMMAND_LINE) and _kernels(state) else None
+
+
+def _kernels(state: NodeState) -> list[tuple[str, str]]:
+    """Return release and image of each kernel."""
+    found = []
+    for kernel in state.facts.kernels or ():
+        paths = (f"/lib/modules/{kernel.release}/vmlinuz", f"/boot/vmlinuz-{kernel.release}")
+        image = next((path for path in paths if path in state.files and state.files[path].kind == "file"), None)
+        if image is not None:
+            found.append((kernel.release, image))
+    return found

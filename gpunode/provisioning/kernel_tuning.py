@@ -41,7 +41,7 @@ OWN = (
 FOLDERS = (files.PROGRAMS, files.SYSTEM.rpartition("/")[0], files.USER.rpartition("/")[0], MEMORY)
 LOOK = Look(
     paths=(*OWN, *FOLDERS, *SETPCI, *kernel_boot.LOOK.paths),
-    globs=(VFIO,),
+    globs=(VFIO, *kernel_boot.LOOK.globs),
     contents=(BEFORE, MARKER, DAEMON_JSON, files.THP, *kernel_boot.LOOK.contents),
 )
 PROGRAM_OF = {files.CPU_UNIT: files.CPU_PROGRAM, files.ACS_UNIT: files.ACS_PROGRAM}

@@ -2,18 +2,13 @@
 
 from collections.abc import Iterator
 
-from packaging.version import Version as Number
-
+from gpunode.catalog.driver_rules import DMA_BUF_CUDA, DMA_BUF_KERNEL, against_dma_buf
 from gpunode.catalog.origins import table
 from gpunode.stack.model import Pin, Preference
 from gpunode.stack.naming import DRIVER_VARIANTS, applies, fill, package_set, version_word
 from gpunode.stack.rules import Case, Choice
 from gpunode.stack.table import rules
 
-GDR_KERNEL = Number("5.12")
-GDR_CUDA = Number("11.7")
-GDR_CAPABILITY = Number("7.5")
-"""NVIDIA's documentation of GPUDirect RDMA with NCCL: the dma-buf path; compat.yml, gpudirect."""
 PIN_PRIORITY = 1001
 """Above 1000 apt goes back to an older version, which a pin that is to hold must be able to."""
 
@@ -87,24 +82,16 @@ def remove(case: Case) -> Iterator[Choice]:
 @rules.decides("R19-gdr", "gpudirect_rdma")
 def gpudirect(case: Case) -> Iterator[Choice]:
     """dma-buf: what GPUDirect RDMA needs of this stack."""
-    candidate, kernel = case.candidate, case.question.kernel_release
-    native = candidate.branch.native_cuda
-    against = []
-    if candidate.flavour != "open":
-        against.append("the modules are proprietary")
-    if native is None or Number(native) < GDR_CUDA:
-        against.append(f"the driver's CUDA is older than {GDR_CUDA}")
-    if any(gpu.capability < GDR_CAPABILITY for gpu in case.models):
-        against.append("a GPU is older than Turing")
-    if any(not gpu.gpudirect_rdma for gpu in case.models):
-        against.append("the hardware of a GPU has no GPUDirect RDMA")
-    if any(gpu.market == "consumer" for gpu in case.models):
-        against.append("a GPU is no data-centre or professional one")
-    if kernel is not None and kernel < GDR_KERNEL:
-        against.append(f"kernel {case.question.node.kernel} is older than {GDR_KERNEL}")
+    kernel = case.question.kernel_release
+    candidate = case.candidate
+    against = against_dma_buf(case.models, candidate.flavour, candidate.branch.native_cuda, kernel)
     if against:
         yield Choice("gpudirect_rdma", False, f"not over dma-buf: {'; '.join(against)}")
     elif kernel is None:
-        yield Choice("gpudirect_rdma", None, f"over dma-buf with kernel {GDR_KERNEL} or newer; the kernel was not said")
+        yield Choice(
+            "gpudirect_rdma", None, f"over dma-buf with kernel {DMA_BUF_KERNEL} or newer; the kernel was not said"
+        )
     else:
-        yield Choice("gpudirect_rdma", True, f"open modules, kernel {GDR_KERNEL} or newer, CUDA {GDR_CUDA} or newer")
+        yield Choice(
+            "gpudirect_rdma", True, f"open modules, kernel {DMA_BUF_KERNEL} or newer, CUDA {DMA_BUF_CUDA} or newer"
+        )

@@ -1,6 +1,6 @@
-"""One apt transaction on this node: told, or told and done. Prints what it is as JSON.
+"""One apt transaction on this node: simulated, or carried out.
 
-Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
+Standard library alone. The question::
 
     {"install": ["NAME" | "NAME=PATTERN"],  what is to be there; a pattern is a shell pattern of versions
      "purge": [patterns],                   what goes in the same transaction
@@ -27,11 +27,9 @@ done; with ``"done": false`` the transaction itself broke off.
 import fcntl
 import fnmatch
 import glob
-import json
 import os
 import re
 import signal
-import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -437,11 +435,6 @@ def told_and_done(question):
     return {**said, "done": True}
 
 
-def main():
-    """Print one JSON document."""
-    json.dump(answered(json.load(sys.stdin)), sys.stdout)
-
-
 def answered(question):
     """Return the answer; where nothing was done, ``error`` says why."""
     if not question["simulate"]:
@@ -457,7 +450,3 @@ def answered(question):
     if "error" in said and not question["simulate"]:
         said["log"] = compiler_log(began)
     return said
-
-
-if __name__ == "__main__":
-    main()

@@ -31,6 +31,7 @@ BEFORE = (
 )
 PYTHONS = ("/usr/bin/python3", "/usr/libexec/platform-python")
 COMMAND_LIMIT_S = 60
+LOCK_LIMIT_S = 90
 LARGEST = 1 << 20
 """Of a file whose old content is kept, in bytes."""
 
@@ -58,6 +59,15 @@ def run(argv: list[str]) -> tuple[int, str]:
     return child.returncode, output.decode("utf-8", "replace")
 
 
+def taken(lock: int) -> bool:
+    """Take the lock of an open file where nobody holds it; return whether it was free."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class Guard:
     """One guarded change of a node, by its name."""
 
@@ -69,11 +79,21 @@ class Guard:
         self.run = runner
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the guard's lock: a timer that fires during a confirmation waits, and then finds it confirmed."""
+    def locked(self, *, insist: bool = False) -> Iterator[None]:
+        """Hold the guard's lock: a timer that fires during a confirmation waits, and then finds it confirmed.
+
+        Raise GuardError where somebody holds it past the limit; with ``insist``, as the timer has it, go on all the
+        same: a process that hangs with the lock must not keep everybody locked out.
+        """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        deadline = time.monotonic() + LOCK_LIMIT_S
         with (self.folder / "lock").open("w", encoding="ascii") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not taken(lock.fileno()):
+                if time.monotonic() >= deadline:
+                    if insist:
+                        break
+                    raise GuardError(f"another run has held the lock of {self.name} for {LOCK_LIMIT_S} s: try again")
+                time.sleep(0.1)
             yield
 
     def read(self, document: str) -> dict[str, Any] | None:
@@ -303,7 +323,7 @@ def main(argv: list[str]) -> int:
     by, name = argv
     guard = Guard(name)
     words = {"timer": "by the timer on the node", "boot": "at boot"}
-    with guard.locked():
+    with guard.locked(insist=True):
         outcome = guard.restore(words[by], booting=by == "boot")
     if outcome is not None:
         # For the journal of the unit.

@@ -145,6 +145,12 @@ def host_commands(machine: Machine) -> dict[str, Document]:
             "/etc/tmpfiles.d/gpunode-kernel-tuning.conf\ttransparent_hugepage\tmadvise\n",
             argv=("(probe)", "read sysctl.d and tmpfiles.d"),
         ),
+        "tools": answer("fio\t/usr/bin/fio\npy-spy\t/usr/local/bin/py-spy\n", argv=("(probe)", "look for programs")),
+        "storage": answer(
+            "/scratch\tUUID=0d1f7a58-2f3a-5c0e-9a2b-6f7e8d9c0b1a\txfs\tscratch\tnoatime\txfs\trw,noatime\tyes\t3661824\t3400000\t\n"
+            "/data\tstore:/export\tnfs\tremote\t\tnfs4\trw,relatime\t\t102400\t51200\t\n",
+            argv=("(probe)", "look at mounts"),
+        ),
         "repository-files": answer(argv=("(probe)", "look for package sources")),
         "cpu-clocks": answer(governor, argv=("(probe)", "read cpufreq")),
         "df-local": answer(DF, argv=("df", "-l", "-k")),

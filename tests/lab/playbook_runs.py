@@ -102,6 +102,22 @@ class Site:
         return set(self.sh("apt-mark showhold").split())
 
 
+def gpunode(*arguments: object, limit_s: float = 600) -> str:
+    """Run gpunode as a user does; what it prints. It must succeed."""
+    program = Path(sys.executable).with_name("gpunode")
+    done = subprocess.run(
+        [str(part) for part in (program, *arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def yaml_list(output: str, key: str) -> set[str]:
     """The list under ``key`` in what a debug task printed, and the lines ``KEY NAME`` of what packages will do."""
     block = re.search(rf"(?m)^ +{key}:\n((?: +- \S+\n)+)", output)

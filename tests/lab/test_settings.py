@@ -5,15 +5,13 @@ The nodes share one lab and one play; each keeps its own values.
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from docker_plays import Roles
-from playbook_runs import SNAPSHOT, Run, Site
+from playbook_runs import SNAPSHOT, Run, Site, gpunode
 
 from gpunode.lab import Lab, LabNode
 
@@ -61,18 +59,8 @@ class Nodes:
 
     def derived(self) -> dict[str, dict[str, Any]]:
         """Return what gpunode env prints, by hardware."""
-        program = Path(sys.executable).with_name("gpunode")
-        argv = [program, "env", "-i", self.lab.inventory_path, "--profile", "inference", "--format", "json"]
-        done = subprocess.run(
-            [str(part) for part in argv],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            start_new_session=True,
-        )
-        assert done.returncode == 0, done.stderr
-        by_host = {one["host"]: one for one in json.loads(done.stdout)["nodes"]}
+        printed = gpunode("env", "-i", self.lab.inventory_path, "--profile", "inference", "--format", "json")
+        by_host = {one["host"]: one for one in json.loads(printed)["nodes"]}
         return {name: by_host[node.name] for name, node in self.by_hardware.items()}
 
 

@@ -33,6 +33,8 @@ def place(data: Data, platform: Platform) -> dict[str, Any]:
             placed["nics"].append(_nic(data, platform, bus + 1, index, numa, above, placed["bridges"]))
     if "nvswitches" in data:
         placed["nvswitches"] = _switches(data["nvswitches"], data, platform, placed["bridges"], sockets - 1)
+    for bus in data.get("storage_nics", ()):
+        placed["nics"].append(_storage_nic(data, platform, bus, len(placed["nics"]), placed["bridges"]))
     if "switch_managers" in data:
         placed["nics"] += _managers(data, len(placed["nics"]), placed["bridges"])
     return placed
@@ -89,6 +91,18 @@ def _nic(  # noqa: PLR0913, PLR0917
     above = _bridge(bridges, _slot(bus - 3, 1), "downstream", data["switch"], bus, numa, top, link)
     rate = nic.get("rate_gbit_per_s") or platform.nic_rate_gbit_per_s
     return _function(bus, numa, above, link) | _adapter(nic, f"mlx5_{index}", "fabric", rate)
+
+
+def _storage_nic(
+    data: Data, platform: Platform, bus: int, number: int, bridges: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """An adapter like those near the GPUs, on a root port of its own."""
+    nic = data["nics"]
+    link = {"pcie_gen": nic["gen"], "pcie_width": nic["width"]}
+    numa = bus * _SOCKETS // 256
+    above = _bridge(bridges, _slot(bus - 1, 1), "root-port", data["root_port"], bus, numa, [], link)
+    rate = nic.get("rate_gbit_per_s") or platform.nic_rate_gbit_per_s
+    return _function(bus, numa, above, link) | _adapter(nic, f"mlx5_{number}", "storage", rate)
 
 
 def _adapter(nic: Data, name: str, role: str, rate: int | None) -> dict[str, Any]:

@@ -22,6 +22,8 @@ _COUNTERS = (
     "local_link_integrity_errors",
     "excessive_buffer_overrun_errors",
 )
+# A port's link-local address and its IPv4 address, each for both versions of RoCE.
+_GID_TYPES = ("IB/RoCE v1", "RoCE v2")
 _HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "roce_adp_retrans")
 
 
@@ -31,6 +33,8 @@ def write(hardware: dict[str, Any]) -> None:
         _write_devices(number, nic["name"])
         place = pci.folder(nic) / "infiniband" / nic["name"]
         _write_adapter(place, nic)
+        if nic["link_layer"] == "Ethernet":
+            _write_gids(place / "ports" / "1", number, nic)
         link = state.path(CLASS) / nic["name"]
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
@@ -82,6 +86,16 @@ def _write_adapter(place: Path, nic: dict[str, Any]) -> None:
         state.write_text(port / "counters" / name, "0\n")
     for name in _HW_COUNTERS:
         state.write_text(port / "hw_counters" / name, "0\n")
+
+
+def _write_gids(port: Path, number: int, nic: dict[str, Any]) -> None:
+    """Write the table of a RoCE port with one IPv4 address. The network interface that has it is not simulated."""
+    host = int(nic["guid"].replace(":", ""), 16)
+    local = "fe80:0000:0000:0000:" + nic["guid"]
+    ipv4 = f"0000:0000:0000:0000:0000:ffff:{0x0A64 + number:04x}:{1 + host % 0xFFFE:04x}"
+    for index, (address, kind) in enumerate((address, kind) for address in (local, ipv4) for kind in _GID_TYPES):
+        state.write_text(port / "gids" / str(index), address + "\n")
+        state.write_text(port / "gid_attrs" / "types" / str(index), kind + "\n")
 
 
 def _vital_product_data(text: str) -> bytes:

@@ -17,7 +17,7 @@ CHECKS = ("rdma.devices", "rdma.adapters", "rdma.peers", "rdma.firmware", "rdma.
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make device files")
-@pytest.mark.parametrize("name", ["hgx-h100-8", "hgx-b200-8", "dgx-a100-8"])
+@pytest.mark.parametrize("name", ["hgx-h100-8", "hgx-b200-8", "dgx-a100-8", "hgx-h100-8-roce"])
 def test_adapters_have_what_the_checks_look_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     hardware = describe(name, "lab/node")
     monkeypatch.setattr(state, "ROOT", tmp_path)
@@ -33,6 +33,10 @@ def test_adapters_have_what_the_checks_look_for(tmp_path: Path, monkeypatch: pyt
     facts = facts_from_bundle(Bundle.from_json(json.dumps(probe.collect()), "the simulated node"))
     assert len(facts.infiniband or ()) == len(hardware["nics"])
     assert len(facts.rdma_nodes or ()) == 2 * len(hardware["nics"])
+    # A RoCE port has each of its two addresses for both versions; InfiniBand's are not simulated.
+    tables = {tuple((gid.type, gid.ipv4) for gid in port.gids) for one in facts.infiniband or () for port in one.ports}
+    expected = [(kind, ipv4) for ipv4 in (False, True) for kind in ("IB/RoCE v1", "RoCE v2")]
+    assert tables == {tuple(expected if name.endswith("-roce") else [])}
     found = [finding for check in CHECKS for finding in registry[check].findings(facts, Expectation())]
     assert [finding for finding in found if finding.status.value not in {"pass", "skip"}] == []
     passed = {finding.check for finding in found if finding.status.value == "pass"}

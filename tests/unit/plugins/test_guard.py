@@ -211,6 +211,20 @@ def test_the_stored_program_restores_by_itself(tmp_path: Path, config: Path) -> 
     assert json.loads((guarded.folder / "outcome.json").read_text())["by"] == "at boot"
 
 
+def test_a_process_that_hangs_with_the_lock_keeps_nobody_out(
+    guarded: Guard, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "LOCK_LIMIT_S", 0.3)
+    arm(guarded, config)
+    change(config)
+    with guarded.locked():
+        with pytest.raises(GuardError, match=r"has held the lock of ssh for 0\.3 s"), guarded.locked():
+            raise AssertionError("two hold the lock")
+        with guarded.locked(insist=True):
+            assert guarded.restore("by the timer on the node") is not None
+    assert as_before(config)
+
+
 def test_a_command_sees_files_that_are_not_in_place(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("a mount namespace needs root")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def test_accounts_without_a_password_that_have_a_shell(tmp_path: Path) -> None:
 def test_of_the_daemons_settings_those_that_are_judged_are_kept(tmp_path: Path) -> None:
     tool(tmp_path / "bin", "sshd", "printf '%s\\n' 'passwordauthentication no' 'authorizedkeysfile x' 'ciphers a,b'")
     assert look(tmp_path, "sshd-settings")[0] == ["passwordauthentication no", "ciphers a,b"]
+
+
+def test_a_daemon_without_its_folder_is_asked_where_it_has_one(tmp_path: Path) -> None:
+    """Behind ssh.socket: the text is that of sshd 9.2, which ends with 255."""
+    missing = "echo 'Missing privilege separation directory: /run/sshd' >&2; exit 255"
+    tool(tmp_path / "bin", "sshd", f'[ "$(ls /run)" = sshd ] || {{ {missing}; }}; echo "passwordauthentication no"')
+    for name in ("ls", "mkdir", "mount", "sh"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
+    assert look(tmp_path, "sshd-settings") == ([], "Missing privilege separation directory: /run/sshd")
+    (tmp_path / "bin" / "unshare").symlink_to(shutil.which("unshare") or "")
+    assert look(tmp_path, "sshd-settings") == (["passwordauthentication no"], "")
 
 
 @pytest.mark.parametrize("text", ["", "root:$6$x y", "ssh-rsa", "ssh-rsa %%%"])

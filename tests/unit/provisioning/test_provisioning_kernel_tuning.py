@@ -35,6 +35,22 @@ METAL: dict[str, Any] = {
 }
 BOOTED = {BOOT_ID: "now\n", kernel_files.THP: "always [madvise] never\n"}
 GRUB = {kernel_boot.UPDATE_GRUB: file("")}
+NO_GRUB = {kernel_boot.UPDATE_GRUB: {"kind": "absent"}}
+COMMAND_LINE = {kernel_boot.KERNEL_COMMAND_LINE: "root=/dev/sda1 ro\n"}
+KERNELS = tuple(
+    {"release": release, "package": None, "running": False, "newest": False, "headers": False}
+    for release in ("6.1.0-40-amd64", "6.12.0-9.el10")
+)
+# Debian has them in /boot alone; packages of rpm with the modules, from where they are copied.
+IMAGES = {
+    path: file("")
+    for path in (
+        "/boot/vmlinuz-6.1.0-40-amd64",
+        "/boot/vmlinuz-6.12.0-9.el10",
+        "/boot/vmlinuz-0-rescue",
+        "/lib/modules/6.12.0-9.el10/vmlinuz",
+    )
+}
 UNIT = {"load": "loaded", "active": "active", "sub": "running"}
 
 
@@ -62,7 +78,7 @@ def test_bare_metal_gets_all_and_is_settled_afterwards() -> None:
     assert "iommu=pt" in str(texts[kernel_files.GRUB])
     assert 'apply "performance" ""' in str(texts[f"{kernel_files.UNITS}/{kernel_files.CPU_UNIT}"])
     assert texts[f"{kernel_files.UNITS}/{kernel_files.ACS_UNIT}"] is None
-    assert plan.values["boot"]["argv"] == [kernel_boot.UPDATE_GRUB]
+    assert plan.values["boot"]["argvs"] == [[kernel_boot.UPDATE_GRUB]]
     assert plan.reboot_reasons == ("the kernel's command line gets iommu=pt",)
     assert plan.due
     again = planned(ROLE, settled(state, plan))
@@ -242,29 +258,44 @@ def test_docker_is_not_restarted_under_containers_that_would_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "texts", "argv"),
+    ("program", "texts", "argvs"),
     [
-        ({}, {}, [kernel_boot.GRUBBY, "--update-kernel=ALL", "--args=iommu=pt"]),
-        ({}, {kernel_boot.KERNEL_COMMAND_LINE: "root=/dev/sda1 ro\n"}, [kernel_boot.KERNEL_INSTALL, "add-all"]),
+        (kernel_boot.GRUBBY, {}, [[kernel_boot.GRUBBY, "--update-kernel=ALL", "--args=iommu=pt"]]),
+        (
+            kernel_boot.KERNEL_INSTALL,
+            COMMAND_LINE,
+            [
+                [kernel_boot.KERNEL_INSTALL, "add", "6.1.0-40-amd64", "/boot/vmlinuz-6.1.0-40-amd64"],
+                [kernel_boot.KERNEL_INSTALL, "add", "6.12.0-9.el10", "/lib/modules/6.12.0-9.el10/vmlinuz"],
+            ],
+        ),
     ],
 )
-def test_other_boot_loaders(there: dict[str, Any], texts: dict[str, str], argv: list[str]) -> None:
-    program = {argv[0]: file("")}
-    state = metal(texts, files={kernel_boot.UPDATE_GRUB: {"kind": "absent"}, **program})
+def test_other_boot_loaders(program: str, texts: dict[str, str], argvs: list[list[str]]) -> None:
+    state = metal(texts, files={**NO_GRUB, **IMAGES, program: file("")}, kernels=KERNELS)
     plan = planned(ROLE, state)
-    assert plan.values["boot"]["argv"] == argv
+    assert plan.values["boot"]["argvs"] == argvs
     if texts:
         assert by_path(plan, kernel_boot.KERNEL_COMMAND_LINE).content == "root=/dev/sda1 ro iommu=pt\n"
     removed = planned(ROLE, settled(state, plan), state="absent")
     assert removed.due
-    if argv[0] == kernel_boot.GRUBBY:
-        assert "--remove-args=iommu=pt" in removed.values["boot"]["argv"]
+    if program == kernel_boot.GRUBBY:
+        assert removed.values["boot"]["argvs"] == [[program, "--update-kernel=ALL", "--remove-args=iommu=pt"]]
     else:
+        assert removed.values["boot"]["argvs"] == argvs
         assert by_path(removed, kernel_boot.KERNEL_COMMAND_LINE).content == "root=/dev/sda1 ro\n"
 
 
-def test_without_a_known_boot_loader_the_words_are_named() -> None:
-    plan = planned(ROLE, metal(files={kernel_boot.UPDATE_GRUB: {"kind": "absent"}}))
+@pytest.mark.parametrize(
+    ("texts", "files"),
+    [
+        ({}, {}),
+        # A kernel without an image is none that could be given to kernel-install.
+        (COMMAND_LINE, {kernel_boot.KERNEL_INSTALL: file("")}),
+    ],
+)
+def test_without_a_known_boot_loader_the_words_are_named(texts: dict[str, str], files: dict[str, Any]) -> None:
+    plan = planned(ROLE, metal(texts, files={**NO_GRUB, **files}, kernels=KERNELS))
     assert plan.values["boot"] is None
     assert any("add iommu=pt by hand" in note for note in plan.notes)
 
