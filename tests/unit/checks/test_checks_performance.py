@@ -255,7 +255,7 @@ def test_the_verdict_on_a_recorded_diagnosis(name: str, expected: object) -> Non
         return
     answer = DcgmDiag.model_validate(parsed("dcgm-diag", text))
     verdicts = {(one.component, one.status) for one in of_diag(answer)}
-    print(answer["overall"], verdicts)
+    print(answer.overall, verdicts)
     if expected is not None:
         assert verdicts == expected
-    assert {status for _, status in verdicts} <= {Status.PASS, Status.SKIP} or answer["overall"] not in ("pass", "skip")
+    assert {status for _, status in verdicts} <= {Status.PASS, Status.SKIP} or answer.overall not in ("pass", "skip")
