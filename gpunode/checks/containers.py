@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import CdiSpec, NodeFacts
 
@@ -33,7 +33,7 @@ REGENERATE = (
     state="observe",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def toolkit(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def toolkit(node: NodeFacts) -> Iterator[Verdict]:
     found = {package.name: package for package in node.packages or () if package.name in TOOLKIT and present(package)}
     if not found:
         yield Verdict(Status.SKIP, "no package of NVIDIA's container toolkit is installed")
@@ -72,7 +72,7 @@ def has_toolkit(node: NodeFacts) -> bool:
     state="drain",
     actions=("run_role:nvidia_container_toolkit", "restart_service:docker.service"),
 )
-def runtime(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def runtime(node: NodeFacts) -> Iterator[Verdict]:
     docker, settings = node.docker, node.containers
     if docker is None:
         yield Verdict(Status.SKIP, "no Docker daemon runs here")
@@ -99,7 +99,7 @@ def runtime(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cdi(node: NodeFacts) -> Iterator[Verdict]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
         yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")
@@ -118,7 +118,7 @@ def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def cdi_single(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cdi_single(node: NodeFacts) -> Iterator[Verdict]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
         yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")

@@ -8,7 +8,7 @@ from gpunode.catalog import Platform, load
 from gpunode.checks.driver import same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, hidden, model_of, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import NodeFacts, Unit
 
@@ -85,7 +85,7 @@ def _unknown_platform(node: NodeFacts) -> Verdict | None:
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "run_role:nvidia_fabric"),
 )
-def manager(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def manager(node: NodeFacts) -> Iterator[Verdict]:
     services = wanted_services(node)
     units = {unit.name: unit for unit in node.units or ()}
     if not services:
@@ -154,7 +154,7 @@ def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
     state="drain",
     actions=("run_role:nvidia_fabric",),
 )
-def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def manager_version(node: NodeFacts) -> Iterator[Verdict]:
     version = (node.nvidia_tool_versions or {}).get("nv-fabricmanager")
     if node.loaded_driver is None:
         yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
@@ -187,11 +187,8 @@ def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     scope="gpu",
     architectures=("hopper", "blackwell", "rubin"),
 )
-def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def state(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     members = [gpu for gpu in gpus if gpu.reported.fabric.state is not None and gpu.lost is None]
     if not members:
         yield _nothing_said(node, gpus)

@@ -12,6 +12,7 @@ from gpunode.checks.gpus import (
     OFF_THE_BUS,
     SeenGpu,
     gpu_check,
+    listed_gpus,
     lost_gpus,
     lost_slots,
     match_of,
@@ -97,7 +98,7 @@ def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 
 def _unknown(node: NodeFacts) -> Iterator[Verdict]:
     """GPUs whose PCI id the catalog lacks: by their product name, or undetermined."""
-    named = {gpu.reported.pci_bus_id: gpu for gpu in _answering(node)}
+    named = {gpu.reported.pci_bus_id: gpu for gpu in listed_gpus(node)}
     ids: dict[str, str | None] = {}
     for device in node.gpus_on_bus or ():
         if model_of(device) is None:
@@ -115,7 +116,7 @@ def _unknown(node: NodeFacts) -> Iterator[Verdict]:
 
 def _contradicted(node: NodeFacts) -> Iterator[Verdict]:
     """GPUs that print the product name of another model than that of their PCI id."""
-    for gpu in _answering(node):
+    for gpu in listed_gpus(node):
         printed = gpu.reported.name
         named = match_of_name(printed) if printed and not gpu.is_vgpu else None
         by_id = match_of(gpu.reported.pci_device_id or "", gpu.reported.pci_subsystem_id)
@@ -140,11 +141,6 @@ def _mixed(node: NodeFacts, measured: str) -> Iterator[Verdict]:
     if len(modules) > 1:
         message = f"{len(modules)} models of SXM modules in one node: {measured}"
         yield Verdict(Status.WARN, message, expected=1, measured=len(modules), unit="models", source=CATALOG)
-
-
-def _answering(node: NodeFacts) -> list[SeenGpu]:
-    gpus = seen_gpus(node)
-    return [] if isinstance(gpus, Verdict) else gpus
 
 
 def _name_of(device_id: str, subsystem_id: str | None) -> str:
@@ -177,11 +173,8 @@ def _as_expected(node: NodeFacts, wanted: str, measured: str) -> Verdict:
     state="drain",
     actions=("restart_os", "power_cycle", "replace_hardware"),
 )
-def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
     document = smi_document(node)
-    if isinstance(document, Verdict):
-        yield document
-        return
     on_bus = [device.slot for device in node.gpus_on_bus or ()]
     listed_slots = [gpu.pci_bus_id for gpu in document.gpus]
     attached = document.attached_gpus
@@ -213,7 +206,7 @@ def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
 )
-def gpu_device_nodes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpu_device_nodes(node: NodeFacts) -> Iterator[Verdict]:
     if node.loaded_driver is None:
         yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
         return
@@ -258,11 +251,10 @@ def _what_is_there(path: str, found: DeviceNode | None) -> str:
     actions=("restart_os", "power_cycle", "replace_hardware"),
     scope="gpu",
 )
-def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    gpus = seen_gpus(node)
+def gpu_answers(node: NodeFacts) -> Iterator[Verdict]:
     smi = node.smi
     lost = lost_slots(node)
-    answering = [] if isinstance(gpus, Verdict) else gpus
+    answering = listed_gpus(node)
     if reports_loss(node) and not lost and not any(gpu.lost for gpu in answering):
         yield from _lost_by_status(node, answering)
         return
@@ -274,8 +266,8 @@ def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
             yield Verdict(Status.FAIL, message, f"gpu at {slot}", measured="lost")
     if smi is not None and smi.error_kind == "gpu-lost" and not lost:
         yield Verdict(Status.FAIL, smi.error_message or "a GPU is lost", measured="lost")
-    elif isinstance(gpus, Verdict) and not lost:
-        yield gpus
+    elif not answering and not lost:
+        seen_gpus(node)  # raises Skip with the reason
 
 
 def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[Verdict]:
@@ -320,11 +312,8 @@ def _answers(gpu: SeenGpu) -> Verdict:
     actions=("power_cycle", "replace_hardware"),
     scope="gpu",
 )
-def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpu_messages(node: NodeFacts) -> Iterator[Verdict]:
     document = smi_document(node)
-    if isinstance(document, Verdict):
-        yield document
-        return
     index = {gpu.pci_bus_id: f"gpu{gpu.index}" for gpu in document.gpus}
     messages = [message for message in _messages(node) if error_kind(message) != "gpu-lost"]
     inforom = [message for message in messages if INFOROM in message.lower()]

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, hidden, seen_gpus
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import GpuSetting, NodeFacts, Unit
 from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
@@ -28,15 +28,12 @@ UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
     scope="gpu",
 )
-def settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def settings(node: NodeFacts) -> Iterator[Verdict]:
     asked = node.gpu_settings
     if asked is None:
         yield Verdict(Status.SKIP, NOT_DEPLOYED)
         return
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     rules, reported = asked.plain_rules(), asked.reported or {}
     for gpu in gpus:
         problems = resolved(requested(rules, gpu.plain), gpu.plain)[1]
@@ -98,11 +95,8 @@ def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
     scope="gpu",
 )
-def settings_kept(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def settings_kept(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     if node.gpu_settings is not None:
         for name, why in ((UNIT, "the settings are not applied again"), (PERSISTENCE_UNIT, "GPUs forget them")):
             yield replace(_kept_by(_unit(node, name), why), component=name.removesuffix(".service"))

@@ -82,11 +82,8 @@ MOST_OF_MEMORY = Threshold(
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
     scope="gpu",
 )
-def persistence(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def persistence(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     for gpu in gpus:
         yield replace(_unreachable(gpu) or _mode_of(gpu, _held_by_daemon(node)), component=gpu.component)
     daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
@@ -169,9 +166,6 @@ def compute_mode(gpu: SeenGpu) -> Verdict:
 )
 def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     modes = {gpu.reported.mig_mode for gpu in gpus if gpu.lost is None}
     if modes <= {None}:
         can = [gpu.component for gpu in gpus if gpu.known.get("mig_instances") and gpu.for_servers and not gpu.is_vgpu]
@@ -283,11 +277,8 @@ def clocks(gpu: SeenGpu) -> Verdict:
     scope="gpu",
     thresholds=(IDLE_MEMORY,),
 )
-def memory_used(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def memory_used(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     for gpu in gpus:
         yield replace(_unreachable(gpu) or _memory_of(gpu, node), component=gpu.component)
 
@@ -363,11 +354,8 @@ def memory_size(gpu: SeenGpu) -> Verdict:
     state="observe",
     actions=("open_support_case",),
 )
-def vbios(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def vbios(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     told = [gpu for gpu in gpus if gpu.lost is None and gpu.reported.vbios_version and not gpu.is_vgpu]
     by_model: dict[str, dict[str | None, list[str]]] = {}
     for gpu in told:

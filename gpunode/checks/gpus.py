@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
-from gpunode.checks.registry import Declared, Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Declared, NotJudged, Skip, Status, Verdict, registry
 from gpunode.facts.node import NodeFacts, PciDevice, SmiGpu, SmiLog
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
@@ -155,36 +155,41 @@ def reports_loss(node: NodeFacts) -> bool:
 
 def lost_gpus(node: NodeFacts) -> set[str]:
     """Return the PCI addresses of the GPUs that ``gpu.answers`` reports: by message, value, or exit status and Xid."""
-    gpus = seen_gpus(node)
-    silent = () if isinstance(gpus, Verdict) else [gpu.reported.pci_bus_id for gpu in gpus if gpu.lost is not None]
+    silent = [gpu.reported.pci_bus_id for gpu in listed_gpus(node) if gpu.lost is not None]
     named = {*lost_slots(node), *(slot for slot in silent if slot)}
     return off_the_bus(node) if not named and reports_loss(node) else named
 
 
-def smi_document(node: NodeFacts) -> SmiLog | Verdict:
-    """Return nvidia-smi's answer; where it has no answer ``skip``, with the check that reports the cause."""
+def smi_document(node: NodeFacts) -> SmiLog:
+    """Return nvidia-smi's answer. Raises Skip where it has none, with the check that reports the cause."""
     smi = node.smi
     if node.loaded_driver is None:
-        return Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if smi is None:
-        return Verdict(Status.SKIP, f"nvidia-smi is not installed ({TOOLS})")
+        raise Skip(f"nvidia-smi is not installed ({TOOLS})")
     if smi.error_kind == MISMATCH:
-        return Verdict(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
+        raise Skip("nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
     if smi.error_kind == "no-devices":
         return SmiLog(attached_gpus=0)
     if smi.document is None:
         cause = ANSWERS if smi.error_kind == "gpu-lost" else TOOLS
-        return Verdict(Status.SKIP, f"nvidia-smi cannot answer ({cause})")
+        raise Skip(f"nvidia-smi cannot answer ({cause})")
     return smi.document
 
 
-def seen_gpus(node: NodeFacts) -> list[SeenGpu] | Verdict:
-    """Every GPU that nvidia-smi has, or the verdict on there being none to look at."""
+def listed_gpus(node: NodeFacts) -> list[SeenGpu]:
+    """Return every GPU that nvidia-smi reports; none where it does not answer."""
+    try:
+        return seen_gpus(node)
+    except Skip:
+        return []
+
+
+def seen_gpus(node: NodeFacts) -> list[SeenGpu]:
+    """Return every GPU that nvidia-smi reports. Raises Skip where there is none to look at."""
     document = smi_document(node)
-    if isinstance(document, Verdict):
-        return document
     if not document.gpus:
-        return Verdict(Status.SKIP, "the driver has no GPU (gpu.count reports the cause)")
+        raise Skip("the driver has no GPU (gpu.count reports the cause)")
     by_slot = {device.slot: device for device in node.pci or ()}
     lost = lost_slots(node)
     rules = node.gpu_settings.plain_rules() if node.gpu_settings else []
@@ -216,19 +221,24 @@ def gpu_check(
     """
 
     def decorate(function: OfOneGpu) -> OfOneGpu:
-        def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-            gpus = seen_gpus(node)
-            if isinstance(gpus, Verdict):
-                yield gpus
-                return
-            for gpu in gpus:
-                yield replace(hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu), component=gpu.component)
+        def judge(node: NodeFacts) -> Iterator[Verdict]:
+            for gpu in seen_gpus(node):
+                yield of_one_gpu(function, gpu, seen_by_guest=seen_by_guest)
 
         about: Declared = {"scope": "gpu", **declared}
         registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, **about)(judge)
         return function
 
     return decorate
+
+
+def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False) -> Verdict:
+    """Return a function's verdict on a GPU, or why there is none."""
+    try:
+        verdict = hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu)
+    except NotJudged as reason:
+        verdict = reason.verdict
+    return replace(verdict, component=gpu.component)
 
 
 def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> Verdict | None:

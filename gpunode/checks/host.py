@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container, is_guest
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
@@ -58,7 +58,7 @@ UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
     actions=("fix_configuration",),
     thresholds=(OFFSET_MOST,),
 )
-def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def time(node: NodeFacts) -> Iterator[Verdict]:
     sync = node.time_sync
     if is_container(node):
         yield Verdict(Status.SKIP, "in a container the clock is the host's")
@@ -85,7 +85,7 @@ def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     actions=("fix_configuration",),
     thresholds=(FULL, NEARLY_FULL, INODES_LEAST),
 )
-def disk_space(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def disk_space(node: NodeFacts) -> Iterator[Verdict]:
     if not node.file_systems:
         inside = "a container without a local file system of its own" if is_container(node) else None
         yield Verdict(Status.SKIP if inside else Status.ERROR, inside or "df lists no local file system")
@@ -121,7 +121,7 @@ def _space(file_system: FileSystem) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(MEMORY_LEAST,),
 )
-def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def memory_free(node: NodeFacts) -> Iterator[Verdict]:
     memory = node.memory
     if memory is None or memory.available_mib is None or not memory.total_mib:
         yield Verdict(Status.ERROR, "/proc/meminfo does not tell the available memory")
@@ -141,7 +141,7 @@ def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     state="observe",
     actions=("fix_configuration",),
 )
-def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cpu_governor(node: NodeFacts) -> Iterator[Verdict]:
     frequency = node.cpu_frequency
     if frequency is None or not frequency.governors:
         yield Verdict(
@@ -171,7 +171,7 @@ def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
     actions=("fix_configuration",),
     thresholds=(FILES_LEAST,),
 )
-def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def limits(node: NodeFacts) -> Iterator[Verdict]:
     files = _limit(node, "nofile")
     if files is None:
         yield Verdict(Status.SKIP, "no limit of open files is set by systemd or limits.conf", "nofile")
@@ -259,7 +259,7 @@ DEBUGGING: dict[str, tuple[str, ...]] = {
     state="observe",
     actions=("fix_configuration",),
 )
-def environment(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def environment(node: NodeFacts) -> Iterator[Verdict]:
     left = [setting for setting in node.environment or () if _slows(setting)]
     if left:
         words = listed([f"{setting.name}={setting.value} in {setting.path}" for setting in left])
@@ -286,7 +286,7 @@ def _slows(setting: EnvironmentSetting) -> bool:
     actions=("none",),
     thresholds=(CORES_PER_GPU, MEMORY_PER_GPU, LOCAL_DISK, SIZE_TOLERANCE),
 )
-def sized_for_gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def sized_for_gpus(node: NodeFacts) -> Iterator[Verdict]:
     gpus = len(node.gpus_on_bus or ())
     if node.cpu is None or node.memory is None:
         return

@@ -101,7 +101,7 @@ def _run(record: Record) -> Iterator[Verdict]:
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpus(node: NodeFacts) -> Iterator[Verdict]:
     nvml, cuda = one(node, "versions.nvml", NvmlValues), one(node, "versions.cuda", CudaValues)
     for answer in (nvml, cuda):
         if isinstance(answer, Verdict):

@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import load
 from gpunode.checks.driver import same_version
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.checks.workload import explained, image_of, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
@@ -34,7 +34,7 @@ CUDA_SOURCE = "catalog (cuda.yml)"
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def library(node: NodeFacts) -> Iterator[Verdict]:
     answer = one(node, "versions.system", SystemValues)
     if isinstance(answer, Verdict):
         yield answer
@@ -104,7 +104,7 @@ def refused(node: NodeFacts) -> str | None:
     state="observe",
     actions=("fix_configuration",),
 )
-def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def forward_compat(node: NodeFacts) -> Iterator[Verdict]:
     answer = one(node, "versions.cuda", CudaValues)
     if isinstance(answer, Verdict):
         broken = answer.status is Status.FAIL
@@ -148,7 +148,7 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cuda_of_image(node: NodeFacts) -> Iterator[Verdict]:
     system, torch = one(node, "versions.system", SystemValues), one(node, "versions.torch", TorchValues)
     if isinstance(system, Verdict):
         yield system

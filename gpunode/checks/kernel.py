@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import EnvironmentSetting, NodeFacts
 
@@ -24,7 +24,7 @@ LISTS = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_OOB_NET_IFNAME": "interface", 
     state="observe",
     actions=("fix_configuration",),
 )
-def kernel_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
     if is_container(node):
         yield Verdict(Status.SKIP, "in a container the kernel is the host's")
         return
@@ -65,7 +65,7 @@ def kernel_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     state="drain",
     actions=("fix_configuration",),
 )
-def nccl_conf(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def nccl_conf(node: NodeFacts) -> Iterator[Verdict]:
     found = [one for one in node.environment or () if one.path == NCCL_FILE]
     named = [one for one in found if one.name in LISTS and not one.value.startswith("^")]
     if not named:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpunode.checks.gpus import SeenGpu, hidden, model_of, seen_gpus
+from gpunode.checks.gpus import SeenGpu, hidden, listed_gpus, model_of, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.models.smi import DocumentT
@@ -60,7 +60,7 @@ def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
     scope="gpu",
     bare_metal=True,
 )
-def pcie_width(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def pcie_width(node: NodeFacts) -> Iterator[Verdict]:
     for component, device in gpus_of(node):
         yield replace(_width_of(node, device), component=component)
 
@@ -129,11 +129,8 @@ def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdi
     bare_metal=True,
     thresholds=(MOST_REPLAYS,),
 )
-def pcie_replays(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def pcie_replays(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     minutes = max((node.uptime_s or 0.0) / 60, 1.0)
     for gpu in gpus:
         yield replace(hidden(gpu, seen_by_guest=False) or _replays_of(gpu, minutes), component=gpu.component)
@@ -169,7 +166,7 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     scope="gpu",
     bare_metal=True,
 )
-def pcie_speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def pcie_speed(node: NodeFacts) -> Iterator[Verdict]:
     states = {gpu.pci_bus_id: gpu.performance_state for gpu in node.smi_gpus}
     for component, device in gpus_of(node):
         yield replace(_speed_of(node, device, states.get(device.slot)), component=component)
@@ -204,14 +201,12 @@ def _generation(speed: float) -> str:
     return f"gen {GENERATIONS[speed]}" if speed in GENERATIONS else f"{speed:g} GT/s"
 
 
-def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> DocumentT | Verdict:
-    """Return the answer to another call of nvidia-smi, or the verdict on there being no answer."""
-    gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        return gpus
+def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> DocumentT:
+    """Return the answer to another call of nvidia-smi. Raises Skip or Undetermined where there is none."""
+    seen_gpus(node)
     if answer is None or answer.document is None:
-        said = answer.error_message if answer else "no answer"
-        return Verdict(Status.ERROR, f"{what}: {said}")
+        reason = answer.error_message if answer else "no answer"
+        raise Undetermined(f"{what}: {reason}")
     return answer.document
 
 
@@ -228,11 +223,8 @@ def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> Docu
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "replace_hardware"),
     thresholds=(MOST_GAPS,),
 )
-def topology(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def topology(node: NodeFacts) -> Iterator[Verdict]:
     document = answer_of(node, node.topology, "nvidia-smi topo -m")
-    if isinstance(document, Verdict):
-        yield document
-        return
     names, ways = pairs(document)
     if len(names) < 2:
         yield Verdict(Status.SKIP, "one GPU has no way to another")
@@ -292,9 +284,9 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
     message = f"{counted(len(gaps), 'pair')} of {len(between)} not linked by NVLink: {listed(gaps)}"
     if few:
         return replace(told, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
-    gpus = seen_gpus(node)
+    gpus = listed_gpus(node)
     # With NVSwitches or without, modules that have NVLink are all linked: the number of switches does not matter here.
-    sure_models = not isinstance(gpus, Verdict) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
+    sure_models = bool(gpus) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
     sure = sure_models and all(platform.sure() for platform in platforms(node))
     source = f"catalog (platforms.yml: {mesh})"
     status = Status.FAIL if sure else Status.WARN
@@ -303,10 +295,7 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
 
 def _without_nvlink(node: NodeFacts) -> set[str]:
     """GPUs, by nvidia-smi's names, of models that have no NVLink: a display card beside the others."""
-    gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        return set()
-    return {f"GPU{gpu.reported.index}" for gpu in gpus if gpu.match and gpu.known.get("nvlink") is None}
+    return {f"GPU{gpu.reported.index}" for gpu in listed_gpus(node) if gpu.match and gpu.known.get("nvlink") is None}
 
 
 def _mesh(node: NodeFacts) -> str | None:
@@ -315,9 +304,9 @@ def _mesh(node: NodeFacts) -> str | None:
     Four SXM modules without switches; eight of them (V100) are linked in a ring of two meshes. A hypervisor may keep
     the links to itself, and the driver those of a GPU in MIG mode.
     """
-    gpus = seen_gpus(node)
+    gpus = listed_gpus(node)
     known = platforms(node)
-    if is_guest(node) or isinstance(gpus, Verdict) or not known or len(gpus) > MOST_IN_A_MESH:
+    if is_guest(node) or not gpus or not known or len(gpus) > MOST_IN_A_MESH:
         return None
     direct = all(gpu.known.get("form") == "sxm" and gpu.known.get("nvlink") and not gpu.mig for gpu in gpus)
     return known[0].name if direct and not any(platform.nvswitches for platform in known) else None
@@ -335,7 +324,7 @@ def _mesh(node: NodeFacts) -> str | None:
     scope="gpu",
     bare_metal=True,
 )
-def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def numa(node: NodeFacts) -> Iterator[Verdict]:
     with_cpus = [entry.node for entry in node.numa or () if entry.cpus]
     if is_guest(node):
         yield Verdict(Status.SKIP, GUEST)
@@ -367,13 +356,10 @@ def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "fix_configuration"),
 )
-def p2p(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def p2p(node: NodeFacts) -> Iterator[Verdict]:
     document = answer_of(node, node.peer_access, "nvidia-smi topo -p2p r")
     matrix = answer_of(node, node.topology, "nvidia-smi topo -m")
     gpus = seen_gpus(node)
-    if isinstance(document, Verdict) or isinstance(matrix, Verdict) or isinstance(gpus, Verdict):
-        yield next(found for found in (document, matrix, gpus) if isinstance(found, Verdict))
-        return
     names, access = pairs(document)
     if len(names) < 2:
         yield Verdict(Status.SKIP, "one GPU has no other to reach")

@@ -2,10 +2,9 @@
 
 import re
 
-from gpunode.checks.gpus import SeenGpu, seen_gpus
+from gpunode.checks.gpus import SeenGpu, listed_gpus
 from gpunode.checks.links import GENERATIONS, port_above
 from gpunode.checks.machine import nvswitches, platforms
-from gpunode.checks.registry import Verdict
 from gpunode.expectations import Shape
 from gpunode.expectations.shape import Pair
 from gpunode.facts.node import NodeFacts
@@ -15,8 +14,7 @@ NVLINKS = re.compile(r"NV(\d{1,3})")
 
 def shape_of(node: NodeFacts) -> Shape:
     """Return the node's shape, as far as nvidia-smi, the bus and the catalog describe it."""
-    found = seen_gpus(node)
-    gpus = [] if isinstance(found, Verdict) else found
+    gpus = listed_gpus(node)
     models = {gpu.match.gpu.id: gpu.match.gpu for gpu in gpus if gpu.match and gpu.match.gpu}
     known = len(models) == 1 and all(gpu.match and gpu.match.gpu for gpu in gpus)
     rows = platforms(node)

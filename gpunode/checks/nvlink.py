@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
@@ -52,12 +52,14 @@ recovery events. No source gives limits for these, nor for bit error rates: they
 
 @dataclass(frozen=True)
 class Linked:
-    """A GPU whose NVLinks are judged, with the links that nvidia-smi lists of it."""
+    """A GPU with the links that nvidia-smi lists of it."""
 
     gpu: SeenGpu
     links: tuple[NvlinkLink, ...]
     all_inactive: bool
     """nvidia-smi says so, and then lists none."""
+    reason: str | None = None
+    """Why its links are not judged; None: they are."""
 
     @property
     def wanted(self) -> int | None:
@@ -84,30 +86,20 @@ class Linked:
         return nvlink.line_gb_per_s if nvlink and self.doubt is None else None
 
 
-def linked_gpus(node: NodeFacts) -> list[Linked | Verdict] | Verdict:
-    """Return each GPU whose NVLinks are in use or should be, and why one beside them is not judged.
-
-    Where there is none, the one verdict with the reasons.
-    """
+def linked_gpus(node: NodeFacts) -> list[Linked]:
+    """Return the node's GPUs with their NVLinks. Raises Skip with the reasons where none is to be judged."""
     listing = answer_of(node, node.nvlink, "nvidia-smi nvlink --status")
-    gpus = seen_gpus(node)
-    if isinstance(listing, Verdict):
-        return listing
-    if isinstance(gpus, Verdict):
-        return gpus
     by_index = {gpu.index: gpu for gpu in listing.gpus}
-    found: list[Linked | Verdict] = []
-    for gpu in gpus:
+    found = []
+    for gpu in seen_gpus(node):
         reported = by_index.get(gpu.reported.index, NvlinkGpu(index=gpu.reported.index))
         gone = hidden(gpu)
         reason = gone.message if gone else _why_not_judged(node, gpu, reported.links)
-        if reason is None:
-            found.append(Linked(gpu, reported.links, all_inactive=bool(reported.all_inactive)))
-        else:
-            found.append(Verdict(Status.SKIP, reason, gpu.component))
-    if any(isinstance(one, Linked) for one in found):
-        return found
-    return Verdict(Status.SKIP, "; ".join(dict.fromkeys(one.message for one in found if isinstance(one, Verdict))))
+        found.append(Linked(gpu, reported.links, bool(reported.all_inactive), reason))
+    reasons = [linked.reason for linked in found if linked.reason is not None]
+    if len(reasons) == len(found):
+        raise Skip("; ".join(dict.fromkeys(reasons)))
+    return found
 
 
 def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]) -> str | None:
@@ -128,13 +120,14 @@ def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]
 
 
 def _each(node: NodeFacts, judge: Callable[[Linked], Verdict]) -> Iterator[Verdict]:
-    """One verdict for each GPU with NVLink, or why there is none."""
-    gpus = linked_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    for linked in gpus:
-        yield linked if isinstance(linked, Verdict) else replace(judge(linked), component=linked.gpu.component)
+    """Yield one verdict for each GPU."""
+    for linked in linked_gpus(node):
+        yield _judged(linked, judge)
+
+
+def _judged(linked: Linked, judge: Callable[[Linked], Verdict]) -> Verdict:
+    verdict = judge(linked) if linked.reason is None else Verdict(Status.SKIP, linked.reason)
+    return replace(verdict, component=linked.gpu.component)
 
 
 def _sleeps(link: NvlinkLink) -> bool:
@@ -151,7 +144,7 @@ def _sleeps(link: NvlinkLink) -> bool:
     actions=("reset_gpu", "restart_os", "replace_hardware"),
     scope="gpu",
 )
-def count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def count(node: NodeFacts) -> Iterator[Verdict]:
     return _each(node, _count_of)
 
 
@@ -182,7 +175,7 @@ def _count_of(linked: Linked) -> Verdict:
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "restart_os", "replace_hardware"),
     scope="gpu",
 )
-def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def state(node: NodeFacts) -> Iterator[Verdict]:
     return _each(node, _state_of)
 
 
@@ -220,7 +213,7 @@ def _state_of(linked: Linked) -> Verdict:
     scope="gpu",
     thresholds=(LEAST_OF_SPEED, LEAST_OF_LINE),
 )
-def speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def speed(node: NodeFacts) -> Iterator[Verdict]:
     return _each(node, _speed_of)
 
 
@@ -272,22 +265,12 @@ def _below(speeds: dict[int, float], floor: float) -> list[str]:
     scope="gpu",
     thresholds=(ERRORS_MOST,),
 )
-def errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def errors(node: NodeFacts) -> Iterator[Verdict]:
     gpus = linked_gpus(node)
     listing = answer_of(node, node.nvlink_errors, "nvidia-smi nvlink -e")
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    if isinstance(listing, Verdict):
-        yield listing
-        return
     by_index = {gpu.index: gpu.links for gpu in listing.gpus}
     for linked in gpus:
-        if isinstance(linked, Verdict):
-            yield linked
-            continue
-        links = by_index.get(linked.gpu.reported.index, ())
-        yield replace(_errors_of(linked, links), component=linked.gpu.component)
+        yield _judged(linked, lambda linked: _errors_of(linked, by_index.get(linked.gpu.reported.index, ())))
 
 
 def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> Verdict:

@@ -103,7 +103,7 @@ def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int 
     scope="link",
     thresholds=(ERRORS_MOST,),
 )
-def rdma_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def rdma_errors(node: NodeFacts) -> Iterator[Verdict]:
     active = [(name, port) for name, _, port in ports(node) if port.state == "ACTIVE"]
     if not active:
         yield Verdict(Status.SKIP, "the node has no active InfiniBand or RoCE port")

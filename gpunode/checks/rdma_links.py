@@ -8,7 +8,7 @@ from functools import partial
 
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
-from gpunode.checks.registry import Expectation, Status, Verdict, registry, why_unseen
+from gpunode.checks.registry import Status, Verdict, registry, why_unseen
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment, seconds_between
 from gpunode.checks.words import counted, listed
@@ -108,7 +108,7 @@ def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
     scope="link",
     thresholds=(LONG_S, LONG, SHORT, WINDOW),
 )
-def flaps(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def flaps(node: NodeFacts) -> Iterator[Verdict]:
     unseen = why_unseen(node, "link_log")
     if not node.infiniband:
         yield Verdict(Status.SKIP, NO_DEVICE)
@@ -178,7 +178,7 @@ def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:
     scope="link",
     thresholds=(PEERS,),
 )
-def peers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def peers(node: NodeFacts) -> Iterator[Verdict]:
     if not node.infiniband:
         yield Verdict(Status.SKIP, NO_DEVICE)
         return
@@ -251,7 +251,7 @@ def _others(numbers: Mapping[str, int], card: str) -> int:
     state="drain",
     scope="link",
 )
-def adapters(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def adapters(node: NodeFacts) -> Iterator[Verdict]:
     on_bus = {device.slot: device for device in node.pci_io or ()}
     with_rdma = {device.slot for device in node.infiniband or () if device.slot}
     kinds = {on_bus[slot].device_id for slot in with_rdma if slot in on_bus}

@@ -37,7 +37,7 @@ MTU_LEAST = Threshold(
     scope="link",
     thresholds=(MTU_LEAST,),
 )
-def mtu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def mtu(node: NodeFacts) -> Iterator[Verdict]:
     known = {nic.name: nic.mtu for nic in node.nics or ()}
     by_fabric: dict[tuple[str, float], dict[str, int | None]] = defaultdict(dict)
     for _, device, port in ports(node):
@@ -85,7 +85,7 @@ def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Ver
     state="drain",
     scope="link",
 )
-def devices(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def devices(node: NodeFacts) -> Iterator[Verdict]:
     if not node.infiniband:
         yield Verdict(Status.SKIP, NO_DEVICE)
         return

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import listed
 from gpunode.facts.models.host import StoredMount
@@ -24,7 +24,7 @@ NO_STORAGE = "the role storage set up nothing here"
     category="host",
     thresholds=(FREE_LEAST,),
 )
-def scratch(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def scratch(node: NodeFacts) -> Iterator[Verdict]:
     found = [one for one in node.storage or () if not one.remote]
     if not found:
         yield Verdict(Status.SKIP, "the role storage set up no scratch space" if node.storage else NO_STORAGE)
@@ -67,7 +67,7 @@ def _scratch(one: StoredMount) -> Verdict:
     actions=("fix_configuration",),
     category="host",
 )
-def remote_data(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def remote_data(node: NodeFacts) -> Iterator[Verdict]:
     found = [one for one in node.storage or () if one.remote]
     if not found:
         yield Verdict(Status.SKIP, "the role storage mounts no remote data" if node.storage else NO_STORAGE)

@@ -74,7 +74,7 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
     state="drain",
     actions=("fix_configuration",),
 )
-def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def signed(node: NodeFacts) -> Iterator[Verdict]:
     strict = node.lockdown not in (None, "none")
     if not node.module_files:
         yield Verdict(Status.SKIP, "no NVIDIA module is on disk (driver.module-built reports the cause)")
@@ -106,7 +106,7 @@ def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     state="drain",
     actions=("fix_configuration",),
 )
-def driver_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def driver_libraries(node: NodeFacts) -> Iterator[Verdict]:
     if not any(library.name in DRIVER_LIBRARIES for library in node.libraries or ()):
         yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
         return
@@ -154,7 +154,7 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def stack_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def stack_libraries(node: NodeFacts) -> Iterator[Verdict]:
     present = [name for name in STACK_LIBRARIES if any(library.name == name for library in node.libraries or ())]
     if not present:
         yield Verdict(Status.PASS, "the host has no NCCL and no cuDNN that could be in the way")
@@ -178,7 +178,7 @@ def stack_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
-def foreign_installs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def foreign_installs(node: NodeFacts) -> Iterator[Verdict]:
     if not node.foreign_installs:
         yield Verdict(Status.PASS, "no trace of another installer", expected=0, measured=0)
         return
@@ -201,7 +201,7 @@ def foreign_installs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_configure",),
 )
-def automatic_updates(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def automatic_updates(node: NodeFacts) -> Iterator[Verdict]:
     updates = node.automatic_updates
     if updates is None:
         yield Verdict(Status.PASS, "the system makes no upgrade by itself")
@@ -247,7 +247,7 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
     state="observe",
     actions=("restart_os",),
 )
-def reboot_pending(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def reboot_pending(node: NodeFacts) -> Iterator[Verdict]:
     waiting = node.reboot_required or ()
     if waiting:
         yield Verdict(Status.WARN, f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
@@ -266,7 +266,7 @@ def reboot_pending(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
     actions=("fix_configuration",),
     thresholds=(UPDATE_AGE,),
 )
-def security_updates(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def security_updates(node: NodeFacts) -> Iterator[Verdict]:
     if node.pending_updates is None:
         yield Verdict(Status.SKIP, "the node records no pending updates (role updates)")
         return

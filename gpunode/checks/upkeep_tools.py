@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
@@ -17,7 +17,7 @@ from gpunode.facts.node import NodeFacts
     actions=("run_role:gpu_tools:gpu_tools_install",),
     category="host",
 )
-def tools(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def tools(node: NodeFacts) -> Iterator[Verdict]:
     if node.tools is None:
         yield Verdict(Status.SKIP, "the role gpu_tools installed no programs")
         return

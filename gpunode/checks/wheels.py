@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.checks.workload import image_of, of, one, record_check, where
 from gpunode.facts.models.workload import CudaValues, Record, TorchValues
@@ -67,7 +67,7 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     state="observe",
     actions=("fix_configuration",),
 )
-def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def wheel(node: NodeFacts) -> Iterator[Verdict]:
     answer = one(node, "versions.torch", TorchValues)
     if isinstance(answer, Verdict):
         yield answer if answer.status is not Status.SKIP else _without_torch(node, answer)

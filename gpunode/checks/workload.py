@@ -139,7 +139,7 @@ def record_check(  # noqa: PLR0913
     """
 
     def decorate(function: JudgeValues[AnyValues]) -> JudgeValues[AnyValues]:
-        def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+        def judge(node: NodeFacts) -> Iterator[Verdict]:
             ended = nothing_ran(node)
             found = of(node, record)
             if ended is not None:

@@ -9,7 +9,7 @@ from gpunode.catalog import GpuMatch, load
 from gpunode.checks.actions import State
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.checks.xid_incidents import GAP, Incident, by_gpu, cancelled, incidents
 from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
@@ -68,7 +68,7 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     scope="gpu",
     thresholds=(GAP, ECC_MOST, REPEATED),
 )
-def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def xid(node: NodeFacts) -> Iterator[Verdict]:
     events = [event for event in _events(node, "xid") if event.xid is not None]
     if not events:
         yield nothing_found(node, "Xid")
@@ -180,7 +180,7 @@ def _has_registers(model: GpuMatch | None) -> bool:
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
-def sxid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def sxid(node: NodeFacts) -> Iterator[Verdict]:
     events = _events(node, "sxid")
     if not events and not nvswitches(node):
         yield Verdict(Status.SKIP, "no NVSwitch is on the PCI bus")
@@ -211,7 +211,7 @@ def sxid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
-def driver_log(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def driver_log(node: NodeFacts) -> Iterator[Verdict]:
     events = (*_events(node, "nvrm"), *_events(node, "nouveau"))
     if not events:
         yield nothing_found(node, "trouble of the driver")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment
 from gpunode.checks.words import counted, listed
@@ -43,7 +43,7 @@ BOOTS = Threshold(
     scope="gpu",
     thresholds=(LOOK_BACK, BOOTS),
 )
-def xid_earlier(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def xid_earlier(node: NodeFacts) -> Iterator[Verdict]:
     boots = node.earlier_boots or ()
     if not boots:
         where = "in a container the journal is the container's" if is_container(node) else "the journal keeps no other"
