@@ -7,7 +7,7 @@ from packaging.version import InvalidVersion, Version
 from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.installed import driver_installed
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
 
@@ -164,8 +164,7 @@ def _not_loaded(node: NodeFacts) -> Verdict:
 )
 def library_matches_module(node: NodeFacts) -> Iterator[Verdict]:
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded")
-        return
+        raise Skip("no NVIDIA module is loaded")
     module, library = node.loaded_driver.version, node.driver_library_version
     tool_says_so = node.smi is not None and node.smi.error_kind == MISMATCH
     if library is not None and not same_version(module, library):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import Listener, NodeFacts, PacketFilter
 
@@ -133,8 +133,7 @@ def _loopback(address: str) -> bool:
 def docker_group(node: NodeFacts) -> Iterator[Verdict]:
     groups = node.root_groups or {}
     if "docker" not in groups:
-        yield Verdict(Status.SKIP, "the node has no group docker")
-        return
+        raise Skip("the node has no group docker")
     administrators = {name for group in ADMINISTRATORS for name in groups.get(group, ())}
     others = sorted(set(groups["docker"]) - administrators)
     if others:

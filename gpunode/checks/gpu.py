@@ -23,7 +23,7 @@ from gpunode.checks.gpus import (
     slot_in,
     smi_document,
 )
-from gpunode.checks.registry import Expectation, Status, Verdict, no_gpu, registry
+from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, no_gpu, registry
 from gpunode.checks.words import counted, listed
 from gpunode.errors import UsageError
 from gpunode.facts.node import DeviceNode, NodeFacts, ToolRun
@@ -182,17 +182,16 @@ def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
     missing = [slot for slot in on_bus if slot not in listed_slots]
     lost = lost_slots(node)
     if missing and all(slot in lost for slot in missing):
-        yield Verdict(Status.SKIP, f"nvidia-smi cannot reach {listed(missing)} ({ANSWERS})")
-        return
-    told = Verdict(Status.FAIL, "", expected=len(on_bus), measured=seen)
+        raise Skip(f"nvidia-smi cannot reach {listed(missing)} ({ANSWERS})")
+    verdict = Verdict(Status.FAIL, "", expected=len(on_bus), measured=seen)
     which = f" (not with the driver: {listed(missing)})" if missing else ""
     if seen != len(on_bus):
-        yield replace(told, message=f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}")
+        yield replace(verdict, message=f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}")
     elif seen != len(listed_slots):
         message = f"nvidia-smi counts {counted(seen, 'GPU')} and lists {len(listed_slots)}{which}"
-        yield replace(told, message=message, measured=len(listed_slots))
+        yield replace(verdict, message=message, measured=len(listed_slots))
     else:
-        yield replace(told, status=Status.PASS, message=f"the driver has all {counted(seen, 'GPU')} of the bus")
+        yield replace(verdict, status=Status.PASS, message=f"the driver has all {counted(seen, 'GPU')} of the bus")
 
 
 @registry.check(
@@ -208,12 +207,10 @@ def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
 )
 def gpu_device_nodes(node: NodeFacts) -> Iterator[Verdict]:
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-        return
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     numbers = [gpu.minor for gpu in node.driver_gpus or () if not gpu.excluded]
     if not numbers or None in numbers:
-        yield Verdict(Status.ERROR, "the driver does not tell the device numbers of its GPUs")
-        return
+        raise Undetermined("the driver does not tell the device numbers of its GPUs")
     nodes = {device.path: device for device in node.device_nodes or ()}
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in numbers)]
     missing = [path for path in wanted if not _is_device(nodes.get(path))]

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, hidden, seen_gpus
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import GpuSetting, NodeFacts, Unit
 from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
@@ -31,8 +31,7 @@ UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
 def settings(node: NodeFacts) -> Iterator[Verdict]:
     asked = node.gpu_settings
     if asked is None:
-        yield Verdict(Status.SKIP, NOT_DEPLOYED)
-        return
+        raise Skip(NOT_DEPLOYED)
     gpus = seen_gpus(node)
     rules, reported = asked.plain_rules(), asked.reported or {}
     for gpu in gpus:

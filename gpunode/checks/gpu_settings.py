@@ -210,15 +210,15 @@ def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
 def power_limit(gpu: SeenGpu) -> Verdict:
     limit, default = gpu.reported.power_limit_w, gpu.reported.power_default_limit_w
     if limit is None or default is None:
-        return gpu.untold("the power limit", expected=gpu.for_servers)
+        return gpu.not_reported("the power limit", expected=gpu.for_servers)
     meant = gpu.requested.get("power_limit_w")
     default = default if meant is None else meant
-    told = partial(
+    verdict = partial(
         Verdict, expected=default, measured=limit, unit="W", source=OWN_DEFAULT if meant is None else REQUESTED
     )
     if limit < default - LIMIT_ROUNDING.of(gpu.match):
-        return told(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
-    return told(Status.PASS, f"the power limit is {limit:g} W")
+        return verdict(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
+    return verdict(Status.PASS, f"the power limit is {limit:g} W")
 
 
 @gpu_check(
@@ -234,7 +234,7 @@ def power_limit(gpu: SeenGpu) -> Verdict:
 def clocks(gpu: SeenGpu) -> Verdict:
     now, most = gpu.reported.clocks_mhz.sm, gpu.reported.max_clocks_mhz.sm
     if most is None or now is None:
-        return gpu.untold("the clocks", expected=gpu.for_servers)
+        return gpu.not_reported("the clocks", expected=gpu.for_servers)
     lower: list[tuple[str, Number, int]] = []
     offers = (("SM", "sm_clock_mhz", most), ("memory", "memory_clock_mhz", gpu.reported.max_clocks_mhz.memory))
     for kind, field, offered in offers:
@@ -292,7 +292,7 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
         return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own", measured=used)
     if used is None:
         # A superchip's memory is the machine's own.
-        return gpu.untold("the memory in use", expected=gpu.for_servers)
+        return gpu.not_reported("the memory in use", expected=gpu.for_servers)
     idle_most = IDLE_MEMORY.of(gpu.match)
     device = f"/dev/nvidia{gpu.reported.minor_number}"
     users = [
@@ -330,19 +330,19 @@ def memory_size(gpu: SeenGpu) -> Verdict:
     if gpu.known.get("form") == "superchip" and total is None:
         return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own")
     if total is None:
-        return gpu.untold("the memory size", expected=gpu.for_servers)
+        return gpu.not_reported("the memory size", expected=gpu.for_servers)
     if wanted is None:
         reason = (
             "a model that the catalog does not have (gpu.model)" if gpu.match is None else f"the size of {gpu.name}"
         )
         return Verdict(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
-    told = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
+    verdict = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
     if total < LEAST_OF_MEMORY.of(gpu.match) * wanted:
         status = Status.FAIL if gpu.sure("memory_mib" if sold is not None else "memory_gb") else Status.WARN
-        return told(status, f"{total} MiB of memory, its model has {wanted}")
+        return verdict(status, f"{total} MiB of memory, its model has {wanted}")
     if total > MOST_OF_MEMORY.of(gpu.match) * wanted:
-        return told(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
-    return told(Status.PASS, f"{total} MiB of memory")
+        return verdict(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
+    return verdict(Status.PASS, f"{total} MiB of memory")
 
 
 @registry.check(
@@ -356,16 +356,16 @@ def memory_size(gpu: SeenGpu) -> Verdict:
 )
 def vbios(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    told = [gpu for gpu in gpus if gpu.lost is None and gpu.reported.vbios_version and not gpu.is_vgpu]
+    verdict = [gpu for gpu in gpus if gpu.lost is None and gpu.reported.vbios_version and not gpu.is_vgpu]
     by_model: dict[str, dict[str | None, list[str]]] = {}
-    for gpu in told:
+    for gpu in verdict:
         model = f"{gpu.reported.pci_device_id} {gpu.reported.pci_subsystem_id}"
         by_model.setdefault(model, {}).setdefault(gpu.reported.vbios_version, []).append(gpu.component)
     mixed = [versions for versions in by_model.values() if len(versions) > 1]
     for versions in mixed:
         words = listed([f"{version}: {listed(names, most=8)}" for version, names in sorted(versions.items())])
         yield Verdict(Status.WARN, f"VBIOS differs: {words}", expected=1, measured=len(versions), unit="versions")
-    if not told:
+    if not verdict:
         yield Verdict(Status.SKIP, "nvidia-smi reports no VBIOS version of these GPUs")
     elif not mixed and all(len(names) == 1 for versions in by_model.values() for names in versions.values()):
         yield Verdict(Status.SKIP, "no two GPUs of one model to compare")

@@ -108,7 +108,7 @@ class SeenGpu:
         """The GPU as ``gpunode parse`` prints it: the program of gpu_settings, which runs on nodes, reads that."""
         return self.reported.model_dump(mode="json")
 
-    def untold(self, what: str, *, expected: bool) -> Verdict:
+    def not_reported(self, what: str, *, expected: bool) -> Verdict:
         """The verdict on a value that nvidia-smi does not report: ``error`` where this model should have it."""
         if self.mig:
             return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of a GPU in MIG mode")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpunode.checks.links import GUEST, gpus_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
@@ -38,8 +38,7 @@ def _no_peers(node: NodeFacts) -> str | None:
 def iommu(node: NodeFacts) -> Iterator[Verdict]:
     reason = _no_peers(node)
     if reason is not None or node.iommu is None:
-        yield Verdict(Status.SKIP, reason or "not seen")
-        return
+        raise Skip(reason or "not seen")
     if not node.iommu.units:
         yield Verdict(Status.PASS, "no IOMMU is on", expected=PASSTHROUGH, measured="off", source=SOURCE)
         return
@@ -75,8 +74,7 @@ def iommu(node: NodeFacts) -> Iterator[Verdict]:
 def acs(node: NodeFacts) -> Iterator[Verdict]:
     reason = _no_peers(node)
     if reason is not None:
-        yield Verdict(Status.SKIP, reason)
-        return
+        raise Skip(reason)
     above = {slot for device in node.gpus_on_bus or () for slot in device.ports}
     redirecting = sorted(bridge.slot for bridge in node.pci_acs or () if bridge.redirects and bridge.slot in above)
     if redirecting:

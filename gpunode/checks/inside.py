@@ -198,9 +198,9 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
     # A build for the processor, or for a CUDA that the driver lacks, counts none; that has checks of its own.
     if not isinstance(torch, Verdict) and torch[1].cuda is not None and not explained(node, ("container.cuda",)):
         counts["PyTorch"] = torch[1].count if torch[1].available else 0
-    untold = [name for name, count in counts.items() if count is None]
-    if untold:
-        return Verdict(Status.ERROR, f"{listed(untold)} did not say how many GPUs there are")
+    unknown = [name for name, count in counts.items() if count is None]
+    if unknown:
+        return Verdict(Status.ERROR, f"{listed(unknown)} did not say how many GPUs there are")
     words = listed([f"{name} {count}" for name, count in counts.items()])
     expected = values.gpus if values.gpus is not None else nvml.count
     verdict = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import EnvironmentSetting, NodeFacts
 
@@ -26,8 +26,7 @@ LISTS = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_OOB_NET_IFNAME": "interface", 
 )
 def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
     if is_container(node):
-        yield Verdict(Status.SKIP, "in a container the kernel is the host's")
-        return
+        raise Skip("in a container the kernel is the host's")
     last = {one.name: one for one in node.boot_settings or ()}
     live = {**(node.sysctl or {}), "transparent_hugepage": node.transparent_hugepages}
     judged = False

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-from gpunode.checks.gpus import SeenGpu, hidden, listed_gpus, model_of, seen_gpus
+from gpunode.checks.gpus import SeenGpu, listed_gpus, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
-from gpunode.checks.registry import Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.models.smi import DocumentT
@@ -95,7 +96,7 @@ def _width_of(node: NodeFacts, device: PciDevice) -> Verdict:
 
 
 def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"x{now}, all that the card can",
         expected=most,
@@ -105,8 +106,8 @@ def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
     )
     if now < most:
         message = f"x{now}, the card can x{most}; what is above {device.slot} does not tell what it can"
-        return replace(told, status=Status.WARN, message=message)
-    return told
+        return replace(verdict, status=Status.WARN, message=message)
+    return verdict
 
 
 def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdict:
@@ -133,15 +134,15 @@ def pcie_replays(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
     minutes = max((node.uptime_s or 0.0) / 60, 1.0)
     for gpu in gpus:
-        yield replace(hidden(gpu, seen_by_guest=False) or _replays_of(gpu, minutes), component=gpu.component)
+        yield of_one_gpu(partial(_replays_of, minutes=minutes), gpu)
 
 
 def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     replays = gpu.reported.pcie.replays
     if replays is None:
-        return gpu.untold("replays on PCI Express", expected=gpu.for_servers)
+        return gpu.not_reported("replays on PCI Express", expected=gpu.for_servers)
     rate, most = replays / minutes, MOST_REPLAYS.of(gpu.match)
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"{counted(replays, 'packet')} sent again since the driver was loaded",
         expected=most,
@@ -150,8 +151,10 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
         source=MOST_REPLAYS.source,
     )
     if rate <= most:
-        return told
-    return replace(told, status=Status.WARN, message=f"{replays} packets sent again, {rate:.0f} in a minute on average")
+        return verdict
+    return replace(
+        verdict, status=Status.WARN, message=f"{replays} packets sent again, {rate:.0f} in a minute on average"
+    )
 
 
 @registry.check(
@@ -227,8 +230,7 @@ def topology(node: NodeFacts) -> Iterator[Verdict]:
     document = answer_of(node, node.topology, "nvidia-smi topo -m")
     names, ways = pairs(document)
     if len(names) < 2:
-        yield Verdict(Status.SKIP, "one GPU has no way to another")
-        return
+        raise Skip("one GPU has no way to another")
     crooked = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
     if crooked:
         yield Verdict(Status.FAIL, f"not the same in both directions: {listed(crooked)}")
@@ -272,7 +274,7 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> Verdict:
 def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
     """The verdict where no NVSwitch is between the GPUs: each link goes from one to another."""
     kinds = listed(sorted(set(ways.values())))
-    told = Verdict(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
+    verdict = Verdict(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
     unlinkable = _without_nvlink(node)
     between = {pair: way for pair, way in ways.items() if pair[0] < pair[1] and not unlinkable.intersection(pair)}
     linked = sum(map(_is_nvlink, between.values()))
@@ -280,17 +282,17 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
     mesh = _mesh(node)
     few = linked > 0 and len(gaps) <= MOST_GAPS.value * len(between)
     if not gaps or not (few or mesh):
-        return told
+        return verdict
     message = f"{counted(len(gaps), 'pair')} of {len(between)} not linked by NVLink: {listed(gaps)}"
     if few:
-        return replace(told, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
+        return replace(verdict, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
     gpus = listed_gpus(node)
     # With NVSwitches or without, modules that have NVLink are all linked: the number of switches does not matter here.
     sure_models = bool(gpus) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
     sure = sure_models and all(platform.sure() for platform in platforms(node))
     source = f"catalog (platforms.yml: {mesh})"
     status = Status.FAIL if sure else Status.WARN
-    return replace(told, status=status, message=message, expected="NVLink", source=source)
+    return replace(verdict, status=status, message=message, expected="NVLink", source=source)
 
 
 def _without_nvlink(node: NodeFacts) -> set[str]:
@@ -327,14 +329,11 @@ def _mesh(node: NodeFacts) -> str | None:
 def numa(node: NodeFacts) -> Iterator[Verdict]:
     with_cpus = [entry.node for entry in node.numa or () if entry.cpus]
     if is_guest(node):
-        yield Verdict(Status.SKIP, GUEST)
-        return
+        raise Skip(GUEST)
     if node.numa and not with_cpus:
-        yield Verdict(Status.ERROR, "the kernel reports no processors of any NUMA node")
-        return
+        raise Undetermined("the kernel reports no processors of any NUMA node")
     if len(with_cpus) < 2:
-        yield Verdict(Status.SKIP, "the kernel reports one NUMA node, or is without NUMA")
-        return
+        raise Skip("the kernel reports one NUMA node, or is without NUMA")
     for component, device in gpus_of(node):
         if device.numa_node is None:
             message = f"the firmware does not tell the NUMA node of {device.slot}"
@@ -362,8 +361,7 @@ def p2p(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
     names, access = pairs(document)
     if len(names) < 2:
-        yield Verdict(Status.SKIP, "one GPU has no other to reach")
-        return
+        raise Skip("one GPU has no other to reach")
     _, ways = pairs(matrix)
     refused = {pair: word for pair, word in access.items() if word != "OK" and pair[0] < pair[1]}
     linked = [f"{one}-{other} {word}" for (one, other), word in refused.items() if _is_nvlink(ways.get((one, other)))]

@@ -156,13 +156,13 @@ def _count_of(linked: Linked) -> Verdict:
         return Verdict(Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=wanted)
     if wanted is None:
         return Verdict(Status.SKIP, f"{number} links; the catalog does not know how many {linked.gpu.name} has")
-    told = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
+    verdict = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
     if number == wanted:
-        return told
+        return verdict
     if linked.doubt is not None:
         message = f"{number} links; by the catalog {wanted}, which is not sure: {linked.doubt}"
-        return replace(told, status=Status.WARN, message=message)
-    return replace(told, status=Status.FAIL, message=f"{number} links of {wanted}")
+        return replace(verdict, status=Status.WARN, message=message)
+    return replace(verdict, status=Status.FAIL, message=f"{number} links of {wanted}")
 
 
 @registry.check(
@@ -182,7 +182,7 @@ def state(node: NodeFacts) -> Iterator[Verdict]:
 def _state_of(linked: Linked) -> Verdict:
     down = [str(link.link) for link in linked.links if link.active is False]
     asleep = [str(link.link) for link in linked.links if _sleeps(link)]
-    untold = [link for link in linked.links if link.active is None and not _sleeps(link)]
+    unknown = [link for link in linked.links if link.active is None and not _sleeps(link)]
     total = len(linked.links)
     if linked.all_inactive:
         return Verdict(Status.FAIL, "all links are inactive", expected=linked.wanted, measured=0, unit="active links")
@@ -192,7 +192,7 @@ def _state_of(linked: Linked) -> Verdict:
         status = Status.WARN if nvlink is not None and nvlink.form in OPTIONAL else Status.FAIL
         message = f"inactive: link {listed(down, most=18)} of {counted(total, 'link')}"
         return Verdict(status, message, expected=total, measured=total - len(down), unit="active links")
-    if untold or not total:
+    if unknown or not total:
         return Verdict(Status.ERROR, f"nvidia-smi does not tell the state of NVLinks of {linked.gpu.name}")
     if asleep:
         message = f"asleep: link {listed(asleep, most=18)} of {counted(total, 'link')}, which says nothing; use the GPU"
@@ -229,7 +229,7 @@ def _speed_of(linked: Linked) -> Verdict:
     sheet = wanted if wanted is not None else max(known.values())
     line = linked.line_gb_per_s
     explained = f" (the data sheet's {sheet:g} GB/s)" if line is not None and line != sheet else ""
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"{counted(len(known), 'link')} at {min(known.values()):g} GB/s{explained}",
         expected=line if line is not None else sheet,
@@ -240,13 +240,13 @@ def _speed_of(linked: Linked) -> Verdict:
     slow = _below(known, LEAST_OF_SPEED.of(linked.gpu.match) * sheet)
     if slow:
         return replace(
-            told, status=Status.FAIL, message=f"slow: link {listed(slow)} of {line or sheet:g} GB/s{explained}"
+            verdict, status=Status.FAIL, message=f"slow: link {listed(slow)} of {line or sheet:g} GB/s{explained}"
         )
     below_line = _below(known, LEAST_OF_LINE.of(linked.gpu.match) * line) if line is not None else []
     if below_line:
         message = f"below the line rate of {line:g} GB/s: link {listed(below_line)}{explained}"
-        return replace(told, status=Status.WARN, message=message)
-    return told
+        return replace(verdict, status=Status.WARN, message=message)
+    return verdict
 
 
 def _below(speeds: dict[int, float], floor: float) -> list[str]:

@@ -73,7 +73,7 @@ def power_draw(gpu: SeenGpu) -> Verdict:
     watts = gpu.reported.power_w
     limit = gpu.reported.power_max_limit_w or gpu.reported.power_limit_w
     if watts is None:
-        return gpu.untold("its power draw", expected=gpu.for_servers)
+        return gpu.not_reported("its power draw", expected=gpu.for_servers)
     verdict = partial(Verdict, measured=watts, unit="W")
     least, most = LEAST_W.of(gpu.match), MOST_W.of(gpu.match)
     if least and watts < least:
@@ -108,7 +108,7 @@ def power_state(gpu: SeenGpu) -> Verdict:
     state, used = gpu.reported.performance_state, gpu.reported.utilization_percent
     number = int(state[1:]) if isinstance(state, str) and state[:1] == "P" and state[1:].isdecimal() else None
     if number is None:
-        return gpu.untold("its performance state", expected=gpu.for_servers)
+        return gpu.not_reported("its performance state", expected=gpu.for_servers)
     slowest = f"P{SLOWEST.of(gpu.match):g}"
     verdict = partial(Verdict, expected=f"{slowest} or faster under load", measured=state)
     if used is not None and used >= BUSY.of(gpu.match) and number > SLOWEST.of(gpu.match):

@@ -8,7 +8,7 @@ from functools import partial
 
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
-from gpunode.checks.registry import Status, Verdict, registry, why_unseen
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry, why_unseen
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment, seconds_between
 from gpunode.checks.words import counted, listed
@@ -111,11 +111,9 @@ def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
 def flaps(node: NodeFacts) -> Iterator[Verdict]:
     unseen = why_unseen(node, "link_log")
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     if node.link_log is None:
-        yield Verdict(Status.ERROR, unseen or "the log of links was not read")
-        return
+        raise Undetermined(unseen or "the log of links was not read")
     layers = rdma_interfaces(node)
     found = {name: list_ for name, list_ in outages(node.link_log.events).items() if name in layers}
     for name, its in sorted(found.items()):
@@ -180,8 +178,7 @@ def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:
 )
 def peers(node: NodeFacts) -> Iterator[Verdict]:
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     compared = 0
     for _, by_card in sorted(cards(node).items()):
         ports = {card: sum(len(device.ports) for device in devices) for card, devices in by_card.items()}

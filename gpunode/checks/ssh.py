@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import KeyFile, NodeFacts
@@ -34,8 +34,7 @@ DAY_S = 86400
 )
 def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
     if node.ssh_daemon is None:
-        yield Verdict(Status.SKIP, "the node has no OpenSSH server")
-        return
+        raise Skip("the node has no OpenSSH server")
     values = node.ssh_daemon.settings
     if values.get("permitemptypasswords") == "yes":
         message = "sshd lets accounts without a password log in without one"
@@ -73,8 +72,7 @@ def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
 def ssh_host_keys(node: NodeFacts) -> Iterator[Verdict]:
     keys = [key for key in node.private_keys or () if key.path.startswith(HOST_KEY)]
     if node.ssh_daemon is None or not keys:
-        yield Verdict(Status.SKIP, "the node has no host keys of OpenSSH")
-        return
+        raise Skip("the node has no host keys of OpenSSH")
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     weak = [key for key in keys if key.type == "ssh-dss" or (key.type == "ssh-rsa" and key.bits < RSA_LEAST.value)]
     if exposed:

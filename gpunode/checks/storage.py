@@ -45,7 +45,7 @@ def _scratch(one: StoredMount) -> Verdict:
     if one.problem is not None:
         return verdict(Status.FAIL, f"does not answer: {one.problem}")
     if one.same_device is None or not one.size_mib or one.free_mib is None:
-        return verdict(Status.ERROR, "its device or its size was not told")
+        return verdict(Status.ERROR, "its device or its size is unknown")
     free = 100 * one.free_mib // one.size_mib
     if free < FREE_LEAST.value:
         return verdict(Status.WARN, f"{free} % are free", expected=FREE_LEAST.value, measured=free, unit="%")
@@ -78,6 +78,6 @@ def remote_data(node: NodeFacts) -> Iterator[Verdict]:
         elif one.mounted_type is None:
             yield verdict(Status.FAIL, f"{one.source} is not mounted", expected=one.type, measured="nothing")
         elif one.size_mib is None:
-            yield verdict(Status.ERROR, "whether it answers was not told")
+            yield verdict(Status.ERROR, "whether it answers is unknown")
         else:
             yield verdict(Status.PASS, f"{one.source} answers ({one.mounted_type})", measured=one.mounted_type)

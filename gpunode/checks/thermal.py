@@ -53,7 +53,7 @@ READ_AGAIN = "nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows the reading again; 
 def throttling(gpu: SeenGpu) -> Verdict:
     reasons = gpu.reported.throttle_reasons
     if reasons is None:
-        return gpu.untold("what slows it down", expected=gpu.for_servers)
+        return gpu.not_reported("what slows it down", expected=gpu.for_servers)
     hard = [reason for reason in reasons if reason in HARDWARE]
     soft = [reason for reason in reasons if reason in SOFTWARE_HEAT]
     measured = ", ".join(reasons) or "none"
@@ -80,7 +80,7 @@ def throttling(gpu: SeenGpu) -> Verdict:
 def temperature(gpu: SeenGpu) -> Verdict:
     now = gpu.reported.temperature_c
     if now is None:
-        return gpu.untold("its temperature", expected=gpu.for_servers)
+        return gpu.not_reported("its temperature", expected=gpu.for_servers)
     hot = _memory_heat(gpu)
     if hot is not None:
         return hot
@@ -89,14 +89,14 @@ def temperature(gpu: SeenGpu) -> Verdict:
         return Verdict(Status.ERROR, message, measured=now, unit="°C", remedy=READ_AGAIN)
     slowdown = _slowdown_c(gpu, now)
     if slowdown is None:
-        return gpu.untold(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)
-    told = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
+        return gpu.not_reported(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)
+    verdict = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
     if now >= slowdown:
-        return told(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
+        return verdict(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
     near = NEAR.of(gpu.match)
     if now > slowdown - near:
-        return told(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the card slows down")
-    return told(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
+        return verdict(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the card slows down")
+    return verdict(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
 
 
 def _memory_heat(gpu: SeenGpu) -> Verdict | None:

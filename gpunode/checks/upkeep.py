@@ -12,7 +12,7 @@ from gpunode.checks.gpus import model_of
 from gpunode.checks.installed import driver_packages
 from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment
 from gpunode.checks.words import counted, listed
@@ -45,8 +45,7 @@ FOREIGN_WORDS = {
 def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     loaded = node.loaded_driver
     if loaded is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-        return
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if expect.driver is not None and not f"{loaded.version}.".startswith(f"{expect.driver}."):
         message = f"driver {loaded.version} is loaded, {expect.driver} expected"
         yield Verdict(Status.FAIL, message, expected=expect.driver, measured=loaded.version, source=SITE)
@@ -77,15 +76,12 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
 def signed(node: NodeFacts) -> Iterator[Verdict]:
     strict = node.lockdown not in (None, "none")
     if not node.module_files:
-        yield Verdict(Status.SKIP, "no NVIDIA module is on disk (driver.module-built reports the cause)")
-        return
+        raise Skip("no NVIDIA module is on disk (driver.module-built reports the cause)")
     unseen = node.gap("secure_boot")
     if unseen is not None and is_container(node):
-        yield Verdict(Status.SKIP, "in a container the firmware is the host's")
-        return
+        raise Skip("in a container the firmware is the host's")
     if unseen is not None:
-        yield Verdict(Status.ERROR, unseen)
-        return
+        raise Undetermined(unseen)
     matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
     unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]
     if not node.secure_boot and not strict:
@@ -108,8 +104,7 @@ def signed(node: NodeFacts) -> Iterator[Verdict]:
 )
 def driver_libraries(node: NodeFacts) -> Iterator[Verdict]:
     if not any(library.name in DRIVER_LIBRARIES for library in node.libraries or ()):
-        yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
-        return
+        raise Skip("no NVIDIA driver library is installed")
     for name in DRIVER_LIBRARIES:
         copies = _copies([library for library in node.libraries or () if library.name == name])
         if copies:
@@ -268,8 +263,7 @@ def reboot_pending(node: NodeFacts) -> Iterator[Verdict]:
 )
 def security_updates(node: NodeFacts) -> Iterator[Verdict]:
     if node.pending_updates is None:
-        yield Verdict(Status.SKIP, "the node records no pending updates (role updates)")
-        return
+        raise Skip("the node records no pending updates (role updates)")
     now, old, unknown = moment(node.collected_at), [], []
     for update in node.pending_updates:
         since = moment(update.since)

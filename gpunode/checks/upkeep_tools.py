@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
@@ -19,8 +19,7 @@ from gpunode.facts.node import NodeFacts
 )
 def tools(node: NodeFacts) -> Iterator[Verdict]:
     if node.tools is None:
-        yield Verdict(Status.SKIP, "the role gpu_tools installed no programs")
-        return
+        raise Skip("the role gpu_tools installed no programs")
     missing = sorted(name for name, path in node.tools.items() if path is None)
     count = counted(len(node.tools), "program")
     if missing:

@@ -53,7 +53,7 @@ def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Ve
 
 
 def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FAIL, message: str = "") -> str | None:
-    """The first of the checks with that status on this node: what it found brings others down, and is told once.
+    """The first of the checks with that status on this node: what it found brings others down, and is reported once.
 
     ``message``: with which its own begins.
     """
@@ -79,7 +79,7 @@ def where(record: Record) -> str:
 
 
 def component(node: NodeFacts, record: Record) -> str:
-    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is told.
+    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is known.
 
     A MIG device is ``gpu3/mig1``.
     """

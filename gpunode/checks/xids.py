@@ -128,13 +128,13 @@ def xid_verdict(
     when = f", last at {last.time}" if last.time else ""
     who = f", process {last.process}" if last.process else ""
     beside = f"; in the same incident: Xid {listed([str(other) for other in others])}" if others else ""
-    told = Verdict(
+    verdict = Verdict(
         Status.WARN, "", component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
     )
     if known is None or known.severity == "unused":
         said = f" ({last.message})" if last.message else ""
         message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}{beside}"
-        return replace(told, message=message, actions=("open_support_case",))
+        return replace(verdict, message=message, actions=("open_support_case",))
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
     if known.cancelled_by and status is Status.PASS:
         status = Status.WARN  # a state that holds until another Xid ends it
@@ -149,8 +149,8 @@ def xid_verdict(
         status = Status.PASS if RECOVERED.search(last.message) else status
     by_application = known.severity == "application"
     follow = f" (where Xid {' or '.join(known.follow)} follows, that one decides)" if known.follow else ""
-    told = replace(
-        told,
+    verdict = replace(
+        verdict,
         status=status,
         message=f"Xid {number}{often}{when}{who}: {meaning}{beside}",
         remedy=f"{known.action}{follow}",
@@ -159,10 +159,10 @@ def xid_verdict(
     )
     decoded = judge(events, alone=not others) if number == NVLINK_ERROR and _has_registers(model) else None
     if decoded is None:
-        return told
+        return verdict
     message = f"Xid {number}{often}{when}{who}: {meaning}; {decoded.meaning}{beside}"
     source = f"{SOURCE}; {REGISTERS}"
-    return replace(told, status=decoded.status, message=message, actions=decoded.actions, source=source)
+    return replace(verdict, status=decoded.status, message=message, actions=decoded.actions, source=source)
 
 
 def _has_registers(model: GpuMatch | None) -> bool:
