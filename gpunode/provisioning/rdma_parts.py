@@ -164,7 +164,8 @@ def unbuilt(facts: NodeFacts) -> str | None:
     built = [module for module in its if module.kernel == running and module.state.startswith("installed")]
     if not its or running is None or built:
         return None
-    return f"doca-kernel: DKMS has no {its[0].name} {its[0].version} for the running kernel {running}: another DOCA release may"
+    module = f"{its[0].name} {its[0].version}"
+    return f"doca-kernel: DKMS did not build {module} for the running kernel {running}: take another DOCA release"
 
 
 def doca_problems(state: NodeState, offered: Mapping[str, Any], problem: str | None) -> Iterator[str]:
