@@ -253,6 +253,13 @@ def test_removal_restores_the_table_and_keeps_data_that_nobody_gave_up() -> None
     assert "sleep (7) uses it" in removal(node, busy).refusals[0]
 
 
+def test_a_table_without_a_line_is_restored_without_asking_findmnt() -> None:
+    first = made(state("# no line\n"), mounts=[NFS])
+    node = state(text_of(first, FSTAB), contents={BEFORE: text_of(first, BEFORE)})
+    table = next(file for file in removal(node).files if file.path == FSTAB)
+    assert (table.content, table.validate_with) == ("# no line\n", None)
+
+
 def test_removal_of_nothing_is_nothing() -> None:
     found = planned("storage", state(), {"storage": {"state": "absent"}})
     assert (found.due, found.questions) == (False, {})
