@@ -271,7 +271,7 @@ def _present(  # noqa: PLR0913, PLR0917
             "disks": None
             if disks is None
             else {**disks, "name": ARRAY, "erase": list(settings["confirm_erase"] or ())},
-            "stop": _units(leaving),
+            "stop": _units([line for line in own_lines(text) if path_of(line) in leaving]),
             "start": [mount.unit for mount in start],
             "folders": [mount.path for mount in wanted if seen["paths"][mount.path]["kind"] == "absent"],
             "caches": list(caches),
@@ -317,9 +317,13 @@ def _memory(state: NodeState, seen: Mapping[str, Any], wanted: Sequence[Mount], 
     return json.dumps({"trim": before.get("trim", seen["trim"]), "folders": folders}, indent=1) + "\n"
 
 
-def _units(paths: Sequence[str]) -> list[str]:
-    """Return the units that stop what is mounted: the one that waits for users first, or it would mount again."""
-    return [f"{escaped(path)}.{kind}" for path in paths for kind in ("automount", "mount")]
+def _units(lines: Sequence[str]) -> list[str]:
+    """Return the units that stop what these lines of fstab mounted: what is mounted, then what waits for users."""
+    found = []
+    for line in lines:
+        kinds = ("mount", "automount") if "x-systemd.automount" in line else ("mount",)
+        found += [f"{escaped(path_of(line))}.{kind}" for kind in kinds]
+    return found
 
 
 def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
@@ -397,7 +401,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, era
         values={
             "state": "absent",
             "disks": {**disks, "name": ARRAY, "erase": list(erase)} if disks and erase else None,
-            "stop": _units(paths),
+            "stop": _units(lines),
             "helper": HELPER if any(line.split()[2:3] == ["rclone"] for line in lines) else None,
             "trim_off": trim.get("enabled") == "disabled",
         },

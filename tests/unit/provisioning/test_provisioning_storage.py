@@ -148,7 +148,7 @@ def test_a_settled_node_has_nothing_due() -> None:
     assert there
 
     changed = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
-    assert changed.values["stop"] == ["data.automount", "data.mount"]
+    assert changed.values["stop"] == ["data.mount", "data.automount"]
     assert changed.values["start"] == ["data.automount"]
     seen["paths"]["/data"]["users"] = ["python3 (4711)"]
     held = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
@@ -245,7 +245,7 @@ def test_removal_restores_the_table_and_keeps_data_that_nobody_gave_up() -> None
     assert "mdadm has to go" not in found.due_reasons
     assert found.values["trim_off"] is True
     assert {"/data", "/scratch"} <= {folder.path for folder in found.folders}
-    assert found.values["stop"] == ["scratch.automount", "scratch.mount", "data.automount", "data.mount"]
+    assert found.values["stop"] == ["scratch.mount", "data.mount", "data.automount"]
 
     assert removal(node, confirm_erase=DISKS).values["disks"]["erase"] == DISKS
     assert "the role did not make it" in removal(node, confirm_erase=["nvme-theirs"]).refusals[0]
