@@ -46,6 +46,19 @@ HASHES = f"""
 cd /dev/disk/by-id
 sha256sum {FOREIGN} {LISTED} {RAW} /dev/theirs/data /dev/md/theirs /mnt/theirs/data /etc/fstab {" ".join(EMPTY)}
 """
+HOOK = """\
+- name: Ask what is mounted
+  ansible.builtin.command:
+    argv: [findmnt, -n, -o, FSTYPE, /scratch]
+  register: hook_type
+  changed_when: false
+
+- name: Write it down
+  ansible.builtin.copy:
+    content: "{{ hook_type.stdout }}"
+    dest: /root/hook
+    mode: "0644"
+"""
 REMOTE = {"path": "/data", "type": "nfs", "source": "127.0.0.1:/srv/export", "options": ["ro"], "limit_s": 5}
 
 
@@ -125,7 +138,7 @@ def test_disks_of_others_are_refused_and_untouched(node: Node) -> None:
     assert node.sh(HASHES) == before
 
 
-def test_empty_disks_are_mounted_after_a_reboot_and_given_back(node: Node, vm: Machine) -> None:
+def test_empty_disks_are_mounted_after_a_reboot_and_given_back(node: Node, vm: Machine, tmp_path: Path) -> None:
     before, clean = node.sh(HASHES), node.kept()
     wanted = {"storage_scratch_disks": EMPTY, "storage_mounts": [REMOTE]}
 
@@ -135,8 +148,11 @@ def test_empty_disks_are_mounted_after_a_reboot_and_given_back(node: Node, vm: M
     assert "mdadm --create" in announced.output
     assert node.sh(HASHES) == before
 
-    run = node.apply(**wanted)
+    hook = tmp_path / "hook.yml"
+    hook.write_text(HOOK, encoding="utf-8")
+    run = node.apply(**wanted, storage_hooks=[str(hook)])
     assert run.rc == 0, run.output
+    assert node.sh("cat /root/hook") == "xfs"
     digest = hashlib.sha256(b"kept over a reboot\n").hexdigest()
     node.sh("echo 'kept over a reboot' > /scratch/file; sync")
 
