@@ -182,6 +182,23 @@ def test_a_container_has_no_automounts() -> None:
     assert "no /dev/autofs" in made(state(), answer(autofs=False), mounts=[NFS]).refusals[0]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"refusals": 5},
+        {"paths": {"/data": {"kind": "folder"}}},
+        {"paths": {"/data": {**FREE, "mode": "rwx"}}},
+        {"trim": {"enabled": "x\ny", "active": ""}},
+    ],
+)
+def test_an_answer_that_is_none_is_named(damage: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="the answer about disks is malformed"):
+        made(state(), answer(**damage), mounts=[NFS])
+    silent = {key: value for key, value in answer().items() if key != "paths"}
+    with pytest.raises(UsageError, match="told nothing about /data"):
+        made(state(), silent, mounts=[NFS])
+
+
 def test_hooks_are_due_in_every_run() -> None:
     assert "hooks are run each time" in made(state(), mounts=[NFS], hooks=["lustre.yml"]).due_reasons
 
