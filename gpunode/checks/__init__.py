@@ -29,6 +29,7 @@ from gpunode.checks import (  # noqa: F401
     power,
     processors,
     rdma,
+    rdma_gpudirect,
     rdma_links,
     rdma_setup,
     ssh,

@@ -158,6 +158,7 @@ MAY_BE_NONE = frozenset(
         "gpu_settings",
         "tools",
         "packet_filter",
+        "peer_memory",
         "pending_updates",
         "ssh_daemon",
         "storage",
@@ -295,6 +296,9 @@ class NodeFacts(Fact):
     """Interfaces with an IPv4 network of their own, bonds and bridges among them; the ports of these have none."""
     infiniband: tuple[IbDevice, ...] | None = None
     rdma_nodes: tuple[RdmaNode, ...] | None = None
+    peer_memory: bool | None = None
+    """Memory of other devices can register with the kernel's RDMA, as nvidia-peermem does it: MLNX_OFED, DOCA-OFED, and
+    kernels patched for it. None without a gap: ib_core is not loaded."""
     link_log: LinkLog | None = None
     """By the drivers and daemons that report links (mlx5_core, systemd-networkd)."""
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpunode.catalog import load
-from gpunode.cli.workloads import catalog_image
+from gpunode.cli.workload_run import catalog_image
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.pci import PciDevice
 from gpunode.facts.models.smi import Smi, SmiLog
