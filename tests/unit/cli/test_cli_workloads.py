@@ -7,8 +7,8 @@ import pytest
 from gpunode.catalog import load
 from gpunode.cli.workload_run import catalog_image
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import Smi
 from gpunode.facts.models.pci import PciDevice
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.workload import LaunchFailure
 
 IMAGES = {name: row.image for name, row in load().workload_images.items()}
@@ -34,7 +34,7 @@ def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
         gaps={},
         architecture=arch,
         pci=tuple(device(one) for one in device_ids),
-        smi=Smi(document={"cuda_version": cuda, "gpus": []}),
+        smi=Smi[SmiLog](document={"cuda_version": cuda, "gpus": []}),
     )
 
 
