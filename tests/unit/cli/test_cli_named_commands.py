@@ -95,7 +95,7 @@ def of_page(text: str) -> Iterator[tuple[str, bool]]:
 
 def named() -> dict[tuple[str, bool], str]:
     """Each command with one file that names it."""
-    found = {}
+    found: dict[tuple[str, bool], str] = {}
     for path in files(*CODE):
         for text in strings(ast.parse(path.read_text(encoding="utf-8"))):
             found |= dict.fromkeys(written(text, INDENTED), str(path.relative_to(REPOSITORY)))
