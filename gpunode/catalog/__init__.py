@@ -1,11 +1,12 @@
 """Facts as data, each with its source: GPUs, drivers, CUDA, libraries, packages, platforms, Xids, expected figures.
 
-``load()`` gives the catalog; docs/catalog.md tells how to add to it.
+``load()`` gives the catalog; docs/catalog.md describes how to add to it.
 """
 
-from gpunode.catalog.catalog import Catalog, load
+from gpunode.catalog.catalog import Catalog
 from gpunode.catalog.gpus import GpuMatch
 from gpunode.catalog.hardware import Architecture, Chip, Expectation, Gpu, PciPart, Platform, Xid
+from gpunode.catalog.loading import load
 from gpunode.catalog.rows import Row, Source
 from gpunode.catalog.software import (
     Branch,

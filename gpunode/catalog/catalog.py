@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.version import Version as Number
@@ -443,31 +442,3 @@ def _named(rows: Mapping[str, R], name: str, what: str, names: Callable[[R], Ite
                 return row
             shown.setdefault(normal(text), key)
     raise UsageError(f"the catalog has no {what} {name!r}; {nearest(normal(name), shown)}")
-
-
-def load(overlays: Sequence[Path | str] = ()) -> Catalog:
-    """The catalog, with a user's own files laid over ours in the given order.
-
-    Cached per set of files. A file of the user that is wrong is a UsageError: ``file:line: key: what``.
-    """
-    stamped = []
-    for path in map(Path, overlays):
-        try:
-            stamped.append((path, path.stat().st_mtime_ns))
-        except OSError as err:
-            raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
-    return _load(tuple(stamped))
-
-
-@lru_cache(maxsize=8)
-def _load(stamped: tuple[tuple[Path, int], ...]) -> Catalog:
-    if not stamped:
-        return Catalog()
-    from gpunode.catalog.lint import lint  # noqa: PLC0415 (without overlays nobody waits for the linter)
-
-    catalog = Catalog([read(path) for path, _ in stamped])
-    problems = lint(catalog)
-    if problems:
-        more = f" (and {len(problems) - 1} more: see `gpunode catalog lint`)" if len(problems) > 1 else ""
-        raise UsageError(f"{problems[0]}{more}")
-    return catalog

@@ -1,59 +1,20 @@
 """Holds the catalog, ours and a user's, against itself: shape, names, references, figures, dates.
 
-Rules live in ``lint_names`` and ``lint_figures``; each has an id, and a test that breaks it alone.
+Rules live in ``lint_bounds``, ``lint_figures`` and ``lint_names``; each has an id, and a test that breaks it alone.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gpunode.catalog import lint_bounds, lint_figures, lint_names  # noqa: F401 (they register their rules)
 from gpunode.catalog.catalog import MODELS, Catalog
+from gpunode.catalog.lint_rules import RULES, Rows
 from gpunode.catalog.read import Document, Key, Problem, dotted, place
-
-Found = Iterator[tuple[Key, str] | tuple[Key, str, tuple[Key, ...]]]
-"""What a rule yields: the place (section, id, field …), what is wrong there, and the places it was compared with."""
-Rule = Callable[["Rows"], Found]
-
-RULES: dict[str, Rule] = {}
-
-
-def rule(name: str) -> Callable[[Rule], Rule]:
-    """Register a function as a rule of the linter."""
-
-    def register(function: Rule) -> Rule:
-        if name in RULES:
-            raise ValueError(f"lint rule {name} is registered twice")
-        RULES[name] = function
-        return function
-
-    return register
-
-
-class Rows:
-    """What rules see: all rows that fit their model, and the ids of those that do not."""
-
-    def __init__(self, catalog: Catalog, rows: Mapping[str, Mapping[str, Any]]) -> None:
-        self._catalog = catalog
-        self._rows = rows
-        self._ids: dict[str, Iterable[str]] = {}
-
-    def __getitem__(self, section: str) -> Mapping[str, Any]:
-        return self._rows[section]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def ids(self, section: str) -> Iterable[str]:
-        """Every id of a section, fitting or not: a reference to a broken row is no second fault."""
-        if section not in self._ids:
-            self._ids[section] = self._catalog.raw(section).keys()
-        return self._ids[section]
 
 
 def lint(catalog: Catalog) -> list[Problem]:
     """Everything that is wrong, by file and line; an empty list is a sound catalog."""
-    from gpunode.catalog import lint_bounds, lint_figures, lint_names  # noqa: F401, PLC0415 (they register their rules here)
-
     problems: list[Problem] = []
     documents: list[Document] = []
     for name in MODELS:

@@ -3,7 +3,7 @@
 from packaging.version import Version as Number
 
 from gpunode.catalog.hardware import Gpu
-from gpunode.catalog.lint import Found, Rows, rule
+from gpunode.catalog.lint_rules import Found, Rows, rule
 from gpunode.catalog.rows import Row
 
 NVLINK_GB_PER_S = {1: (40.0,), 2: (50.0,), 3: (50.0, 28.125), 4: (50.0,), 5: (100.0,)}

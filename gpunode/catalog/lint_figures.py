@@ -8,7 +8,7 @@ from packaging.version import Version as Number
 
 from gpunode.catalog.hardware import Expectation, Gpu, Pcie
 from gpunode.catalog.limits import nvlink_gb_per_s, pcie_gb_per_s, tensor_tflops
-from gpunode.catalog.lint import Found, Rows, rule
+from gpunode.catalog.lint_rules import Found, Rows, rule
 from gpunode.catalog.read import Key
 from gpunode.catalog.rows import first_day, last_day
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from gpunode.catalog.gpus import normal
-from gpunode.catalog.lint import Found, Rows, rule
+from gpunode.catalog.lint_rules import Found, Rows, rule
 from gpunode.catalog.read import Key
 from gpunode.catalog.software import Offer, PackageSet, Pinning
 from gpunode.catalog.typed import no_such

@@ -1,24 +1,12 @@
 """The command line: one module per verb, loaded when it is called."""
 
-import gc
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from gpunode.cli.streams import guard
+from gpunode.cli.verbs import VERBS, loading
 
-VERBS = {
-    "plan": "Resolve a matched stack and explain it",
-    "provision": "Run the site playbook on an inventory",
-    "validate": "Judge nodes: this machine, hosts of an inventory, or saved bundles",
-    "collect": "Write bundles and judge nothing",
-    "checks": "List the checks: what each needs, means, and how to mend what it finds",
-    "env": "The tuned environment and docker run arguments of a node, each value with its reason",
-    "parse": "Turn one raw tool output into JSON",
-    "catalog": "The facts: GPUs, drivers, packages and their sources",
-    "lab": "Simulated GPU nodes in containers, to try and to test without a GPU",
-    "schema": "Print the JSON Schema of a format",
-}
+__all__ = ["VERBS", "main", "run"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,17 +26,3 @@ def run(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("gpunode: interrupted\n")
         return 130
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Keep the garbage collector from what is loaded meanwhile: nothing of it is garbage, and it is large."""
-    enabled, known = gc.isenabled(), len(sys.modules)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if len(sys.modules) > known:
-            gc.freeze()
-        if enabled:
-            gc.enable()

@@ -1,4 +1,4 @@
-"""``gpunode plan``: which versions match, for machines or for a thought."""
+"""``gpunode plan``: which versions match, for machines or for a hypothetical node."""
 
 import json
 import re
@@ -24,7 +24,6 @@ from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, num
 
 if TYPE_CHECKING:
     from gpunode.cli.apart import Apart
-    from gpunode.facts import NodeFacts
 
 MOST_NAMES = 12
 """How many known names an error message lists."""
@@ -361,17 +360,8 @@ def _picture(options: Options, catalog: Catalog) -> NodePicture:
     )
 
 
-def host_of(name: str, facts: "NodeFacts", catalog: Catalog, lock: Any = None) -> PlanHost:
-    """Return one node by its facts."""
-    from gpunode.stack import picture_from_facts, undetermined  # noqa: PLC0415 (a hypothetical node has no facts)
-
-    picture = picture_from_facts(facts, catalog)
-    reason = undetermined(facts, picture)
-    return PlanHost(name, None if reason else picture, reason, lock)
-
-
 def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, today: date) -> Plan:
-    from gpunode.cli.apart import Apart  # noqa: PLC0415 (as above)
+    from gpunode.cli.apart import Apart  # noqa: PLC0415 (a hypothetical node has no facts)
 
     with Apart() as apart:
         return plan(_replayed(places, apart, catalog), request, catalog, today)
@@ -379,7 +369,8 @@ def _of_bundles(places: tuple[str, ...], request: Request, catalog: Catalog, tod
 
 def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iterator[PlanHost]:
     """One bundle in memory at a time: a thousand of them are more than a controller should hold."""
-    from gpunode.cli.replay import read_bundles  # noqa: PLC0415 (as above)
+    from gpunode.cli.plan_host import host_of  # noqa: PLC0415 (a hypothetical node has no facts)
+    from gpunode.cli.replay import read_bundles  # noqa: PLC0415 (the same)
 
     for node in read_bundles(places, apart):
         yield (
@@ -388,7 +379,7 @@ def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iter
 
 
 def _of_inventory(options: Options, request: Request, catalog: Catalog, today: date) -> Plan:
-    from gpunode.cli import plan_fleet  # noqa: PLC0415 (nobody who only thinks waits for SSH)
+    from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
     from gpunode.cli.apart import Apart  # noqa: PLC0415
 
     with Apart() as apart:

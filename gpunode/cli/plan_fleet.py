@@ -12,6 +12,7 @@ import yaml
 from gpunode.catalog import Catalog
 from gpunode.cli.apart import Apart
 from gpunode.cli.inventories import explained
+from gpunode.cli.plan_host import host_of
 from gpunode.cli.selection import ask_password, shown_progress
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
@@ -25,7 +26,7 @@ from gpunode.stack.inert import FREE_TEXT, refuse_templates
 LOCK_FILE = f"{LOCK_NAME}.yml"
 HEADER = """\
 # Written by gpunode plan --write: the stack that was decided for this {what}. A new decision replaces the whole file;
-# take the file away to unlock. Your own variables belong into a file beside it.
+# remove the file to unlock. Your own variables belong into a file beside it.
 """
 _UNSAFE = "!unsafe"
 _SUFFIXES = ("", ".yml", ".yaml", ".json")
@@ -64,7 +65,6 @@ def of_inventory(options: Options, apart: Apart, catalog: Catalog) -> Answers:
     password = ask_password() if options.ask_become_pass else None
 
     def hosts() -> Iterator[PlanHost]:
-        from gpunode.cli.plan import host_of  # noqa: PLC0415 (it imports this module)
 
         answers = collect(
             found,

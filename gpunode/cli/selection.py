@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from gpunode.cli import loading
 from gpunode.cli.inventories import explained
 from gpunode.cli.seconds import Seconds
+from gpunode.cli.verbs import loading
 from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
 from gpunode.names import fold

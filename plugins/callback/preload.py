@@ -36,9 +36,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             return
         for policy in iter_modules(import_module("gpunode.provisioning").__path__):
             import_module(f"gpunode.provisioning.{policy.name}")
-        catalog = import_module("gpunode.catalog.catalog")
-        rows = catalog.load()
-        for section in catalog.MODELS:
+        rows = import_module("gpunode.catalog").load()
+        for section in import_module("gpunode.catalog.catalog").MODELS:
             rows.rows(section)
         import_module("gpunode.catalog.origins").table()
         for module, model in (("facts", "NodeFacts"), ("stack", "Stack")):

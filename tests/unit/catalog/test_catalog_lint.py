@@ -8,7 +8,8 @@ import pytest
 
 from gpunode.catalog import load
 from gpunode.catalog.catalog import MODELS, Catalog
-from gpunode.catalog.lint import RULES, lint
+from gpunode.catalog.lint import lint
+from gpunode.catalog.lint_rules import RULES
 from gpunode.catalog.read import read
 from gpunode.catalog.typed import typed_row
 from gpunode.errors import Exit, UsageError

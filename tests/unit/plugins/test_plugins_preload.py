@@ -23,7 +23,7 @@ def ran(code: str, before: str = "") -> str:
 
 def test_what_filters_need_is_imported_and_read() -> None:
     code = """
-from gpunode.catalog.catalog import load
+from gpunode.catalog import load
 from gpunode.facts import NodeFacts
 print("gpunode.provisioning.node_stack" in sys.modules, "packages" in load()._sections, NodeFacts.__pydantic_complete__)
 """

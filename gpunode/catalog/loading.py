@@ -1,0 +1,37 @@
+"""The catalog of a run: ours, with a user's own files laid over it."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from gpunode.catalog.catalog import Catalog
+from gpunode.catalog.read import read
+from gpunode.errors import UsageError
+
+
+def load(overlays: Sequence[Path | str] = ()) -> Catalog:
+    """The catalog, with a user's own files laid over ours in the given order.
+
+    Cached per set of files. A file of the user that is wrong is a UsageError: ``file:line: key: what``.
+    """
+    stamped = []
+    for path in map(Path, overlays):
+        try:
+            stamped.append((path, path.stat().st_mtime_ns))
+        except OSError as err:
+            raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
+    return _load(tuple(stamped))
+
+
+@lru_cache(maxsize=8)
+def _load(stamped: tuple[tuple[Path, int], ...]) -> Catalog:
+    if not stamped:
+        return Catalog()
+    from gpunode.catalog.lint import lint  # noqa: PLC0415 (without overlays nobody waits for the linter)
+
+    catalog = Catalog([read(path) for path, _ in stamped])
+    problems = lint(catalog)
+    if problems:
+        more = f" (and {len(problems) - 1} more: see `gpunode catalog lint`)" if len(problems) > 1 else ""
+        raise UsageError(f"{problems[0]}{more}")
+    return catalog

@@ -1,0 +1,14 @@
+"""A machine in a plan: shared by saved bundles and hosts of an inventory."""
+
+from typing import Any
+
+from gpunode.catalog import Catalog
+from gpunode.facts import NodeFacts
+from gpunode.stack import PlanHost, picture_from_facts, undetermined
+
+
+def host_of(name: str, facts: NodeFacts, catalog: Catalog, lock: Any = None) -> PlanHost:
+    """Return one node by its facts."""
+    picture = picture_from_facts(facts, catalog)
+    reason = undetermined(facts, picture)
+    return PlanHost(name, None if reason else picture, reason, lock)

@@ -1,0 +1,77 @@
+"""No import runs in a circle, not even one within a function; what is imported is declared."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DISTRIBUTIONS = {"yaml": "pyyaml", "ansible": "ansible-core", "pydantic_core": "pydantic"}
+"""Packages by the name under which they are imported, where that is another one."""
+OURS = {"gpunode", "ansible_collections"}
+ON_NODES = {"dnf", "_typeshed"}
+"""What is there without a declaration: the node's own library, and names for the type checker alone."""
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted((ROOT / "gpunode").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Each import as (module, name from it); what stands under TYPE_CHECKING is not run."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, alias.name) for alias in node.names)
+        yield from imported(node)
+
+
+def graph(paths: Mapping[str, Path]) -> dict[str, set[str]]:
+    """The modules that each module imports."""
+    found = {}
+    for name, path in paths.items():
+        named = imported(ast.parse(path.read_text(encoding="utf-8")))
+        wanted = {f"{module}.{part}" if f"{module}.{part}" in paths else module for module, part in named}
+        found[name] = {one for one in wanted if one in paths and one != name}
+    return found
+
+
+def test_no_import_runs_in_a_circle() -> None:
+    paths = modules()
+    assert len(paths) > 300
+    TopologicalSorter(graph(paths)).prepare()
+
+
+def test_a_circle_within_a_function_is_found(tmp_path: Path) -> None:
+    texts = {"a": "import b", "b": "def late():\n    from c import x", "c": "from a import y"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph({name: tmp_path / f"{name}.py" for name in texts})).prepare()
+
+
+def declared(requirements: Iterable[str]) -> set[str]:
+    return {re.split(r"[<>=!\[ ;]", line)[0].lower() for line in requirements}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    own = {path.stem for path in (ROOT / "gpunode" / "lab" / "vendor" / "inside").glob("*.py")}
+    found = set()
+    for folder in ("gpunode", "plugins"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= {name.split(".")[0] for name, _ in imported(ast.parse(path.read_text(encoding="utf-8")))}
+    outside = found - set(sys.stdlib_module_names) - OURS - ON_NODES - own - {"module_utils"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {DISTRIBUTIONS.get(name, name).lower() for name in outside} == declared(project["dependencies"])
