@@ -306,7 +306,10 @@ def _below(link: Path, path: str) -> bool:
 
 
 def timer(name: str) -> dict[str, str]:
-    """Return whether a unit starts at boot and runs now."""
-    text = output_of(["systemctl", "show", "-p", "UnitFileState", "-p", "ActiveState", name])
+    """Return whether a unit starts at boot and runs now; empty words where nothing tells."""
+    try:
+        text = output_of(["systemctl", "show", "-p", "UnitFileState", "-p", "ActiveState", name])
+    except DiskError:
+        text = ""
     found = dict(line.partition("=")[::2] for line in text.splitlines())
     return {"enabled": found.get("UnitFileState", ""), "active": found.get("ActiveState", "")}
