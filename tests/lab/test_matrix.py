@@ -90,7 +90,7 @@ class Grid:
         """What came of a cell; all cells of its system are provisioned when the first is asked for."""
         if cell not in self._outcomes:
             self.down()
-            self._lab = Lab(f"grid-{cell[0].replace('.', '-')}-{os.getpid()}")
+            self._lab = Lab(f"matrix-{cell[0].replace('.', '-')}-{os.getpid()}")
             wanted = [one for one in self._selected if one[0] == cell[0]]
             # A fleet that does not come up is not built again for each of its cells.
             self._outcomes |= {one: Outcome({}, failure="the fleet did not come up") for one in wanted}

@@ -92,7 +92,9 @@ class _Index:
         self._branches = sorted({_branch(release) for release in releases})
         self._rpm = "rpm" in self._repository["kind"]
         self._ubuntu = system.startswith("ubuntu")
-        self._epochs = [*self._repository.get("epoch_of", ()), *self._required_with_epoch()]
+        added = loaded("assumed")["driver_spec"] if self._rpm else {"epoch_of": [], "relations": {}}
+        self._spec: dict[str, dict[str, list[str]]] = added["relations"]
+        self._epochs = [*self._repository.get("epoch_of", ()), *self._required_with_epoch(), *added["epoch_of"]]
         self._graphs: dict[str, Any] = assumptions()["assumptions"]["dependency_graph"]
 
     def offers(self) -> Iterator[Offer]:
@@ -184,6 +186,9 @@ class _Index:
         branch = _branch(release)
         relations = {key: [*row.get(key, ())] for key in _RELATIONS}
         relations["depends"] = self._depends(like, row, version, branch, notes)
+        for key, entries in self._spec.get(like, {}).items():
+            relations[key] += [entry for entry in entries if _applies([entry], branch)]
+            notes += [] if "driver_spec" in notes else ["driver_spec"]
         if not self._rpm:
             relations = {key: [_bare(entry) for entry in entries] for key, entries in relations.items()}
         if name != like:

@@ -360,3 +360,17 @@ def test_rpm_packages_have_the_scriptlets_that_decide_what_is_on_a_node() -> Non
         (devel,) = (built for built in contents(repositories()[system]) if built.name == "kernel-devel")
         assert f"seen=/usr/src/kernels/{devel.version}.x86_64\n" in devel.scripts["post"]
         assert "{" not in devel.scripts["post"].replace("${seen%/*}", "")
+
+
+@pytest.mark.parametrize("repository", ["rhel9", "rhel10"])
+def test_the_rpm_with_nvidia_smi_brings_the_library_that_it_needs(repository: str) -> None:
+    """As in the spec: a library of its own up to 595, in nvidia-driver-common from 610 on, which obsoletes it."""
+    of = {(built.name, built.release): built for built in contents(repositories()[repository])}
+    for release in ("580.178.04", "595.91.07"):
+        assert f"libnvidia-ml = 3:{release}" in of["nvidia-driver-cuda-libs", release].fields["Depends"]
+        assert of["libnvidia-ml", release].version.startswith(f"3:{release}-")
+    common = of["nvidia-driver-common", "610.57.04"]
+    assert of["nvidia-driver-cuda-libs", "610.57.04"].fields["Depends"] == "nvidia-driver-common = 3:610.57.04"
+    assert "libnvidia-ml.so.1" in {library["soname"] for library in common.libraries}
+    assert "libnvidia-ml < 3:610.57.04" in common.fields["Replaces"]
+    assert ("libnvidia-ml", "610.57.04") not in of
