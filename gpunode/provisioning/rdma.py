@@ -33,6 +33,7 @@ from gpunode.provisioning.rdma_parts import (
     headers_of,
     part_problems,
     path_of,
+    unbuilt,
 )
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
@@ -145,6 +146,7 @@ def _present(draft: Draft, archive: ArchiveFiles, path: Path) -> Manifest:
             "marker": MARKER,
             "doca": draft.doca and PROFILE not in state.installed,
             "undo": _undo(draft, change),
+            "problem": unbuilt(state.facts) if draft.doca and PROFILE in state.installed else None,
         },
     )
 
@@ -255,6 +257,8 @@ def _notes(draft: Draft, path: Path) -> list[str]:
         notes.append(f"GPU memory is reached through main memory: {path.why}")
     if path.kind == "peermem" and draft.doca and not draft.state.facts.peer_memory:
         notes.append("nvidia-peermem registers with DOCA-OFED only where the driver's modules are built after it came")
+    problem = unbuilt(draft.state.facts) if draft.doca and PROFILE in draft.state.installed else None
+    notes += [problem] if problem else []
     if not draft.doca and PROFILE in draft.installed:
         notes.append(f"{PROFILE} is installed and stays: rdma_state: absent removes what this role installed of it")
     return notes
@@ -270,11 +274,12 @@ def _change(draft: Draft, archive: ArchiveFiles) -> AptChange | DnfChange:
 
 
 def _undo(draft: Draft, change: AptChange | DnfChange) -> dict[str, Any] | None:
-    """Return what takes back a transaction of DOCA's that broke off; None where the role comes without DOCA."""
-    if not draft.doca or PROFILE in draft.state.installed:
+    """Return what takes back the transaction in which DOCA came; None where it was there, or is not requested."""
+    before = draft.state.contents.get(BEFORE)
+    if not draft.doca or PROFILE in (draft.state.installed if before is None else before.split()):
         return None
     paths = [file.path for file in draft.files if draft.state.files[file.path].kind == "absent"]
-    new = tuple(entry for entry in change.install if entry not in draft.state.installed)
+    new = tuple(entry for entry in change.install if entry not in (before or "").split())
     back, _ = _going(draft.state, new, change.lock_wait_s)
     return {
         "files": [ManagedFile(path=path, content=None).model_dump(mode="json") for path in paths],
@@ -288,6 +293,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     packages, leaving = _going(state, names, int(settings["lock_wait_s"]))
     loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
     ours = state.files[MODULES].kind == "file"
+    adapters = ["DOCA-OFED's modules stay loaded until the next boot"] if f"{PROFILE} has to go" in leaving else []
     return Manifest(
         role=ROLE,
         files=tuple(
@@ -295,7 +301,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
         ),
         folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
         packages=packages,
-        notes=tuple(f"module {name} stays loaded until the next boot" for name in loaded if ours),
+        notes=(*(f"module {name} stays loaded until the next boot" for name in loaded if ours), *adapters),
         due_reasons=tuple(leaving),
         values={"state": "absent"},
     )

@@ -35,6 +35,8 @@ REPLACED = (
 """Packages of the distribution that DOCA-OFED has too, in versions of its own."""
 PROFILE = "doca-ofed"
 """The profile of DOCA-Host that stands for MLNX_OFED: docs.nvidia.com/doca, DOCA profiles."""
+DOCA_MODULES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel")
+"""What DKMS calls DOCA's modules of RDMA: azhpc-images, refresh_ofed_dkms.sh; the second, rpm's, is not sure."""
 HEADERS = {"apt": "linux-headers-{}", "dnf": "kernel-devel-{}"}
 NEEDS_OPEN = Number("2.17.5")
 """The first nvidia-fs that needs the open kernel modules: catalog (sources.yml, gds)."""
@@ -153,6 +155,17 @@ def headers_of(state: NodeState) -> str | None:
     if running is None or running.headers:
         return None
     return HEADERS["dnf" if state.apt is None else "apt"].format(running.release)
+
+
+def unbuilt(facts: NodeFacts) -> str | None:
+    """Return why DOCA's modules are not those of the running kernel; None where they are, or unknown to DKMS."""
+    running = next((kernel.release for kernel in facts.kernels or () if kernel.running), None)
+    its = [module for module in facts.dkms or () if module.name in DOCA_MODULES]
+    built = [module for module in its if module.kernel == running and module.state.startswith("installed")]
+    if not its or running is None or built:
+        return None
+    module = f"{its[0].name} {its[0].version}"
+    return f"doca-kernel: DKMS did not build {module} for the running kernel {running}: take another DOCA release"
 
 
 def doca_problems(state: NodeState, offered: Mapping[str, Any], problem: str | None) -> Iterator[str]:

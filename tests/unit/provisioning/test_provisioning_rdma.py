@@ -298,6 +298,25 @@ def test_new_modules_wait_for_a_boot(key: Path) -> None:
     assert doca(node("doca-ofed", files=files), key).reboot_reasons == ()
 
 
+@pytest.mark.parametrize(
+    ("kernel", "problem"), [("6.1.0-29-amd64", True), (None, True), (KERNEL["release"], False)], ids=str
+)
+def test_modules_that_dkms_did_not_build_for_this_kernel_are_named(
+    key: Path, kernel: str | None, problem: bool
+) -> None:
+    state = "added" if kernel is None else "installed"
+    row = {"name": "mlnx-ofed-kernel", "version": "25.10", "kernel": kernel, "architecture": None, "state": state}
+    files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
+    found = doca(node("doca-ofed", files=files, contents={BEFORE: "rdma-core\n"}, dkms=[row]), key)
+    assert bool(found.values["problem"]) is problem
+    assert [note for note in found.notes if note.startswith("doca-kernel: ")] == (
+        [found.values["problem"]] if problem else []
+    )
+    # It came with this role: what takes it back is there.
+    assert found.values["undo"]["packages"]["purge_new"] == ["doca-ofed"]
+    assert "rdma-core" in found.values["undo"]["packages"]["restore"]
+
+
 # --- removal
 
 
@@ -315,5 +334,8 @@ def test_removal_leaves_what_was_there_before_and_returns_docas_versions() -> No
     assert gone == {"ibverbs-utils", "rdmacm-utils", "infiniband-diags", "doca-ofed", "gdrdrv-dkms", MODULES}
     assert isinstance(found.packages, AptChange)
     assert "rdma-core" in found.packages.restore
-    assert found.notes == ("module nvidia_peermem stays loaded until the next boot",)
+    assert [note.partition(" stays ")[0].partition(" stay ")[0] for note in found.notes] == [
+        "module nvidia_peermem",
+        "DOCA-OFED's modules",
+    ]
     assert planned("rdma", node("rdma-core"), {"rdma": {"state": "absent"}}).due_reasons == ()
