@@ -9,6 +9,7 @@ wide change fits CI's limit: the table then names what was left out. `--all` run
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -196,9 +197,18 @@ STANDS_ON = {
 # Tests in virtual machines are for paths that begin so alone: each boots a kernel several times.
 VM_STANDS_ON = {
     "test_vm_kernel_tuning": ("roles/kernel_tuning/", "gpunode/provisioning/kernel_", "plugins/modules/kernel_values"),
+    "test_vm_storage": (
+        "roles/storage/",
+        "gpunode/provisioning/storage",
+        "plugins/module_utils/block_devices",
+        "plugins/module_utils/scratch_disks",
+        "plugins/modules/scratch_disks",
+    ),
     "test_vm_acs": ("gpunode/provisioning/kernel_files",),
     "test_vm_machine": ("tests/vm/",),
 }
+LISTED_CAPTURE = re.compile(r"  \S+/\S+:")
+"""A line of tests/captures/facts.yml that begins the entry of one recorded output."""
 
 
 @dataclass
@@ -212,6 +222,8 @@ class Tally:
     not_run: str | None = None
     broken: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    untested: str | None = None
+    """What its tests lack on this machine, and how many stand on that."""
 
 
 def run(argv: Sequence[str | Path], *, limit_s: float, env: dict[str, str] | None = None) -> int:
@@ -306,12 +318,32 @@ def lint() -> Tally:
     )
 
 
-def unit() -> Tally:
-    return pytest_tier("tests/unit", "tests/property", "tests/captures", "-q", limit_s=2700)
+def in_parallel() -> list[str]:
+    """Return the options with which pytest uses every processor; for tests that share no port and no machine."""
+    return ["-n", str(len(os.sched_getaffinity(0))), "--dist", "worksteal"]
+
+
+def captures() -> str | None:
+    """Return how much is not tested for want of the recorded outputs; None where they are there."""
+    folder = Path(os.environ.get("GPUNODE_SHARED", ROOT.parent / "shared")) / "captures"
+    if folder.is_dir():
+        return None
+    listed = (ROOT / "tests" / "captures" / "facts.yml").read_text(encoding="utf-8").splitlines()
+    number = len([line for line in listed if LISTED_CAPTURE.fullmatch(line)])
+    return f"{folder} is missing: none of the {number} recorded outputs was parsed or judged (GPUNODE_SHARED=DIR)"
+
+
+def unit(*, everything: bool = False) -> Tally:
+    """Run the tests that need no other machine; those with damaged text try a sample of it, or everything."""
+    folders = ("tests/unit", "tests/property", "tests/captures")
+    env = {"GPUNODE_TEST_ALL": "1"} if everything else None
+    tally = pytest_tier(*folders, "-q", *in_parallel(), limit_s=7200 if everything else 2700, env=env)
+    tally.untested = captures()
+    return tally
 
 
 def contract() -> Tally:
-    return pytest_tier("tests/contract", "tests/bench", "-q", limit_s=900)
+    return pytest_tier("tests/contract", "tests/bench", "-q", *in_parallel(), limit_s=900)
 
 
 def integration() -> Tally:
@@ -482,6 +514,7 @@ TIERS: dict[str, Callable[[], Tally]] = {
     "gpu": gpu,
 }
 WHOLE: dict[str, Callable[[], Tally]] = {
+    "unit": partial(unit, everything=True),
     "lab": partial(lab, everything=True),
     "molecule": partial(molecule, everything=True),
     "vm": partial(vm, everything=True),
@@ -501,6 +534,7 @@ def describe(name: str, tally: Tally) -> str:
     if tally.left_out:
         names = ", ".join(Path(one).stem for one in tally.left_out)
         words += f"\n{'':<17}left to `make test-all`, the change concerns too many: {names}"
+    words += f"\n{'':<17}{tally.untested}" if tally.untested else ""
     return words
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,6 +93,13 @@ def inherit(name: str, rows: dict[str, Any], others: Mapping[str, Any]) -> dict[
     return full
 
 
+@cache
+def _own(file: str) -> Document:
+    """One of the package's files, which no run changes."""
+    with as_file(files("gpunode.catalog").joinpath(file)) as path:
+        return read(path, f"gpunode/catalog/{file}")
+
+
 class Catalog:
     """All facts. Sections are mappings from id to row, in the order of their file.
 
@@ -101,17 +108,13 @@ class Catalog:
 
     def __init__(self, overlays: Sequence[Document] = ()) -> None:
         self._overlays = tuple(overlays)
-        self._read: dict[str, Document] = {}
         self._sections: dict[str, Mapping[str, Any]] = {}
 
     def documents(self, name: str) -> tuple[Document, ...]:
         """The files that may say something in a section, ours first."""
         for file, kinds in FILES.items():
             if name in kinds:
-                if file not in self._read:
-                    with as_file(files("gpunode.catalog").joinpath(file)) as path:
-                        self._read[file] = read(path, f"gpunode/catalog/{file}")
-                return (self._read[file], *self._overlays)
+                return (_own(file), *self._overlays)
         raise KeyError(name)
 
     @property

@@ -35,6 +35,7 @@ class Rows:
     def __init__(self, catalog: Catalog, rows: Mapping[str, Mapping[str, Any]]) -> None:
         self._catalog = catalog
         self._rows = rows
+        self._ids: dict[str, Iterable[str]] = {}
 
     def __getitem__(self, section: str) -> Mapping[str, Any]:
         return self._rows[section]
@@ -44,7 +45,9 @@ class Rows:
 
     def ids(self, section: str) -> Iterable[str]:
         """Every id of a section, fitting or not: a reference to a broken row is no second fault."""
-        return self._catalog.raw(section).keys()
+        if section not in self._ids:
+            self._ids[section] = self._catalog.raw(section).keys()
+        return self._ids[section]
 
 
 def lint(catalog: Catalog) -> list[Problem]:

@@ -5,6 +5,7 @@ import re
 from typing import Any, Literal
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.host import StoredMount
 from gpunode.facts.node import Disk, FileSystem, Nvme
 from gpunode.facts.pci import slot_of
 from gpunode.facts.seen import Seen, Unseen, first_line, whole
@@ -125,6 +126,35 @@ def file_systems(seen: Seen) -> tuple[FileSystem, ...]:
                 size_mib=(whole(match[2]) or 0) // 1024,
                 free_mib=(whole(match[3]) or 0) // 1024,
                 inodes_free_percent=100 * inodes_free // inodes if inodes and inodes_free is not None else None,
+            )
+        )
+    return tuple(found)
+
+
+def storage(seen: Seen) -> tuple[StoredMount, ...] | None:
+    """Mounts that the role storage recorded, as the probe found them; None where it recorded none."""
+    if not seen.ran("storage"):
+        seen.require_finished("storage")
+        if not seen.ran("signs"):
+            raise Unseen("mounts were not looked at")
+        return None
+    found = []
+    for path, source, kind, mark, options, there, its, same, size, free, problem in seen.rows("storage", 11):
+        if mark not in ("remote", "scratch"):
+            raise ParseError(f"expected remote or scratch, found '{first_line(mark)}'")
+        found.append(
+            StoredMount(
+                path=path,
+                source=source,
+                type=kind,
+                remote=mark == "remote",
+                options=tuple(options.split(",")) if options else (),
+                mounted_type=there or None,
+                mounted_options=tuple(its.split(",")) if its else (),
+                same_device={"yes": True, "no": False}.get(same),
+                size_mib=whole(size),
+                free_mib=whole(free),
+                problem=problem or None,
             )
         )
     return tuple(found)

@@ -17,7 +17,6 @@ from gpunode.facts.models.gpu import (
     GpuSetting,
     GpuSettings,
     LoadedDriver,
-    Smi,
     ToolRun,
 )
 from gpunode.facts.models.host import (
@@ -32,9 +31,11 @@ from gpunode.facts.models.host import (
     MemoryController,
     NumaNode,
     Nvme,
+    StoredMount,
 )
 from gpunode.facts.models.network import Gid, IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
+from gpunode.facts.models.smi import Nvlink, PeerAccess, Smi, SmiGpu, SmiLog, Topology
 from gpunode.facts.models.software import (
     CdiSpec,
     ContainerSettings,
@@ -116,6 +117,7 @@ __all__ = [
     "Nic",
     "NodeFacts",
     "NumaNode",
+    "Nvlink",
     "Nvme",
     "OperatingSystem",
     "Package",
@@ -124,15 +126,19 @@ __all__ = [
     "PciDevice",
     "PciLink",
     "PciPort",
+    "PeerAccess",
     "PendingUpdate",
     "Process",
     "RdmaNode",
     "Record",
     "Repository",
     "Smi",
+    "SmiGpu",
+    "SmiLog",
     "SshDaemon",
     "TimeSync",
     "ToolRun",
+    "Topology",
     "Unit",
 ]
 
@@ -150,9 +156,12 @@ MAY_BE_NONE = frozenset(
         "docker",
         "automatic_updates",
         "gpu_settings",
+        "tools",
         "packet_filter",
+        "peer_memory",
         "pending_updates",
         "ssh_daemon",
+        "storage",
     }
 )
 """Facts whose None says something as long as they have no gap; any other None was not seen."""
@@ -190,7 +199,7 @@ class NodeFacts(Fact):
     """Of the driver, CUDA, NCCL, cuDNN, DCGM, and of container engines and runtimes."""
     driver_library_version: str | None = None
     """Of the libnvidia-ml.so.1 that the linker finds; None without a gap: there is none."""
-    smi: Smi | None = None
+    smi: Smi[SmiLog] | None = None
     """None without a gap: there is no nvidia-smi, or no module for it to talk to."""
     units: tuple[Unit, ...] | None = None
     """Failed units, and those that the node has of the GPU stack, containers, time, RDMA and schedulers. A gap where it
@@ -198,6 +207,10 @@ class NodeFacts(Fact):
     gpu_processes: tuple[GpuProcess, ...] | None = None
     gpu_settings: GpuSettings | None = None
     """None without a gap: the role gpu_settings sets nothing here."""
+    tools: dict[str, str | None] | None = None
+    """Programs of the role gpu_tools and where they are; None without a gap: the role installed none."""
+    storage: tuple[StoredMount, ...] | None = None
+    """Mounts of the role storage; None without a gap: the role set up none."""
     secure_boot: bool | None = None
     """None with a gap where it could not be seen; False where the firmware has none."""
     disk_free_mib: dict[str, int] | None = None
@@ -212,13 +225,13 @@ class NodeFacts(Fact):
     """From ``/proc/driver/nvidia/params``; empty where no module is loaded."""
     module_parameters: dict[str, dict[str, str]] | None = None
     """Module to parameters, of ``nvidia*`` and ``nvidia_*`` in ``/sys/module``."""
-    topology: Smi | None = None
+    topology: Smi[Topology] | None = None
     """``nvidia-smi topo -m``; this and the next three are None without a gap where ``smi`` is."""
-    peer_access: Smi | None = None
-    """``nvidia-smi topo -p2p r``: ``{"gpus": ["GPU0", …], "links": {"GPU0": {"GPU1": "OK"}}}``; OK, CNS, NS …"""
-    nvlink: Smi | None = None
+    peer_access: Smi[PeerAccess] | None = None
+    """``nvidia-smi topo -p2p r``."""
+    nvlink: Smi[Nvlink] | None = None
     """``nvidia-smi nvlink --status``."""
-    nvlink_errors: Smi | None = None
+    nvlink_errors: Smi[Nvlink] | None = None
     """``nvidia-smi nvlink -e``."""
     gpu_virtualization: tuple[str, ...] | None = None
     """nvidia-smi's words, one a GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …; None without a
@@ -283,6 +296,9 @@ class NodeFacts(Fact):
     """Interfaces with an IPv4 network of their own, bonds and bridges among them; the ports of these have none."""
     infiniband: tuple[IbDevice, ...] | None = None
     rdma_nodes: tuple[RdmaNode, ...] | None = None
+    peer_memory: bool | None = None
+    """Memory of other devices can register with the kernel's RDMA, as nvidia-peermem does it: MLNX_OFED, DOCA-OFED, and
+    kernels patched for it. None without a gap: ib_core is not loaded."""
     link_log: LinkLog | None = None
     """By the drivers and daemons that report links (mlx5_core, systemd-networkd)."""
 
@@ -340,6 +356,16 @@ class NodeFacts(Fact):
         if self.pci is None:
             return None
         return tuple(device for device in self.pci if device.is_nvidia_gpu)
+
+    @property
+    def smi_gpus(self) -> tuple[SmiGpu, ...]:
+        """The GPUs that nvidia-smi reports; none where it does not answer."""
+        return self.smi.document.gpus if self.smi and self.smi.document else ()
+
+    @property
+    def gpu_links(self) -> dict[str, dict[str, str]]:
+        """What connects every two elements by ``nvidia-smi topo -m``; empty where it does not answer."""
+        return self.topology.document.links if self.topology and self.topology.document else {}
 
     def gap(self, field: str) -> str | None:
         """Why ``field`` was not seen; None where it was."""

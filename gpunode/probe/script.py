@@ -56,6 +56,7 @@ DRAIN_S = 0.5
 STUCK_S = 1.0
 """A process seen in state D at both ends of this time is told."""
 NVME_S = 5.0
+DCB_S = 5.0
 TREE_ENTRIES = 1024
 """As many network interfaces, PCI functions … are looked at; thousands of virtual functions are not."""
 KERNEL_LINES = 4000
@@ -210,7 +211,9 @@ TREES = (
         "device/uevent",
         ("operstate", "speed", "mtu", "carrier_changes", "device/uevent", "device/numa_node")
         + tuple("statistics/" + name for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"))
-        + ("statistics/rx_crc_errors", "statistics/rx_missed_errors"),
+        + ("statistics/rx_crc_errors", "statistics/rx_missed_errors")
+        # Of drivers of MLNX_OFED and DOCA-OFED.
+        + ("ecn/roce_*/enable/[0-7]",),
     ),
     (
         "/sys/class/infiniband/",
@@ -334,8 +337,14 @@ GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 # The GPU's own module under its names: nvidia, nvidia-current (Debian), nvidia-tesla-470, nvidia-legacy-390xx,
 # nvidia-current-open. Not nvidia-uvm, nvidia-drm, nvidia-wmi-ec-backlight.
 GPU_MODULE = re.compile(r"/nvidia([-_](current|tesla|legacy|open|srv|server|\d+(xx)?))*\.ko(\.(gz|xz|zst))?$")
+PEER_MEMORY = b" ib_register_peer_memory_client"
 GPU_DEVICE = re.compile(r"/dev/nvidia(\d|ctl|-uvm|-caps/|-modeset)")
 
+TOOLS_RECORD = "/etc/gpunode/tools.json"
+STORAGE_RECORD = "/etc/gpunode/storage.json"
+STORAGE_S = 8.0
+STORAGE_MOST = 32
+PROGRAM_FOLDERS = ("/usr/local/bin/", "/usr/bin/", "/usr/sbin/", "/usr/local/sbin/", "/bin/", "/sbin/")
 # Existence is all that is asked of these.
 SIGNS = (
     "/usr/bin/nvidia-uninstall",
@@ -1181,6 +1190,88 @@ def signs(probe: Probe) -> None:
     probe.read(INSTALLER_LOG, keep=INSTALLER_LINES)
 
 
+def tools(probe: Probe) -> None:
+    """The programs that the role gpu_tools recorded: a line ``name, path`` each, an empty path where there is none."""
+    try:
+        found = json.loads(text_of(probe.content(TOOLS_RECORD)))
+        names = [name for name in found["programs"] if re.match(r"[A-Za-z0-9._+-]{1,60}$", name)][:100]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        probe.note_look("tools", "look for programs", [], ["%s: %s" % (TOOLS_RECORD, err)])
+        return
+    paths = [(name, [path for folder in PROGRAM_FOLDERS for path in probe.matching(folder + name)]) for name in names]
+    probe.note_look("tools", "look for programs", ["\t".join((name, (at or [""])[0])) for name, at in paths], [])
+
+
+def storage(probe: Probe) -> None:
+    """The mounts that the role storage recorded: a line each of what it should be and what it is.
+
+    A remote one is looked into, which mounts it: each in a process of its own, so that a server that does not answer
+    costs its limit and nothing else.
+    """
+    try:
+        wanted = json.loads(text_of(probe.content(STORAGE_RECORD)))["mounts"][:STORAGE_MOST]
+        rows = [[str(one[key]) for key in ("path", "source", "type")] for one in wanted]
+        marks = [("remote" if one["remote"] else "scratch", ",".join(map(str, one["options"]))) for one in wanted]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        probe.note_look("storage", "look at mounts", [], ["%s: %s" % (STORAGE_RECORD, err)])
+        return
+    sizes = {}  # type: Dict[str, Answer]
+
+    def look(path: str) -> None:
+        sizes[path] = probe.execute(["stat", "--file-system", "--format", "%S %b %a", path + "/."], STORAGE_S)
+
+    threads = [threading.Thread(target=look, args=(row[0],)) for row in rows]
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for thread in threads:
+        thread.join(STORAGE_S + KILL_WAIT_S + 1)
+    mounts = mounts_by_path(probe)
+    lines = []
+    for row, mark in zip(rows, marks):
+        found = sizes.get(row[0]) or answer([], 124, "", "", STORAGE_S, timed_out=True)
+        there = [one for one in mounts.get(row[0], []) if one[1] != "autofs"]
+        lines.append("\t".join([*row, *mark, *storage_state(probe, row[1], there), *storage_size(found)]))
+    probe.note_look("storage", "look at mounts", lines, [])
+
+
+def mounts_by_path(probe: Probe) -> Dict[str, List[List[str]]]:
+    """What is mounted on each path: source, type and options, the newest last."""
+    found = {}  # type: Dict[str, List[List[str]]]
+    for line in text_of(probe.content("/proc/self/mountinfo")).splitlines():
+        head, _, tail = line.partition(" - ")
+        fields, kinds = head.split(" "), tail.split(" ")
+        if len(fields) > 5 and len(kinds) > 1:
+            found.setdefault(fields[4], []).append([kinds[1], kinds[0], fields[5]])
+    return found
+
+
+def storage_state(probe: Probe, source: str, there: List[List[str]]) -> List[str]:
+    """Type and options of what is mounted, and whether it is the device with the UUID that is wanted."""
+    if not there:
+        return ["", "", ""]
+    same = ""
+    if source.startswith("UUID="):
+        device = os.path.realpath(probe.real("/dev/disk/by-uuid/" + source[5:]))
+        same = "yes" if device == os.path.realpath(probe.real(there[-1][0])) else "no"
+    return [there[-1][1], there[-1][2], same]
+
+
+def storage_size(found: Answer) -> List[str]:
+    """Size and free space in MiB, and why there is none."""
+    words = found["stdout"].split()
+    if found["timed_out"]:
+        return ["", "", "no answer within %g s" % STORAGE_S]
+    if found["rc"] != 0 or len(words) != 3:
+        return ["", "", " ".join(found["stderr"].split())[:200] or "stat ended with %d" % found["rc"]]
+    block, blocks, free = [int(word) for word in words]
+    return [str(block * blocks >> 20), str(block * free >> 20), ""]
+
+
 def repositories(probe: Probe) -> None:
     """Package sources that speak of the GPU stack or of containers, whole; of the others only that they are there."""
     names = [path for pattern in REPOSITORY_FILES for path in probe.matching(pattern)]
@@ -1302,6 +1393,35 @@ def rdma_nodes(probe: Probe) -> None:
             continue
         lines.append("%s\t%s" % (path, kind))
     probe.note_look("rdma-nodes", "look at /dev/infiniband", lines, problems)
+
+
+def peer_memory(probe: Probe) -> None:
+    """Whether the loaded ib_core lets memory of other devices register, as nvidia-peermem does: ``yes`` or ``no``."""
+    if not os.path.isdir(probe.real("/sys/module/ib_core")):
+        return
+    lines, problems = [], []
+    try:
+        with open(probe.real("/proc/kallsyms"), "rb") as stream:
+            lines.append("yes" if any(PEER_MEMORY in line for line in stream) else "no")
+    except OSError as err:
+        problems.append("/proc/kallsyms: %s" % err.strerror)
+    probe.note_look("peer-memory", "look for the peer memory interface", lines, problems)
+
+
+def flow_control(probe: Probe) -> None:
+    """``dcb pfc show`` of each Ethernet interface of an RDMA adapter."""
+    for name in names_like(probe, "/sys/class/net/", r".")[:TREE_ENTRIES]:
+        folder = probe.real("/sys/class/net/" + name)
+        try:
+            with open(folder + "/type", "rb") as stream:
+                ethernet = stream.read(16).strip() == b"1"
+        except OSError:
+            continue
+        if not ethernet or not os.path.isdir(folder + "/device/infiniband"):
+            continue
+        found = probe.run("dcb-pfc-%s" % name, ["dcb", "pfc", "show", "dev", name], DCB_S)
+        if found and found["rc"] in (126, 127):
+            break
 
 
 def user_name(number: int) -> str:
@@ -1619,6 +1739,8 @@ PASSIVE = (
     packages,
     library,
     signs,
+    storage,
+    tools,
     repositories,
     units,
     modprobe_settings,
@@ -1639,6 +1761,8 @@ PASSIVE = (
     link_log,
     bmc,
     rdma_nodes,
+    peer_memory,
+    flow_control,
     stuck_processes,
 )
 

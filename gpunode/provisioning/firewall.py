@@ -33,7 +33,17 @@ MEMORY = "/var/lib/gpunode/firewall"
 BEFORE = f"{MEMORY}/packages-before"
 NFT = "/usr/sbin/nft"
 ZONE_BEFORE = f"{MEMORY}/default-zone-before"
-LOOK = Look(paths=(FOLDER, RULES, UNIT_FILE, MEMORY, ZONE_FILE), contents=(BEFORE, LOADED, CONF, ZONE_BEFORE))
+DROP_INS = "/etc/systemd/system/nftables.service.d"
+FOLLOWED = f"{DROP_INS}/gpunode-firewall.conf"
+FOLLOWED_TEXT = f"""\
+# Managed by gpunode (role firewall): what starts here flushes all tables, and PartOf= follows stops and restarts alone.
+[Service]
+ExecStartPost=-/bin/systemctl --no-block try-reload-or-restart {UNIT}
+"""
+LOOK = Look(
+    paths=(FOLDER, RULES, UNIT_FILE, DROP_INS, FOLLOWED, MEMORY, ZONE_FILE),
+    contents=(BEFORE, LOADED, CONF, ZONE_BEFORE),
+)
 FIREWALLD, UFW = "firewalld.service", "ufw.service"
 REMOVE = f"add table inet {TABLE}; delete table inet {TABLE}"
 WATCH = f"{TABLE}_watch"
@@ -100,7 +110,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         if answer.get("error"):
             refusals.append(f"nft rejects the rules: {answer['error']} (settings of firewall_extra_rules end up there)")
     zone = _zone_files(state, policy) if zoned and not refusals else ()
-    files = (rules, ManagedFile(path=UNIT_FILE, content=UNIT_TEXT), *zone)
+    units = {UNIT_FILE: UNIT_TEXT, FOLLOWED: FOLLOWED_TEXT}
+    files = (rules, *(ManagedFile(path=path, content=content) for path, content in units.items()), *zone)
     fresh = _not_loaded(state, text)
     wait = int(settings["lock_wait_s"])
     wanted = ("nftables",)
@@ -238,7 +249,8 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     unit = state.unit(UNIT)
     zone, conf = state.contents.get(ZONE_BEFORE), state.contents.get(CONF)
     zoned = zone is not None and conf is not None
-    files = [ManagedFile(path=path, content=None, phase="after") for path in (RULES, UNIT_FILE, BEFORE, ZONE_BEFORE)]
+    ours = (RULES, UNIT_FILE, FOLLOWED, BEFORE, ZONE_BEFORE)
+    files = [ManagedFile(path=path, content=None, phase="after") for path in ours]
     if zoned and default_zone(conf or "") == ZONE:
         there = state.files.get(CONF)
         text = with_default_zone(conf or "", (zone or "public").strip())
@@ -251,7 +263,9 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
     return Manifest(
         role=ROLE,
         files=tuple(files),
-        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, FOLDER)),
+        folders=tuple(
+            ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, FOLDER, DROP_INS)
+        ),
         packages=packages,
         units=(UnitState(name=UNIT, enabled=False, state="stopped"),) if unit is not None else (),
         due_reasons=(*leaving, *([left] if left else [])),

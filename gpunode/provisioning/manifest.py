@@ -142,7 +142,17 @@ class UnitState(Part):
 class Question(Part):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
-    kind: Literal["apt_preview", "dnf_preview", "nft_check", "repository_key", "signing_key", "documents", "ssh_login"]
+    kind: Literal[
+        "apt_preview",
+        "block_devices",
+        "dnf_preview",
+        "nft_check",
+        "package_offers",
+        "repository_key",
+        "signing_key",
+        "documents",
+        "ssh_login",
+    ]
     body: dict[str, Any] = {}
     private: bool = False
     """The body holds a secret."""

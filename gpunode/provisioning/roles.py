@@ -10,6 +10,7 @@ from gpunode.provisioning import (
     docker,
     firewall,
     gpu_settings,
+    gpu_tools,
     kernel_tuning,
     ml_environment,
     nvidia_container_toolkit,
@@ -20,6 +21,7 @@ from gpunode.provisioning import (
     rdma,
     reboot,
     ssh_hardening,
+    storage,
     updates,
 )
 from gpunode.provisioning.context import Context
@@ -36,6 +38,8 @@ PLANS: dict[str, Plan] = {
     "nvidia_driver": nvidia_driver.plan,
     "nvidia_fabric": nvidia_fabric.plan,
     "gpu_settings": gpu_settings.plan,
+    "gpu_tools": gpu_tools.plan,
+    "storage": storage.plan,
     "kernel_tuning": kernel_tuning.plan,
     "rdma": rdma.plan,
     "cuda": cuda.plan,
@@ -54,6 +58,8 @@ LOOKS: dict[str, Look] = {
     "nvidia_driver": nvidia_driver.LOOK,
     "nvidia_fabric": nvidia_fabric.LOOK,
     "gpu_settings": gpu_settings.LOOK,
+    "gpu_tools": gpu_tools.LOOK,
+    "storage": storage.LOOK,
     "kernel_tuning": kernel_tuning.LOOK,
     "rdma": rdma.LOOK,
     "cuda": cuda.LOOK,

@@ -264,7 +264,8 @@ def _activation(ssh: SshState, moves_port: bool) -> dict[str, Any]:
     socket = _socket(ssh)
     commands = [["systemctl", "daemon-reload"]]
     if socket is None:
-        commands.append(["systemctl", "reload-or-restart", service])
+        # Not a reload: an sshd that a socket started ends there once the socket is gone ("Cannot bind any address").
+        commands.append(["systemctl", "restart", service])
     elif moves_port:
         # A socket does not start while its service runs. Open sessions stay: sshd's unit ends its main process alone.
         commands += [["systemctl", "stop", service], ["systemctl", "restart", socket]]

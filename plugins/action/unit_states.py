@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction, plain
+from ansible_collections.gpunode.node.plugins.plugin_utils.controller import GpunodeAction, plain, printable
 
 MISSING = "Could not find the requested service"
 """How the builtin module begins to say that a node has no such unit."""
+LONGEST_LINE = 300
 ON = ("enabled", "enabled-runtime", "static", "indirect", "generated", "alias")
 
 
@@ -45,10 +46,21 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             # In check mode its package is not there yet.
             if self._task.check_mode and words.startswith(MISSING):
                 return list(steps(given, {}))
-            raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {words}")
+            raise AnsibleActionFail(f"{self.host}: {given.get('name')}: {words}{self.logged(str(given.get('name')))}")
         if not answer.get("changed"):
             return []
         return list(steps(given, answer.get("status") or {})) or [f"change {given['name']}"]
+
+    def logged(self, unit: str) -> str:
+        """Return the end of a unit's log, with the words before it; empty where nothing can be read."""
+        if self._task.check_mode:
+            return ""
+        argv = ["journalctl", f"--unit={unit}", "--lines=4", "--output=cat", "--no-pager", "--quiet"]
+        answer = self._execute_module(
+            module_name="ansible.builtin.command", module_args={"argv": argv}, task_vars=self.task_vars
+        )
+        lines = [printable(line.strip())[:LONGEST_LINE] for line in str(answer.get("stdout") or "").splitlines()]
+        return f" Its log ends: {'; '.join(filter(None, lines[-4:]))}" if any(lines) else ""
 
 
 def steps(unit: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:

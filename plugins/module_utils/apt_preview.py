@@ -1,6 +1,6 @@
-"""Print what apt would do on this node if some files of /etc/apt were different, as JSON. Changes nothing on the node.
+"""What apt would do on this node if some files of /etc/apt were different. Changes nothing on the node.
 
-Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
+Standard library alone. The question::
 
     {"files": {path of a file below /etc/apt: content, empty for a file that is not to be},
      "keys": {path of a key: its armoured text},
@@ -22,19 +22,14 @@ Where some package is not to be had at the release: ``{"lacking": {name: [releas
 """
 
 import fnmatch
-import json
 import re
-import signal
-import sys
 from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     APT,
     OPTIONS,
-    SIGNALS,
     AptError,
     lay_over,
-    leave_orderly,
     output_of,
     private_folder,
     refresh,
@@ -220,20 +215,9 @@ def answer(question):
         return said
 
 
-def main():
-    """Print one JSON document."""
-    for number in SIGNALS:
-        signal.signal(number, leave_orderly)
-    json.dump(answered(json.load(sys.stdin)), sys.stdout)
-
-
 def answered(question):
     """Return the answer; where apt cannot be asked, ``error`` says why."""
     try:
         return answer(question)
     except (AptError, OSError) as error:
         return {"error": " ".join(str(error).split())}
-
-
-if __name__ == "__main__":
-    main()

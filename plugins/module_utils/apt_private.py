@@ -1,6 +1,6 @@
-"""What the scripts that ask apt in a folder of their own have in common.
+"""What those that ask apt have in common: apt in a private folder, with files as they will be.
 
-Stands in front of such a script, as one program: ``python3 -I -c "THIS TEXT\\nTHE SCRIPT"``. Standard library alone.
+Standard library alone.
 """
 
 import base64
@@ -275,7 +275,3 @@ def leave_orderly(number, _frame):
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
-
-
-# The script behind this text imports from a module of this name, which is no file on the node.
-sys.modules["ansible_collections.gpunode.node.plugins.module_utils.apt_private"] = sys.modules[__name__]

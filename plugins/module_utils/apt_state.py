@@ -1,24 +1,17 @@
-"""Print what apt and dpkg hold on this node, as JSON: sources, packages, who has the package lock.
+"""What apt and dpkg hold on this node: sources, packages, who has the package lock.
 
-Runs as ``python3 -I - SECONDS``, behind apt_private.py of the role apt_transaction, with the standard library alone:
-python3-apt may not be there yet. It waits that long for another package manager to finish. Without dpkg: ``null``;
-where apt cannot be asked at all: ``{"error": one line}``.
+Standard library alone: python3-apt may not be there yet.
 """
 
-import json
 import os
 import re
-import signal
-import sys
 import time
 from pathlib import Path
 
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     APT,
-    SIGNALS,
     SOURCES,
     AptError,
-    leave_orderly,
     output_of,
     passing_over_damaged,
 )
@@ -264,15 +257,3 @@ def taken(holder=None):
         "lock_holder": holder,
         "runfile": Path("/usr/bin/nvidia-uninstall").exists(),
     }
-
-
-def main():
-    """Print one JSON document."""
-    for number in SIGNALS:
-        signal.signal(number, leave_orderly)
-    there = Path("/var/lib/dpkg/status").exists()
-    json.dump(taken(awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)) if there else None, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""One apt transaction on this node: told, or told and done. Prints what it is as JSON.
+"""One apt transaction on this node: simulated, or carried out.
 
-Runs as ``python3 -I -c``, behind apt_private.py, with the standard library alone. Standard input is the question::
+Standard library alone. The question::
 
     {"install": ["NAME" | "NAME=PATTERN"],  what is to be there; a pattern is a shell pattern of versions
      "purge": [patterns],                   what goes in the same transaction
@@ -27,11 +27,9 @@ done; with ``"done": false`` the transaction itself broke off.
 import fcntl
 import fnmatch
 import glob
-import json
 import os
 import re
 import signal
-import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,6 +59,8 @@ DPKG_UPDATES = Path("/var/lib/dpkg/updates")
 JOURNAL = Path("/var/lib/gpunode/transaction")
 """Names of the packages of a transaction, from before it begins until it has ended well."""
 MAKE_LOGS = "/var/lib/dkms/*/*/build/make.log"
+NVIDIAS = re.compile(r"\|(NVIDIA CUDA|DOCA-HOST[^|]*)$")
+"""How apt's list of repositories ends for NVIDIA's, by their labels."""
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
 )
@@ -245,9 +245,10 @@ def leaving(question, present):
 
 
 def restored(question, staying):
-    """NAME=VERSION of what stays and came from NVIDIA's repository though the distribution has it too, as dkms does.
+    """NAME=VERSION of what stays and came from a repository of NVIDIA's though the distribution has it too, as dkms
+    from CUDA's and rdma-core from DOCA's.
 
-    Its epoch would keep it above all that the distribution will ever have.
+    Its epoch or number would keep it above all that the distribution will ever have.
     """
     there = sorted(name for name in question["restore"] if name in staying)
     if not there:
@@ -257,7 +258,7 @@ def restored(question, staying):
             patient(lambda: refresh(["apt-get", *question["options"]], UPDATE_LIMIT_S), question["lock_wait_s"])
     form = "$(REPO_URI)|$(LABEL)"
     targets = output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
-    nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if line.endswith("|NVIDIA CUDA")}
+    nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if NVIDIAS.search(line)}
     found: dict[str, list[str]] = {}
     for line in output_of(["apt-cache", "madison", *there], ANSWER_LIMIT_S).splitlines():
         name, version, where = (part.strip() for part in line.split("|")[:3])
@@ -437,11 +438,6 @@ def told_and_done(question):
     return {**said, "done": True}
 
 
-def main():
-    """Print one JSON document."""
-    json.dump(answered(json.load(sys.stdin)), sys.stdout)
-
-
 def answered(question):
     """Return the answer; where nothing was done, ``error`` says why."""
     if not question["simulate"]:
@@ -457,7 +453,3 @@ def answered(question):
     if "error" in said and not question["simulate"]:
         said["log"] = compiler_log(began)
     return said
-
-
-if __name__ == "__main__":
-    main()

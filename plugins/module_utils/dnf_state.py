@@ -1,16 +1,13 @@
-"""Print what dnf and rpm hold on this node, as JSON: repositories, streams, locks, who is at work.
+"""What dnf and rpm hold on this node: repositories, streams, locks, who is at work.
 
-Runs as ``python3 -I - SECONDS``. It waits that long for another package manager to finish. ``error``: why dnf cannot be
-used at all.
+``error``: why dnf cannot be used at all.
 """
 
 import configparser
 import importlib
-import json
 import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -119,12 +116,3 @@ def taken(holder=None):
     state["versionlock"] = PLUGIN.exists()
     state["runfile"] = Path("/usr/bin/nvidia-uninstall").exists()
     return state
-
-
-def main():
-    """Print one JSON document."""
-    json.dump(taken(awaited(float(sys.argv[1]) if len(sys.argv) > 1 else 0)), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

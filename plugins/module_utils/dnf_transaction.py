@@ -1,6 +1,6 @@
-"""One transaction of dnf on this node: told, or told and done. Prints what it is as JSON.
+"""One transaction of dnf on this node: simulated, or carried out.
 
-Runs as ``python3 -I -c`` under the Python that dnf 4 belongs to. Standard input is the question::
+Needs the Python that dnf 4 belongs to. The question::
 
     {"repository": {"id": ID, "url": URL, "proxy": URL} | null,  ours, as it will be: asked besides those of the node
      "stream": "MODULE:STREAM" | null,    what is enabled in the same transaction; another stream is left for it
@@ -35,7 +35,6 @@ fits has all of bound. An ``error`` is one line that says why nothing was done; 
 import configparser
 import fnmatch
 import functools
-import json
 import signal
 import sys
 import tempfile
@@ -424,11 +423,6 @@ def carried_out(question):
         return answer
 
 
-def main():
-    """Answer the question on standard input."""
-    json.dump(answered(json.load(sys.stdin)), sys.stdout)
-
-
 def answered(question):
     """Return the answer; where nothing was done, ``error`` says why."""
     question = {"repository": None, "locklist": LOCKLIST, "line": {"names": [], "except": []}, **question}
@@ -447,7 +441,3 @@ def answered(question):
     finally:
         signal.alarm(0)
         sys.stdout = say
-
-
-if __name__ == "__main__":
-    main()

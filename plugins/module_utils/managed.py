@@ -17,6 +17,8 @@ from typing import Any
 
 VALIDATION_LIMIT_S = 60
 LARGEST_DIFF = 1 << 18
+LONGEST_PROGRAM = 60
+"""Lines of a program that is shown when it comes or goes."""
 
 
 class RefusedError(Exception):
@@ -138,6 +140,9 @@ def difference(file: dict[str, Any]) -> dict[str, Any]:
         text = "" if data is None else data.decode("utf-8", "replace")
         if file["private"] or len(text) > LARGEST_DIFF or "\0" in text:
             text = "" if data is None else "(content not shown)\n"
+        elif (now is None) != (later is None) and text.startswith("#!") and text.count("\n") > LONGEST_PROGRAM:
+            # A person decides on settings; a program of the role is to be read in the role.
+            text = f"(program of {text.count(chr(10))} lines, not shown)\n"
         texts.append(text)
     if file["private"] and now is not None and later is not None and now != later:
         texts[1] = "(other content, not shown)\n"

@@ -1,13 +1,9 @@
-"""What the scripts that look into OpenPGP keys have in common.
-
-Stands in front of such a script, as one program: ``python3 -I -c "THIS TEXT\\nTHE SCRIPT"``. Standard library alone.
-"""
+"""Read OpenPGP keyrings. Standard library alone."""
 
 import base64
 import binascii
 import hashlib
 import re
-import sys
 
 PUBLIC_KEY = 6
 
@@ -64,7 +60,3 @@ def keys(data):
         elif found:
             found[-1] = (found[-1][0], found[-1][1] + whole)
     return found
-
-
-# The script behind this text imports from a module of this name, which is no file on the node.
-sys.modules["ansible_collections.gpunode.node.plugins.module_utils.openpgp"] = sys.modules[__name__]

@@ -1,6 +1,6 @@
-"""Print the key of NVIDIA's repository where the node has none that is whole, as JSON. Changes nothing on the node.
+"""Fetch the key of NVIDIA's repository where the node has none that is whole. Changes nothing on the node.
 
-Runs as ``python3 -I -c``, behind openpgp.py, with the standard library alone. Standard input is the question::
+Standard library alone. The question::
 
     {"path": where the key is on the node, "record": file with the sum that it had when it was written,
      "url": folder of the repository, "proxy": URL, perhaps with a password | "",
@@ -16,10 +16,8 @@ The answer is ``{}`` where the key is as it was written, ``{"key": base64, "fing
 import base64
 import hashlib
 import io
-import json
 import re
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -129,11 +127,6 @@ def from_keyring(asked):
     return the_key(keyring, asked, url)
 
 
-def main():
-    """Print one JSON document."""
-    json.dump(answered(json.load(sys.stdin)), sys.stdout)
-
-
 def answered(asked):
     """Return the answer."""
     if asked.get("proxy"):
@@ -154,7 +147,3 @@ def answered(asked):
                 text = f"{asked['url']}{asked['file'] or asked['keyring']}: {error}"
                 said = said or {"error": " ".join(text.split())}
     return said
-
-
-if __name__ == "__main__":
-    main()

@@ -8,15 +8,24 @@ DOCUMENTATION = r"""
 module: node_question
 short_description: Answer one question of a plan
 description:
-  - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, has nft judge rules, or asks sshd
-    what it would run with, for a plan that cannot be completed without the answer (M(gpunode.node.role_plan)), or reads
-    what is known to be needed only now.
+  - Asks apt or dnf in a private folder what it would do, fetches and verifies a key, has nft judge rules, looks at
+    disks, or asks sshd what it would run with, for a plan that cannot be completed without the answer
+    (M(gpunode.node.role_plan)), or reads what is known to be needed only now.
     Changes nothing on the node.
 options:
   kind:
     description: What is asked.
     type: str
-    choices: [apt_preview, dnf_preview, nft_check, repository_key, signing_key, documents, ssh_login]
+    choices:
+      - apt_preview
+      - block_devices
+      - dnf_preview
+      - nft_check
+      - package_offers
+      - repository_key
+      - signing_key
+      - documents
+      - ssh_login
     required: true
   question:
     description: The question.
@@ -56,9 +65,11 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.common.respawn import has_respawned, probe_interpreters_for_module, respawn_module
 from ansible_collections.gpunode.node.plugins.module_utils import (
     apt_preview,
+    block_devices,
     dnf_transaction,
     files_state,
     nft_check,
+    package_offers,
     repository_key,
     signing_key,
     ssh_state,
@@ -76,8 +87,10 @@ def main() -> None:
                 "type": "str",
                 "choices": [
                     "apt_preview",
+                    "block_devices",
                     "dnf_preview",
                     "nft_check",
+                    "package_offers",
                     "repository_key",
                     "signing_key",
                     "documents",
@@ -101,8 +114,10 @@ def main() -> None:
         respawn_module(interpreter)
     answers: dict[str, Any] = {
         "apt_preview": apt_preview.answered,
+        "block_devices": block_devices.answered,
         "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
         "nft_check": nft_check.answered,
+        "package_offers": package_offers.answered,
         "repository_key": repository_key.answered,
         "signing_key": signing_key.answered,
         "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},

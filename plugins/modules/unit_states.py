@@ -11,6 +11,7 @@ description:
   - Runs M(ansible.builtin.systemd_service) for each unit, in order.
   - In check mode it also announces units that the node does not have yet because their package is not installed, where
     the builtin module fails.
+  - Where a unit does not start, the message ends with the end of its log.
 options:
   units:
     description: The units.

@@ -18,6 +18,23 @@ def log(line: str) -> list[Edit]:
 
 MUTANTS = [
     Mutant("host.time", "not synchronised", t4, [stdout("timedatectl", "NTPSynchronized=yes", "NTPSynchronized=no")]),
+    Mutant("host.tools", "one was removed", t4, [stdout("tools", "/usr/bin/fio", "")], becomes=WARN),
+    Mutant(
+        "host.scratch",
+        "not mounted",
+        t4,
+        [stdout("storage", "\txfs\trw,noatime\tyes\t3661824\t3400000", "\t\t\t\t5000\t400")],
+    ),
+    Mutant("host.scratch", "another disk", t4, [stdout("storage", "\tyes\t", "\tno\t")]),
+    Mutant("host.scratch", "read-only", t4, [stdout("storage", "rw,noatime", "ro,noatime")]),
+    Mutant("host.scratch", "no room", t4, [stdout("storage", "3400000", "34000")], becomes=WARN),
+    Mutant("host.scratch", "an option is lost", t4, [stdout("storage", "rw,noatime", "rw,relatime")], becomes=WARN),
+    Mutant(
+        "host.remote-data",
+        "the server is down",
+        t4,
+        [stdout("storage", "nfs4\trw,relatime\t\t102400\t51200\t", "\t\t\t\t\tno answer within 8 s")],
+    ),
     Mutant("host.time", "a second off", t4, [stdout("chronyc-tracking", "-0.000012", "-1.250000")], becomes=WARN),
     Mutant("host.disk-space", "full", t4, [stdout("df-local", "180837624", "2642120")]),
     Mutant("host.disk-space", "no inodes left", t4, [stdout("df-local", "16292685", "1000")]),
@@ -210,6 +227,9 @@ MUTANTS = [
 ]
 
 MISSING: Missing = {
+    "host.scratch": [(t4, garbled("storage")), (t4, [stdout("storage", "3661824", "")])],
+    "host.remote-data": [(t4, garbled("storage")), (t4, [stdout("storage", "102400", "")])],
+    "host.tools": [(t4, [stdout("tools", "\t", " ")])],
     "host.time": [(t4, timed_out("timedatectl")), (t4, [stdout("timedatectl", "NTPSynchronized=yes\n", "")])],
     "host.disk-space": [(t4, timed_out("df-local")), (t4, garbled("df-local"))],
     "host.memory-free": [

@@ -120,6 +120,13 @@ def test_only_builtin_modules_and_our_own_are_used(role: Path) -> None:
         assert all(OUR_MODULES.fullmatch(module) for module in modules), task["name"]
 
 
+def test_no_task_only_prints_or_carries_a_program(role: Path) -> None:
+    """What a module does it also announces; a program is a file of the collection."""
+    for task in tasks(role):
+        assert not {"ansible.builtin.debug", "ansible.builtin.script"} & task.keys(), task["name"]
+        assert not re.search(r"python\S*['\"]?,? +(['\"]?-\w+['\"]?,? +)*['\"]?-\w*c\b", str(task)), task["name"]
+
+
 def test_commands_say_when_they_change_something(role: Path) -> None:
     for task in tasks(role):
         if {"ansible.builtin.command", "ansible.builtin.shell"} & task.keys():

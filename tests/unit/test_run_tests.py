@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_tests.py"
 
@@ -134,3 +135,31 @@ def test_what_tests_stand_on_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {one for one in beginnings if not any(root.glob(one if one.endswith("/") else f"{one}*"))} == set()
     assert {name for name in module.STANDS_ON if not (root / "tests" / "lab" / f"{name}.py").is_file()} == set()
     assert {name for name in module.VM_STANDS_ON if not (root / "tests" / "vm" / f"{name}.py").is_file()} == set()
+
+
+def test_without_the_recorded_outputs_the_table_says_how_many_were_not_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = script(monkeypatch)
+    monkeypatch.setattr(module, "pytest_tier", lambda *_arguments, **_options: module.Tally(passed=1))
+    monkeypatch.setenv("GPUNODE_SHARED", str(tmp_path))
+    (line,) = module.describe("unit", module.unit()).splitlines()[1:]
+    assert str(tmp_path / "captures") in line
+    listed = yaml.safe_load((SCRIPT.parents[1] / "tests/captures/facts.yml").read_text(encoding="utf-8"))["captures"]
+    assert f" {len(listed)} recorded outputs" in line
+    (tmp_path / "captures").mkdir()
+    assert module.describe("unit", module.unit()).count("\n") == 0
+
+
+def test_everything_is_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = script(monkeypatch)
+    given: list[object] = []
+
+    def tier(*_arguments: str, env: object, **_options: object) -> object:
+        given.append(env)
+        return module.Tally(passed=1)
+
+    monkeypatch.setattr(module, "pytest_tier", tier)
+    module.TIERS["unit"]()
+    module.WHOLE["unit"]()
+    assert given == [None, {"GPUNODE_TEST_ALL": "1"}]

@@ -19,7 +19,7 @@ MAC = "52:54:00:12:34:"
 
 @dataclass
 class Machine:
-    """One virtual machine; ``disks`` are sizes in bytes of empty virtio disks (/dev/vdc, /dev/vdd …)."""
+    """One virtual machine; ``disks`` are sizes in bytes of empty virtio disks (/dev/disk/by-id/virtio-disk0, …)."""
 
     image: Image
     folder: Path
@@ -55,9 +55,14 @@ class Machine:
             f"file={self.image.boot},format=raw,if=virtio,snapshot=on",
             f"file={root},format=qcow2,if=virtio,cache=unsafe",
             *(
-                f"file={self.folder / f'disk{number}.raw'},format=raw,if=virtio,cache=unsafe"
+                f"file={self.folder / f'disk{number}.raw'},format=raw,if=none,id=disk{number},cache=unsafe"
                 for number in range(len(self.disks))
             ),
+        ]
+        # Behind the machine's own disks on the bus, so that it boots from those.
+        devices = [
+            f"virtio-blk-pci,drive=disk{number},serial=disk{number},addr={16 + number:#x}"
+            for number in range(len(self.disks))
         ]
         return [
             # A starved guest misses the limits of what it is asked; without root nice warns and goes on.
@@ -66,6 +71,7 @@ class Machine:
             *("-m", str(self.memory_mib), "-nodefaults", "-no-user-config", "-display", "none"),
             *("-serial", f"file:{self.serial}", "-device", "virtio-rng-pci"),
             *(word for drive in drives for word in ("-drive", drive)),
+            *(word for device in devices for word in ("-device", device)),
             *("-netdev", f"user,id=net0,hostfwd=tcp:127.0.0.1:{self.port}-:22"),
             *("-device", f"virtio-net-pci,netdev=net0,mac={MAC}56,romfile="),
             *self.options,

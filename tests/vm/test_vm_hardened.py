@@ -10,22 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from machine import Machine
+from machine import Machine, StartVm
 from playbook_runs import Site
+from vm_fixtures import image_with
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
 
 PY_SPY = "py-spy==0.4.1"
 PACKAGES = (
-    "apparmor busybox-static docker.io fuse-overlayfs iputils-ping linux-perf podman slirp4netns squashfs-tools uidmap"
+    *("apparmor", "busybox-static", "docker.io", "fuse-overlayfs", "iputils-ping", "linux-perf", "podman"),
+    *("slirp4netns", "squashfs-tools", "uidmap"),
 )
 CONTROLLER = "10.0.2.2"
 """QEMU's own address in the machine's network: logins through the forwarded port come from there."""
-INSTALL = f"""
-export DEBIAN_FRONTEND=noninteractive
-apt-get update -q
-apt-get install -y -q --no-install-recommends {PACKAGES}
-"""
 SETUP = r"""
 grep -q ^admin: /etc/subuid || usermod --add-subuids 100000-165535 --add-subgids 100000-165535 admin
 cat > /usr/local/sbin/rails <<'END'
@@ -105,8 +102,8 @@ AS_ROOT = {
         "docker run --rm box /bin/busybox timeout 60 /bin/busybox nc 10.88.0.9 7000 < /dev/null"
     ),
     "perf record": (
-        "perf record -q -e cpu-clock -o /tmp/perf -- busybox timeout 1 busybox yes > /dev/null || true; "
-        "perf report -i /tmp/perf --stdio 2>/dev/null | grep yes > /dev/null && echo works"
+        "perf record -q -e cpu-clock -F 99 -o /tmp/perf -- busybox timeout 3 busybox yes > /dev/null || true; "
+        "perf script -i /tmp/perf -F comm 2>&1 | grep busybox > /dev/null && echo works"
     ),
     "squashfs": (
         "mkdir -p /tmp/tree /tmp/mounted; echo works > /tmp/tree/file; "
@@ -188,9 +185,13 @@ def py_spy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def vm(start_vm: StartVm) -> Machine:
+    return start_vm(image=image_with(*PACKAGES))
+
+
+@pytest.fixture(scope="module")
 def node(vm: Machine, py_spy: Path) -> Node:
-    vm.sh(INSTALL, timeout_s=2400)
-    vm.sh(SETUP)
+    vm.sh(SETUP, timeout_s=600)
     with py_spy.open("rb") as program:
         subprocess.run(
             [*vm.ssh, "cat > py-spy && chmod 0755 py-spy"],

@@ -19,22 +19,27 @@ NEEDS = {
 
 @pytest.fixture(scope="session")
 def vm_image() -> Image:
-    """The image that all machines start from; skips where this machine cannot have one."""
+    """The image that machines start from; skips where this machine cannot have one."""
+    return image_with()
+
+
+def image_with(*packages: str) -> Image:
+    """Return the image with more packages; skips where this machine cannot have one."""
     if os.geteuid() != 0:
         pytest.skip("building the image of a virtual machine needs root")
     for program, package in NEEDS.items():
         if shutil.which(program) is None:
             pytest.skip(f"no {program}: apt-get install {package}")
-    return built()
+    return built(*packages)
 
 
 @pytest.fixture(scope="module")
 def start_vm(vm_image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartVm]:
-    """Start a machine: ``start_vm(disks=(1 << 30,))``; all are ended with the module."""
+    """Start a machine: ``start_vm(disks=(1 << 30,))``, or with another ``image``; all are ended with the module."""
     machines: list[Machine] = []
 
     def start(**settings: object) -> Machine:
-        machine = Machine(vm_image, tmp_path_factory.mktemp("vm"), **settings)  # type: ignore[arg-type]
+        machine = Machine(**{"image": vm_image, "folder": tmp_path_factory.mktemp("vm"), **settings})  # type: ignore[arg-type]
         machines.append(machine)
         machine.start()
         return machine

@@ -124,6 +124,26 @@ class Nvme(Fact):
     temperature_c: int | None = None
 
 
+class StoredMount(Fact):
+    """One mount of the role storage: what was recorded, and what is there."""
+
+    path: str
+    source: str
+    type: str
+    remote: bool
+    options: tuple[str, ...]
+    """Those of the recorded ones that the kernel shows as they are."""
+    mounted_type: str | None
+    """None: nothing is mounted."""
+    mounted_options: tuple[str, ...]
+    same_device: bool | None
+    """None where the source is no UUID."""
+    size_mib: int | None
+    free_mib: int | None
+    problem: str | None
+    """Why it does not answer."""
+
+
 class FileSystem(Fact):
     """One local file system, from ``df``."""
 

@@ -15,6 +15,7 @@ from gpunode.catalog.lint import lint
 from gpunode.catalog.read import BadFileError, read
 from gpunode.errors import UsageError
 
+OVERLAYS = 500 if os.environ.get("GPUNODE_TEST_ALL") == "1" else 20
 CATALOG = load()
 SCALARS = st.one_of(
     st.none(),
@@ -50,9 +51,7 @@ def overlays(draw: st.DrawFn) -> dict[str, Any]:
     return content
 
 
-@settings(
-    max_examples=int(os.environ.get("GPUNODE_FUZZ", "50")), deadline=None, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=OVERLAYS, deadline=None, suppress_health_check=list(HealthCheck))
 @given(overlays())
 def test_any_overlay_is_taken_or_refused_by_lines(content: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

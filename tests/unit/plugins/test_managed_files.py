@@ -171,3 +171,23 @@ def test_what_lies_under_paths_is_reported(tmp_path: Path) -> None:
     kinds = {Path(name).name: one["kind"] for name, one in found["files"].items()}
     assert kinds == {"x.conf": "file", "link": "link", "none": "absent", "below": "absent", "binary": "file"}
     assert found["contents"] == {str(path): "text\n", str(tmp_path / "binary"): None, str(tmp_path / "none"): None}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        (None, "#!/bin/sh\n" + "true\n" * 100, "(program of 101 lines, not shown)\n"),
+        (None, "#!/bin/sh\ntrue\n", "#!/bin/sh\ntrue\n"),
+        (None, "# a setting\n" * 100, "# a setting\n" * 100),
+        ("#!/bin/sh\n", "#!/bin/sh\n" + "true\n" * 100, "#!/bin/sh\n" + "true\n" * 100),
+    ],
+    ids=["a long one", "a short one", "settings", "one that changes"],
+)
+def test_a_long_program_that_comes_is_named_and_not_printed(
+    tmp_path: Path, before: str | None, after: str, shown: str
+) -> None:
+    path = tmp_path / "program"
+    if before is not None:
+        path.write_text(before, encoding="utf-8")
+        path.chmod(0o644)
+    assert managed.difference(file(path, after))["after"] == shown

@@ -12,14 +12,16 @@ GONE = {"failed": True, "msg": "Could not find the requested service docker.serv
 BROKEN = {"failed": True, "msg": "Unable to start service docker.service: Job for docker.service failed"}
 
 
-def action(answer: dict[str, Any], *, check: bool, asked: list[dict[str, Any]]) -> unit_states.ActionModule:
+def action(
+    answer: dict[str, Any], *, check: bool, asked: list[dict[str, Any]], log: str = ""
+) -> unit_states.ActionModule:
     found = unit_states.ActionModule.__new__(unit_states.ActionModule)
     found.host, found.task_vars = "gpu1", {}
     found._task = SimpleNamespace(check_mode=check)
 
-    def execute(*, module_args: dict[str, Any], **_: Any) -> dict[str, Any]:
+    def execute(*, module_name: str, module_args: dict[str, Any], **_: Any) -> dict[str, Any]:
         asked.append(module_args)
-        return answer
+        return {"stdout": log} if module_name == "ansible.builtin.command" else answer
 
     found._execute_module = execute
     return found
@@ -63,3 +65,14 @@ def test_check_mode_announces_a_unit_whose_package_is_not_there_yet() -> None:
 def test_what_the_builtin_module_refuses_fails_with_its_words(answer: dict[str, Any], check: bool) -> None:
     with pytest.raises(AnsibleActionFail, match=r"^gpu1: docker\.service: (Could not find|Unable to start)"):
         action(answer, check=check, asked=[]).brought(DOCKER, reload=False)
+
+
+def test_a_unit_that_does_not_start_is_named_with_the_end_of_its_log() -> None:
+    log = "failed to initialize NVML: \x1b[31mERROR_LIBRARY_NOT_FOUND\n" + "x" * 5000
+    with pytest.raises(AnsibleActionFail) as raised:
+        action(BROKEN, check=False, asked=[], log=log).brought(DOCKER, reload=False)
+    text = str(raised.value)
+    assert "Its log ends: failed to initialize NVML: " in text
+    assert "ERROR_LIBRARY_NOT_FOUND" in text
+    assert "\x1b" not in text
+    assert len(text) < 1000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from node_samples import after, by_path, context, file, node, planned, settings_of
 
-from gpunode.provisioning.firewall import FOLDER, LOADED, RULES, UNIT
+from gpunode.provisioning.firewall import FOLDER, FOLLOWED, LOADED, RULES, UNIT
 from gpunode.provisioning.firewall_policy import Policy, lets_in, nft_text, policy_of
 from gpunode.provisioning.firewall_zone import CONF, ZONE_FILE, with_default_zone
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
@@ -270,6 +270,13 @@ def test_the_first_load_watches_and_reverts_to_nothing_and_later_ones_to_the_old
     assert later["restore"] == [["systemctl", "reload-or-restart", UNIT]]
 
 
+def test_the_table_comes_back_when_the_distributions_unit_starts_and_flushes_it() -> None:
+    manifest = wanted(bare())
+    drop_in = by_path(manifest, FOLLOWED).content or ""
+    assert f"--no-block try-reload-or-restart {UNIT}" in drop_in
+    assert FOLLOWED in {file["path"] for file in manifest.values["guarded"]["files"]}
+
+
 def test_packages_of_both_managers() -> None:
     assert isinstance(wanted(bare()).packages, AptChange)
     dnf = node({"nftables": "1"}, dnf=True, facts={"packet_filter": packet_filter()})
@@ -281,7 +288,7 @@ def test_packages_of_both_managers() -> None:
 def test_absent_removes_all_of_it() -> None:
     state = settled(bare(), wanted(bare()))
     gone = planned("firewall", state, context(), state="absent")
-    assert {file.path for file in gone.files if file.content is None} >= {RULES}
+    assert {file.path for file in gone.files if file.content is None} >= {RULES, FOLLOWED}
     assert "the table gpunode is loaded" in gone.due_reasons
     assert planned("firewall", bare(), context(), state="absent").due_reasons == ()
 

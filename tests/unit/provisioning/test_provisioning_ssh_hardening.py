@@ -250,6 +250,13 @@ def test_weak_host_keys_are_retired_when_the_good_ones_were_published_long_enoug
     assert "ecdsa-sha2-nistp256" not in setting(retired, "HostKeyAlgorithms")[0].split(",")
 
 
+def test_a_daemon_is_started_anew_and_never_reloaded() -> None:
+    """One that a socket started, which was stopped since, ends at a reload: seen with OpenSSH 10.0 of Debian 13."""
+    for state in ("present", "absent"):
+        commands = plan(recorded(), state=state).values["activate"]
+        assert commands == [["systemctl", "daemon-reload"], ["systemctl", "restart", "ssh.service"]]
+
+
 def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
     ssh = recorded()
     ssh["units"]["ssh.socket"] = SOCKET

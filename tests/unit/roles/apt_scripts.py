@@ -1,21 +1,46 @@
-"""The parts of the modules that ask apt, as one program: the part that they share in front of the other one."""
+"""The parts of the modules that ask apt, each with the part that they share: a test changes names of both."""
 
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 MODULE_UTILS = Path(__file__).parents[3] / "plugins" / "module_utils"
+PACKAGE = "ansible_collections.gpunode.node.plugins.module_utils"
 SCRIPTS = ("apt_preview", "apt_transaction", "apt_state")
 
 
-def program(name: str) -> str:
-    """What runs alone under any Python of a node."""
-    return "\n".join((MODULE_UTILS / f"{part}.py").read_text(encoding="utf-8") for part in ("apt_private", name))
+class Together(ModuleType):
+    """A module with the names of the shared part, which are changed there too."""
+
+    shared: ModuleType
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in vars(self.shared):
+            setattr(self.shared, name, value)
+
+
+def fresh(name: str) -> ModuleType:
+    """Return a module that no other test has changed."""
+    spec = importlib.util.spec_from_file_location(f"{PACKAGE}.{name}", MODULE_UTILS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def load(name: str) -> ModuleType:
-    """The whole program as a module; it does not run."""
-    module = ModuleType(name)
-    sys.modules[name] = module
-    exec(compile(program(name), f"{name}, as one text", "exec"), module.__dict__)  # noqa: S102
+    """Return a part with the one that it shares with others, for this test alone."""
+    known = {key: module for key, module in sys.modules.items() if key == f"{PACKAGE}.apt_private"}
+    shared = fresh("apt_private")
+    sys.modules[f"{PACKAGE}.apt_private"] = shared
+    try:
+        module = fresh(name)
+    finally:
+        del sys.modules[f"{PACKAGE}.apt_private"]
+        sys.modules.update(known)
+    vars(module).update({**vars(shared), **vars(module), "shared": shared})
+    module.__class__ = Together
     return module

@@ -10,9 +10,19 @@ import time
 from pathlib import Path
 
 import pytest
-from apt_scripts import load, program
+from apt_scripts import MODULE_UTILS, load
 
 state = load("apt_state")
+COLLECTIONS = MODULE_UTILS.parents[1] / "collections"
+# As the module node_state looks.
+LOOK = """
+import json, pathlib, signal, sys
+from ansible_collections.gpunode.node.plugins.module_utils import apt_private, apt_state
+for number in apt_private.SIGNALS:
+    signal.signal(number, apt_private.leave_orderly)
+apt_private.APT = apt_state.APT = pathlib.Path(sys.argv[1])
+print(json.dumps(apt_state.taken()))
+"""
 needs_apt = pytest.mark.skipif(shutil.which("apt-get") is None, reason="this machine has no apt")
 
 
@@ -41,10 +51,7 @@ def test_who_holds_the_package_lock_is_told_by_name(tmp_path: Path, monkeypatch:
 
 
 def test_the_state_of_this_machine_is_a_document() -> None:
-    said = subprocess.run(
-        [sys.executable, "-"], input=program("apt_state"), capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-    document = json.loads(said)
+    document = state.taken()
     assert document is None or {"sources", "installed", "held", "own_holds", "interrupted"} <= document.keys()
 
 
@@ -63,20 +70,24 @@ def test_a_damaged_file_of_ours_hides_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def start(tmp_path: Path, apt_config: str) -> "subprocess.Popen[str]":
-    """The whole program on a node that has a file of ours, with this shell script in place of apt-config."""
+    """A look at a node that has a file of ours, with this shell script in place of apt-config."""
     for name in ("apt/apt.conf.d", "apt/preferences.d", "apt/sources.list.d", "bin", "tmp"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "apt/apt.conf.d/52gpunode-docker").write_text("")
     tool = tmp_path / "bin/apt-config"
     tool.write_text(f"#!/bin/sh\n{apt_config}\n")
     tool.chmod(0o755)
-    text = program("apt_state").replace('Path("/etc/apt")', f"Path({str(tmp_path / 'apt')!r})")
     return subprocess.Popen(
-        [sys.executable, "-c", text],
+        [sys.executable, "-c", LOOK, str(tmp_path / "apt")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TMPDIR": f"{tmp_path}/tmp"},
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+            "TMPDIR": f"{tmp_path}/tmp",
+            "PYTHONPATH": str(COLLECTIONS),
+        },
     )
 
 

@@ -3,10 +3,8 @@
 import base64
 import hashlib
 import io
-import json
-import subprocess
-import sys
 import tarfile
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,15 +12,9 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from ansible_collections.gpunode.node.plugins.module_utils import old_keys
+from ansible_collections.gpunode.node.plugins.module_utils import old_keys, repository_key
 
-FILES = Path(__file__).parents[3] / "plugins" / "module_utils"
 HTML = b"<!DOCTYPE html><html><body>Please log in</body></html>"
-
-
-def program(name: str) -> str:
-    """Both texts as one program, as the tasks hand them to the node."""
-    return (FILES / "openpgp.py").read_text(encoding="utf-8") + "\n" + (FILES / name).read_text(encoding="utf-8")
 
 
 def key(number: int) -> bytes:
@@ -55,7 +47,10 @@ class Served(ThreadingHTTPServer):
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(repository_key, "PAUSE_S", 0)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # a proxy of one test is none of the next
+
     class Answer(BaseHTTPRequestHandler):
         server: Served
 
@@ -93,16 +88,7 @@ def answer(served: Served, **changes: Any) -> dict[str, Any]:
         "keyring_sha256": None,
         **changes,
     }
-    text = program("repository_key.py").replace("PAUSE_S = 2", "PAUSE_S = 0")
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", text],
-        input=json.dumps(question),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    said: dict[str, Any] = json.loads(done.stdout)
+    said: dict[str, Any] = repository_key.answered(question)
     return said
 
 

@@ -1,0 +1,30 @@
+"""The check on the programs that the role gpu_tools installed."""
+
+from collections.abc import Iterator
+
+from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.words import counted, listed
+from gpunode.facts.node import NodeFacts
+
+
+@registry.check(
+    "host.tools",
+    needs=("tools",),
+    means="The programs that the role gpu_tools installed are there: profilers and monitors that somebody needs just "
+    "when something is wrong.",
+    remedy="Install them again: role gpu_tools, tag gpu_tools_install.",
+    state="observe",
+    actions=("run_role:gpu_tools:gpu_tools_install",),
+    category="host",
+)
+def tools(node: NodeFacts) -> Iterator[Verdict]:
+    if node.tools is None:
+        raise Skip("the role gpu_tools installed no programs")
+    missing = sorted(name for name, path in node.tools.items() if path is None)
+    count = counted(len(node.tools), "program")
+    if missing:
+        yield Verdict(Status.WARN, f"missing: {listed(missing, 8)}", expected=len(node.tools), measured=len(missing))
+    elif not node.tools:
+        yield Verdict(Status.SKIP, "the role gpu_tools recorded no program")
+    else:
+        yield Verdict(Status.PASS, f"{count} of the role gpu_tools are there", measured=len(node.tools))

@@ -1,0 +1,246 @@
+"""The role gpu_tools: programs that watch and profile a training node, and who may read GPU counters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpunode.errors import UsageError
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.cuda import DRIVER_PACKAGES
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.state import Look, NodeState
+
+ROLE = "gpu_tools"
+RECORD = "/etc/gpunode/tools.json"
+OPTIONS = "/etc/modprobe.d/gpunode-profiling.conf"
+MEMORY = "/var/lib/gpunode/gpu_tools"
+BEFORE = f"{MEMORY}/packages-before"
+FOLDER = "/opt/gpunode/tools"
+LINKS = "/usr/local/bin"
+PYTHON = {"py-spy": ("py-spy",), "tensorboard": ("tensorboard",)}
+"""Tools from PyPI, each in a virtual environment of its own, and their programs."""
+_VENVS = tuple(f"{FOLDER}/{name}" for name in PYTHON)
+LOOK = Look(
+    paths=(
+        RECORD,
+        OPTIONS,
+        MEMORY,
+        "/etc/gpunode",
+        FOLDER,
+        *_VENVS,
+        *(f"{LINKS}/{program}" for programs in PYTHON.values() for program in programs),
+        *(f"{FOLDER}/{name}/bin/{program}" for name, programs in PYTHON.items() for program in programs),
+    ),
+    contents=(BEFORE, RECORD, *(f"{venv}/gpunode-version" for venv in _VENVS)),
+)
+TOOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "nvtop": (("nvtop",), ("nvtop",), ("nvtop",)),
+    "htop": (("htop",), ("htop",), ("htop",)),
+    "iotop": (("iotop",), ("iotop",), ("iotop",)),
+    "sysstat": (("sysstat",), ("sysstat",), ("iostat",)),
+    "perf": (("linux-perf", "linux-tools-KERNEL", "linux-tools-generic"), ("perf",), ("perf",)),
+    "strace": (("strace",), ("strace",), ("strace",)),
+    "numactl": (("numactl",), ("numactl",), ("numactl",)),
+    "hwloc": (("hwloc-nox", "hwloc"), ("hwloc",), ("lstopo-no-graphics",)),
+    "pciutils": (("pciutils",), ("pciutils",), ("lspci",)),
+    "infiniband-diags": (("infiniband-diags",), ("infiniband-diags",), ("ibstat",)),
+    "perftest": (("perftest",), ("perftest",), ("ib_write_bw",)),
+    "fio": (("fio",), ("fio",), ("fio",)),
+    "nvme-cli": (("nvme-cli",), ("nvme-cli",), ("nvme",)),
+}
+"""Tool to packages by their names on apt and on dnf, the first that is offered, and a program of each."""
+NSIGHT = ("cuda-nsight-systems-*", "cuda-nsight-compute-*")
+"""NVIDIA's packages that bring the profilers of a CUDA series."""
+PROFILING = {"everybody": "0", "admins": "1"}
+PARAMETER = "RmProfilingAdminOnly"
+_VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+){0,4}")
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node. Raises UsageError for a tool or version that is none."""
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=("no-package-manager: the role gpu_tools installs with apt or dnf",))
+    if settings["state"] == "keep":
+        return Manifest(role=ROLE)
+    if settings["state"] == "absent":
+        return _absent(state, settings)
+    tools = _tools(settings["tools"])
+    python = _python(settings["python"])
+    candidates = {tool: _candidates(state, tool) for tool in tools}
+    if python and state.apt is not None:
+        candidates["python3-venv"] = ("python3-venv",)
+    missing = {tool: names for tool, names in candidates.items() if not _installed(state, names)}
+    nsight = _nsight_there(state) if settings["nsight"] else []
+    asked = [
+        *(name for names in missing.values() for name in names),
+        *(NSIGHT if settings["nsight"] and not nsight else ()),
+    ]
+    offered: Mapping[str, Any] = {}
+    if asked:
+        if "offers" not in context.answers:
+            return Manifest(role=ROLE, questions={"offers": Question(kind="package_offers", body={"names": asked})})
+        answer = context.answers["offers"]
+        if answer.get("error"):
+            return Manifest(role=ROLE, refusals=(f"package-manager: {answer['error']}",))
+        offered = answer.get("offered") or {}
+    notes = []
+    install = []
+    for tool, names in candidates.items():
+        chosen = _installed(state, names) or next((name for name in names if name in offered), None)
+        if chosen is not None:
+            install.append(chosen)
+        else:
+            notes.append(
+                f"{tool}: no repository of the node offers {' or '.join(names)}; the other tools are installed"
+            )
+    if settings["nsight"]:
+        newest = nsight or [name for pattern in NSIGHT if (name := _newest(offered, pattern))]
+        install += newest
+        if len(newest) < len(NSIGHT):
+            notes.append("nsight: no repository of the node offers it: the role nvidia_repository adds NVIDIA's")
+    have = set(install)
+    programs = [TOOLS[tool][2][0] for tool in tools if have.intersection(candidates[tool])]
+    record = {"programs": sorted([*programs, *(program for name in python for program in PYTHON[name])])}
+    profiling = str(settings["profiling"])
+    files = [
+        ManagedFile(path=RECORD, content=json.dumps(record, indent=1) + "\n", phase="after"),
+        ManagedFile(path=OPTIONS, content=_options(profiling), phase="after"),
+    ]
+    venvs = {name: {"version": version, "due": _venv_due(state, name, version)} for name, version in python.items()}
+    leaving = [name for name in PYTHON if name not in python and _kind(state, f"{FOLDER}/{name}") == "folder"]
+    return Manifest(
+        role=ROLE,
+        files=tuple(files),
+        folders=(ManagedFolder(path=MEMORY),),
+        packages=_change(state, install, int(settings["lock_wait_s"])),
+        notes=tuple(notes),
+        reboot_reasons=_reboot(state, profiling),
+        due_reasons=(
+            *(why for name in venvs if (why := venvs[name]["due"])),
+            *(f"{FOLDER}/{name} has to go" for name in leaving),
+        ),
+        values={
+            "state": "present",
+            "folder": FOLDER,
+            "venvs": [
+                {"name": name, "version": one["version"], "programs": list(PYTHON[name])}
+                for name, one in venvs.items()
+                if one["due"]
+            ],
+            "leaving": leaving,
+            "programs": [program for name in leaving for program in PYTHON[name]],
+        },
+    )
+
+
+def _tools(given: Any) -> list[str]:
+    unknown = [tool for tool in given or () if tool not in TOOLS]
+    if unknown:
+        raise UsageError(f"gpu_tools_tools: {unknown[0]} is not a tool of the role (there are {', '.join(TOOLS)})")
+    return list(dict.fromkeys(given or ()))
+
+
+def _python(given: Any) -> dict[str, str]:
+    found = {}
+    for name, version in (given or {}).items():
+        if name not in PYTHON:
+            raise UsageError(f"gpu_tools_python: {name} is not a tool of the role (there are {', '.join(PYTHON)})")
+        text = str(version or "")
+        if text and _VERSION.fullmatch(text) is None:
+            raise UsageError(f"gpu_tools_python: {name}: {text} is not a version (example: 2.19.0)")
+        found[name] = text
+    return found
+
+
+def _candidates(state: NodeState, tool: str) -> tuple[str, ...]:
+    """Return a tool's packages for this node, the best first."""
+    running = next((kernel.release for kernel in state.facts.kernels or () if kernel.running), "")
+    names = TOOLS[tool][0 if state.apt is not None else 1]
+    return tuple(name.replace("KERNEL", running) for name in names if running or "KERNEL" not in name)
+
+
+def _installed(state: NodeState, names: Iterable[str]) -> str | None:
+    return next((name for name in names if name in state.installed), None)
+
+
+def _nsight_there(state: NodeState) -> list[str]:
+    """Return the installed profilers; none unless both are there."""
+    found = [name for pattern in NSIGHT if (name := _newest(state.installed, pattern))]
+    return found if len(found) == len(NSIGHT) else []
+
+
+def _newest(names: Iterable[str], pattern: str) -> str | None:
+    """Return the package of the newest CUDA series: ``cuda-nsight-systems-13-2``."""
+    series = {
+        tuple(int(number) for number in match[1].split("-")): name
+        for name in names
+        if (match := re.fullmatch(re.escape(pattern[:-1]) + r"([0-9]+-[0-9]+)", name))
+    }
+    return series[max(series)] if series else None
+
+
+def _options(profiling: str) -> str | None:
+    if profiling == "keep":
+        return None
+    value = PROFILING[profiling]
+    who = "every user" if profiling == "everybody" else "administrators alone"
+    names = ("nvidia", "nvidia-current")
+    lines = "".join(f"options {name} NVreg_RestrictProfilingToAdminUsers={value}\n" for name in names)
+    return f"# Managed by gpunode (role gpu_tools): {who} may read the performance counters of GPUs.\n{lines}"
+
+
+def _reboot(state: NodeState, profiling: str) -> tuple[str, ...]:
+    now = (state.facts.driver_parameters or {}).get(PARAMETER)
+    if profiling == "keep" or state.facts.loaded_driver is None or now in (None, PROFILING[profiling]):
+        return ()
+    return ("who may profile GPUs changes when the NVIDIA module is loaded again",)
+
+
+def _kind(state: NodeState, path: str) -> str:
+    return state.files[path].kind if path in state.files else "unknown"
+
+
+def _venv_due(state: NodeState, name: str, version: str) -> str:
+    """Return why a virtual environment has to be made; empty where it is as requested."""
+    venv = f"{FOLDER}/{name}"
+    for program in PYTHON[name]:
+        if _kind(state, f"{venv}/bin/{program}") != "file":
+            return f"{venv}/bin/{program} is missing"
+        link = state.files.get(f"{LINKS}/{program}")
+        if link is None or link.kind != "link" or link.target != f"{venv}/bin/{program}":
+            return f"{LINKS}/{program} does not lead to {venv}/bin/{program}"
+    there = (state.contents.get(f"{venv}/gpunode-version") or "").strip()
+    return f"{venv} was made for version {there or 'newest'}" if there != (version or "newest") else ""
+
+
+def _change(state: NodeState, install: Iterable[str], wait: int) -> AptChange | DnfChange:
+    if state.apt is None:
+        return DnfChange(install=tuple(install), never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
+    return AptChange(install=tuple(install), never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
+    names = [name for tool in TOOLS for name in _candidates(state, tool)]
+    packages, leaving = departures(
+        state, (*names, *NSIGHT, "python3-venv"), memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"])
+    )
+    venvs = [name for name in PYTHON if _kind(state, f"{FOLDER}/{name}") == "folder"]
+    ours = _kind(state, RECORD) != "absent"
+    paths = ("/etc/gpunode", MEMORY, FOLDER, FOLDER.rpartition("/")[0])
+    return Manifest(
+        role=ROLE,
+        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in (RECORD, OPTIONS, BEFORE)),
+        folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in paths if ours),
+        packages=packages,
+        due_reasons=(*leaving, *(f"{FOLDER}/{name} has to go" for name in venvs)),
+        values={
+            "state": "absent",
+            "folder": FOLDER,
+            "leaving": venvs,
+            "programs": [program for name in venvs for program in PYTHON[name]],
+        },
+    )

@@ -1,0 +1,414 @@
+"""The role storage: scratch space on disks that are named one by one, and remote data that no boot waits for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from uuid import NAMESPACE_URL, uuid5
+
+from gpunode.errors import UsageError
+from gpunode.provisioning.context import Context
+from gpunode.provisioning.departures import departures
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.storage_answer import StorageAnswer, parsed
+from gpunode.provisioning.storage_mounts import (
+    Mount,
+    Remote,
+    checked_options,
+    checked_path,
+    escaped,
+    foreign_paths,
+    own_lines,
+    path_of,
+    record_of,
+    remote_mount,
+    remotes,
+    scratch_mount,
+    with_lines,
+)
+
+ROLE = "storage"
+FSTAB = "/etc/fstab"
+RECORD = "/etc/gpunode/storage.json"
+MEMORY = "/var/lib/gpunode/storage"
+BEFORE = f"{MEMORY}/before.json"
+PACKAGES = f"{MEMORY}/packages-before"
+HELPER = "/usr/sbin/mount.rclone"
+ARRAY = "gpunode-scratch"
+ARRAYS = {"apt": "/etc/mdadm/mdadm.conf.d/gpunode.conf", "dnf": "/etc/mdadm.conf.d/gpunode.conf"}
+LOOK = Look(
+    paths=(RECORD, MEMORY, HELPER, "/etc/gpunode", *ARRAYS.values()),
+    contents=(FSTAB, RECORD, BEFORE, PACKAGES),
+)
+TOOLS: dict[str, tuple[str, str]] = {
+    "xfs": ("xfsprogs", "xfsprogs"),
+    "array": ("mdadm", "mdadm"),
+    "nfs": ("nfs-common", "nfs-utils"),
+    "cephfs": ("ceph-common", "ceph-common"),
+    "rclone": ("rclone", "rclone"),
+    "s3fs": ("s3fs", "s3fs-fuse"),
+    "fuse": ("fuse3", "fuse3"),
+}
+"""Packages by their names on apt and on dnf; one that is missing is asked for before anything is changed."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@=,-]{2,200}")
+_PART = re.compile(r".*(-part[0-9]+|_[0-9]+-part.*)")
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MODE = re.compile("[01]?[0-7]{3}")
+
+
+def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
+    """Return what the role changes on a node. Raises UsageError for a malformed setting."""
+    if state.apt is None and state.dnf is None:
+        return Manifest(role=ROLE, refusals=("no-package-manager: the role storage installs with apt or dnf",))
+    if settings["state"] == "keep":
+        return Manifest(role=ROLE)
+    erase = _ids("storage_confirm_erase", settings["confirm_erase"])
+    if settings["state"] == "absent":
+        return _absent(state, settings, context, erase)
+    disks = _disks(settings, erase)
+    wanted, its_remotes = _mounts(settings, disks)
+    text = state.contents.get(FSTAB)
+    if text is None:
+        return Manifest(role=ROLE, refusals=(f"fstab: {FSTAB} is missing or cannot be read",))
+    against = [
+        f"fstab: {mount.path} has a line already, with {there}: remove that line, or choose another path"
+        for mount in wanted
+        if (there := foreign_paths(text).get(mount.path)) is not None
+    ]
+    made = _recorded_disks(state)
+    if made is not None and made["filesystem"] != (disks or {}).get("filesystem"):
+        against.append(
+            f"scratch: the role made it of {', '.join(made['disks'])}, and storage_scratch_disks names others: "
+            "storage_state: absent gives them back first"
+        )
+    caches = sorted({one.cache for one in its_remotes if one.cache})
+    names = _packages(state, disks, its_remotes)
+    questions = _questions(state, disks, [mount.path for mount in wanted], caches, erase, names, text)
+    if unanswered := {name: one for name, one in questions.items() if name not in context.answers}:
+        return Manifest(role=ROLE, questions=unanswered)
+    seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
+    if problem := seen.error or offers.get("error"):
+        return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {problem}",))
+    against += [f"disk: {line}" for line in seen.refusals]
+    if not seen.autofs and any(mount.automatic for mount in wanted):
+        against.append("automount: the node has no /dev/autofs, as in a container: nothing can be mounted on demand")
+    against += [
+        f"package: no repository of the node offers {name}"
+        for name in names
+        if name not in state.installed and name not in (offers.get("offered") or {})
+    ]
+    lines, fresh = own_lines(text), [mount.line for mount in wanted]
+    leaving = [path_of(line) for line in lines if line not in fresh]
+    for mount in wanted:
+        against += _in_the_way(mount, seen, leaving, disks)
+    against += _busy(leaving, seen)
+    if against:
+        return Manifest(role=ROLE, refusals=tuple(against))
+    return _present(state, settings, seen, wanted, disks, caches, names, leaving)
+
+
+def _ids(name: str, given: Any) -> list[str]:
+    found = [str(one).removeprefix("/dev/disk/by-id/") for one in given or ()]
+    for one in found:
+        if _ID.fullmatch(one) is None:
+            raise UsageError(f"{name}: {one} is no id of a disk: give its name in /dev/disk/by-id, whole and without *")
+        if _PART.fullmatch(one):
+            raise UsageError(f"{name}: {one} is a partition: give the id of a whole disk")
+    if len(set(found)) < len(found):
+        raise UsageError(f"{name}: names a disk twice")
+    return found
+
+
+def _disks(settings: Mapping[str, Any], erase: Sequence[str]) -> dict[str, Any] | None:
+    """Return what the module makes: the UUIDs follow from the ids, so that the role knows its own disks again."""
+    ids = _ids("storage_scratch_disks", settings["scratch_disks"])
+    strangers = [one for one in erase if one not in ids]
+    if strangers:
+        raise UsageError(f"storage_confirm_erase: {strangers[0]} is not in storage_scratch_disks")
+    if not ids:
+        return None
+    seed = " ".join(sorted(ids))
+    return {
+        "disks": ids,
+        "array": str(uuid5(NAMESPACE_URL, f"gpunode:scratch-array {seed}")) if len(ids) > 1 else None,
+        "filesystem": str(uuid5(NAMESPACE_URL, f"gpunode:scratch {seed}")),
+    }
+
+
+def _mounts(settings: Mapping[str, Any], disks: Mapping[str, Any] | None) -> tuple[list[Mount], list[Remote]]:
+    scratch, found = None, []
+    if disks is not None:
+        try:
+            scratch = checked_path(str(settings["scratch_path"]))
+            options = checked_options(settings["scratch_options"] or [])
+        except ValueError as err:
+            raise UsageError(f"storage_scratch: {err}") from None
+        if _MODE.fullmatch(str(settings["scratch_mode"])) is None:
+            raise UsageError(f"storage_scratch_mode: {settings['scratch_mode']} is no mode (example: '1777')")
+        found.append(scratch_mount(scratch, disks["filesystem"], options))
+    its = remotes(settings["mounts"])
+    found += [remote_mount(one, scratch) for one in its]
+    paths = [mount.path for mount in found]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise UsageError(f"storage_mounts: two things are mounted on {path}")
+    if not found:
+        raise UsageError("storage_state: present needs storage_scratch_disks or storage_mounts")
+    return found, its
+
+
+def _packages(state: NodeState, disks: Mapping[str, Any] | None, its: Sequence[Remote]) -> list[str]:
+    kinds = {one.type for one in its}
+    wanted = ["xfs"] if disks is not None else []
+    wanted += ["array"] if disks is not None and disks["array"] else []
+    wanted += [kind for kind in ("nfs", "cephfs", "rclone", "s3fs") if kind in kinds]
+    wanted += ["fuse"] if "rclone" in kinds else []
+    return [TOOLS[tool][0 if state.apt is not None else 1] for tool in wanted]
+
+
+def _questions(  # noqa: PLR0913, PLR0917
+    state: NodeState,
+    disks: Mapping[str, Any] | None,
+    paths: Sequence[str],
+    caches: Sequence[str],
+    erase: Sequence[str],
+    names: Sequence[str],
+    text: str,
+) -> dict[str, Question]:
+    own = {name: disks[name] for name in ("array", "filesystem") if disks[name]} if disks is not None else {}
+    body = {
+        "disks": disks["disks"] if disks is not None else [],
+        "own": own,
+        "paths": sorted({*paths, *caches, *(path_of(line) for line in own_lines(text))}),
+        "erase": list(erase),
+    }
+    found = {"disks": Question(kind="block_devices", body=body)}
+    missing = [name for name in names if name not in state.installed]
+    if missing:
+        found["offers"] = Question(kind="package_offers", body={"names": missing})
+    return found
+
+
+def _in_the_way(
+    mount: Mount, seen: StorageAnswer, leaving: Sequence[str], disks: Mapping[str, Any] | None
+) -> list[str]:
+    """Return why nothing can be mounted on a path: something else is, or files would be hidden."""
+    place = seen.place(mount.path)
+    if place.kind == "other":
+        return [f"path: {mount.path} is no folder"]
+    if mount.path in leaving:
+        return []
+    if place.entries:
+        return [f"path: {mount.path} holds {place.entries} entries, which a mount would hide: move them away"]
+    kinds = ("autofs", mount.fstype, "nfs4" if mount.fstype == "nfs" else mount.fstype, "fuse.rclone")
+    for one in place.mounts:
+        own = one.source == seen.target if not mount.automatic and disks is not None else one.fstype in kinds
+        if not own:
+            return [f"path: {one.source} is mounted on {mount.path}: unmount it, or choose another path"]
+    return []
+
+
+def _busy(paths: Sequence[str], seen: StorageAnswer) -> list[str]:
+    return [
+        f"in use: {path} has to be unmounted, and {', '.join(users[:5])} uses it: end that first"
+        for path in paths
+        if path in seen.paths and (users := seen.paths[path].users)
+    ]
+
+
+def _present(  # noqa: PLR0913, PLR0917
+    state: NodeState,
+    settings: Mapping[str, Any],
+    seen: StorageAnswer,
+    wanted: Sequence[Mount],
+    disks: dict[str, Any] | None,
+    caches: Sequence[str],
+    names: Sequence[str],
+    leaving: Sequence[str],
+) -> Manifest:
+    text = str(state.contents[FSTAB])
+    due = []
+    if disks is not None and not seen.filesystem:
+        due.append(f"{', '.join(disks['disks'])}: the file system has to be made")
+    start = []
+    for mount in wanted:
+        kinds = [one.fstype for one in seen.place(mount.path).mounts]
+        if mount.path in leaving or ("autofs" if mount.automatic else "xfs") not in kinds:
+            start.append(mount)
+            due.append(f"{mount.path} is not mounted" + (" on demand" if mount.automatic else ""))
+    scratch = next((mount.path for mount in wanted if not mount.automatic), None)
+    mode = f"{int(str(settings['scratch_mode']), 8):04o}"
+    if scratch is not None and seen.place(scratch).mode != mode:
+        due.append(f"{scratch} has not the mode {mode}")
+    due += [f"{path} is missing" for path in caches if seen.place(path).kind == "absent"]
+    due += ["hooks are run each time"] if settings["hooks"] else []
+    trim = disks is not None and bool(settings["trim"]) and seen.trim.enabled != ""
+    if trim and (seen.trim.enabled != "enabled" or seen.trim.active != "active"):
+        due.append("fstrim.timer does not run")
+    helper = any(mount.fstype == "rclone" for mount in wanted)
+    link = state.files.get(HELPER)
+    if helper and (link is None or link.kind != "link" or link.target != "/usr/bin/rclone"):
+        due.append(f"{HELPER} does not lead to rclone")
+    apt = state.apt is not None
+    conf = ARRAYS["apt" if apt else "dnf"]
+    array = disks["array"] if disks is not None else None
+    change = AptChange if apt else DnfChange
+    return Manifest(
+        role=ROLE,
+        files=(
+            ManagedFile(path=BEFORE, content=_memory(state, seen, wanted, caches)),
+            ManagedFile(path=conf, content=_array_line(array)),
+            ManagedFile(path=RECORD, content=json.dumps(record_of(wanted, disks), indent=1) + "\n", phase="after"),
+            _fstab(state, with_lines(text, wanted), "after"),
+        ),
+        folders=(ManagedFolder(path=MEMORY),),
+        packages=change(install=tuple(names), memory=PACKAGES, lock_wait_s=int(settings["lock_wait_s"])),
+        due_reasons=tuple(due),
+        values={
+            "state": "present",
+            "disks": None
+            if disks is None
+            else {**disks, "name": ARRAY, "erase": list(settings["confirm_erase"] or ())},
+            "stop": _units([line for line in own_lines(text) if path_of(line) in leaving]),
+            "start": [mount.unit for mount in start],
+            "folders": [mount.path for mount in wanted if seen.place(mount.path).kind == "absent"],
+            "caches": list(caches),
+            "scratch": None if scratch is None else {"path": scratch, "mode": mode},
+            "helper": HELPER if helper else None,
+            "trim": trim,
+        },
+    )
+
+
+def _fstab(state: NodeState, content: str, phase: Literal["before", "after"]) -> ManagedFile:
+    there = state.files[FSTAB]
+    return ManagedFile(
+        path=FSTAB,
+        content=content,
+        mode=there.mode or "0644",
+        owner=there.owner or "root",
+        group=there.group or "root",
+        phase=phase,
+        # It fails for a table without a line.
+        validate_with=("findmnt", "--tab-file", "%s", "--noheadings") if foreign_paths(content) else None,
+        expect_sha256=there.sha256,
+    )
+
+
+def _array_line(array: str | None) -> str | None:
+    if array is None:
+        return None
+    digits = array.replace("-", "")
+    uuid = ":".join(digits[at : at + 8] for at in range(0, 32, 8))
+    return (
+        "# Managed by gpunode (role storage): the scratch disks, whatever else mdadm.conf says.\n"
+        f"ARRAY /dev/md/{ARRAY} metadata=1.2 UUID={uuid}\n"
+    )
+
+
+def _memory(state: NodeState, seen: StorageAnswer, wanted: Sequence[Mount], caches: Sequence[str]) -> str:
+    """Return what a removal restores: whether the timer started at boot, and the folders that were not there."""
+    before = _document(state, BEFORE)
+    paths = [*(mount.path for mount in wanted), *caches]
+    absent = [path for path in paths if seen.place(path).kind == "absent"]
+    folders = sorted({*_folders(before), *absent})
+    return json.dumps({"trim": before.get("trim", seen.trim.model_dump()), "folders": folders}, indent=1) + "\n"
+
+
+def _folders(before: Mapping[str, Any]) -> list[str]:
+    """Return the folders that were not there before the role."""
+    found = before.get("folders")
+    return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
+
+
+def _units(lines: Sequence[str]) -> list[str]:
+    """Return the units that stop what these lines of fstab mounted: what is mounted, then what waits for users."""
+    found = []
+    for line in lines:
+        kinds = ("mount", "automount") if "x-systemd.automount" in line else ("mount",)
+        found += [f"{escaped(path_of(line))}.{kind}" for kind in kinds]
+    return found
+
+
+def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
+    """Return the disks that the role made the scratch space of; None where it made none."""
+    found = _document(state, RECORD).get("disks")
+    if not isinstance(found, dict):
+        return None
+    names = found.get("disks")
+    if not isinstance(names, list) or not all(isinstance(one, str) and _ID.fullmatch(one) for one in names):
+        return None
+    uuids = {name: found.get(name) for name in ("array", "filesystem")}
+    fit = all(uuid is None or (isinstance(uuid, str) and _UUID.fullmatch(uuid)) for uuid in uuids.values())
+    return {"disks": names, **uuids} if fit and uuids["filesystem"] else None
+
+
+def _document(state: NodeState, path: str) -> dict[str, Any]:
+    """Return a JSON document of the role's; what is malformed counts as missing."""
+    try:
+        found = json.loads(state.contents.get(path) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, erase: Sequence[str]) -> Manifest:
+    text = state.contents.get(FSTAB) or ""
+    disks = _recorded_disks(state)
+    lines = own_lines(text)
+    paths = [path_of(line) for line in lines]
+    before = _document(state, BEFORE)
+    ours = bool(lines) or any(
+        path in state.files and state.files[path].kind != "absent" for path in (RECORD, BEFORE, *ARRAYS.values())
+    )
+    packages, leaving = departures(
+        state,
+        [names[0 if state.apt is not None else 1] for names in TOOLS.values()],
+        memory=PACKAGES,
+        lock_wait_s=int(settings["lock_wait_s"]),
+    )
+    if not ours and not leaving:
+        return Manifest(role=ROLE)
+    strangers = [one for one in erase if not disks or one not in disks["disks"]]
+    if strangers:
+        return Manifest(
+            role=ROLE, refusals=(f"disk: {strangers[0]}: the role did not make it, and erases none of others",)
+        )
+    own = {name: disks[name] for name in ("array", "filesystem") if disks[name]} if disks else {}
+    body = {"disks": disks["disks"] if disks else [], "own": own, "paths": sorted(paths), "erase": []}
+    if "disks" not in context.answers:
+        return Manifest(role=ROLE, questions={"disks": Question(kind="block_devices", body=body)})
+    seen = parsed(context.answers["disks"])
+    if seen.error:
+        return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {seen.error}",))
+    if against := _busy(paths, seen):
+        return Manifest(role=ROLE, refusals=tuple(against))
+    folders = _folders(before)
+    kept = [one for one in (disks or {"disks": []})["disks"] if one not in erase]
+    return Manifest(
+        role=ROLE,
+        files=(
+            *((_fstab(state, with_lines(text, []), "before"),) if lines else ()),
+            *(
+                ManagedFile(path=path, content=None, phase="after")
+                for path in (*ARRAYS.values(), RECORD, BEFORE, PACKAGES)
+            ),
+        ),
+        folders=tuple(
+            ManagedFolder(path=path, state="absent_if_empty", phase="after")
+            for path in (*folders, *(path.rpartition("/")[0] for path in ARRAYS.values()), MEMORY, "/etc/gpunode")
+        ),
+        packages=packages,
+        notes=(f"{', '.join(kept)}: keeps its data; storage_confirm_erase erases it",) if kept else (),
+        due_reasons=(*leaving, *(f"{path} has to be unmounted" for path in paths)),
+        values={
+            "state": "absent",
+            "disks": {**disks, "name": ARRAY, "erase": list(erase)} if disks and erase else None,
+            "stop": _units(lines),
+            "helper": HELPER if any(line.split()[2:3] == ["rclone"] for line in lines) else None,
+            "trim_off": before.get("trim") == {"enabled": "disabled", "active": "inactive"},
+        },
+    )

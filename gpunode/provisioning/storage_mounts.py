@@ -1,0 +1,231 @@
+"""What the role storage mounts, as lines of /etc/fstab and as units of systemd."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from gpunode.errors import UsageError
+
+BEGIN, END = "# BEGIN gpunode (role storage)", "# END gpunode (role storage)"
+KINDS = {"nfs": "nfs", "cephfs": "ceph", "rclone": "rclone", "s3fs": "fuse.s3fs"}
+"""Kinds of remote data, and the type that fstab has for each."""
+DEVICE_LIMIT_S = 30
+"""How long a boot waits for the scratch disks before it goes on without them."""
+_PATH = re.compile(r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
+_SOURCE = re.compile(r"[A-Za-z0-9\[][^\s#,'\"\\]{1,400}")
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(=[^\s#,'\"\\]{1,400})?")
+_SECRET = re.compile(r"(?i)^(?!.*file=)[^=]*(secret|password|passwd|token|access_key|pass)[^=]*=")
+SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/usr", "/var")
+
+
+class Remote(BaseModel):
+    """One element of ``storage_mounts``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str
+    type: Literal["nfs", "cephfs", "rclone", "s3fs"]
+    source: str
+    options: list[str] = Field(default=[], max_length=64)
+    cache: str | None = None
+    cache_gib: int | None = Field(default=None, ge=1, le=1 << 20)
+    limit_s: int = Field(default=30, ge=1, le=600)
+    idle_s: int = Field(default=0, ge=0, le=1 << 20)
+
+    @field_validator("path", "cache")
+    @classmethod
+    def _is_a_place(cls, value: str | None) -> str | None:
+        return None if value is None else checked_path(value)
+
+    @field_validator("source")
+    @classmethod
+    def _has_no_blank(cls, value: str) -> str:
+        if _SOURCE.fullmatch(value) is None:
+            raise ValueError(f"{value} is no source (examples: server:/export, remote:bucket/folder, bucket)")
+        return value
+
+    @field_validator("options")
+    @classmethod
+    def _hold_no_secret(cls, value: list[str]) -> list[str]:
+        return checked_options(value)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mount of the role."""
+
+    path: str
+    source: str
+    fstype: str
+    options: tuple[str, ...]
+    automatic: bool
+    """Mounted when somebody looks at it."""
+    limit_s: int = DEVICE_LIMIT_S
+
+    @property
+    def line(self) -> str:
+        """The line of fstab."""
+        return f"{self.source} {self.path} {self.fstype} {','.join(self.options)} 0 0"
+
+    @property
+    def unit(self) -> str:
+        """The unit that is started."""
+        return f"{escaped(self.path)}.{'automount' if self.automatic else 'mount'}"
+
+
+def checked_path(path: str) -> str:
+    """Return a mount point. Raise ValueError for what is none, or is a folder of the system."""
+    if _PATH.fullmatch(path) is None:
+        raise ValueError(f"{path} is no mount point (example: /scratch)")
+    if path in SYSTEM:
+        raise ValueError(f"{path} is a folder of the system: mount below it or beside it")
+    return path
+
+
+def checked_options(options: Sequence[str]) -> list[str]:
+    """Return mount options. Raise ValueError for what is none, and for one that holds a secret."""
+    for option in options:
+        if _OPTION.fullmatch(option) is None:
+            raise ValueError(f"{option} is no mount option (example: noatime)")
+        if _SECRET.match(option):
+            name = option.partition("=")[0]
+            raise ValueError(f"{name}: everybody can read /etc/fstab: put it into a file and name that file")
+    return list(options)
+
+
+def remotes(given: Any) -> list[Remote]:
+    """Return ``storage_mounts``. Raise UsageError that names the element and its key."""
+    found = []
+    for number, one in enumerate(given or []):
+        try:
+            found.append(Remote.model_validate(one))
+        except ValidationError as err:
+            first = err.errors(include_url=False, include_input=False)[0]
+            key = ".".join(str(part) for part in first["loc"][:1])
+            raise UsageError(f"storage_mounts[{number}].{key}: {first['msg'].removeprefix('Value error, ')}") from None
+        if found[-1].cache and found[-1].type not in ("rclone", "s3fs"):
+            raise UsageError(f"storage_mounts[{number}].cache: {found[-1].type} keeps no cache of its own")
+    return found
+
+
+def scratch_mount(path: str, uuid: str, options: Sequence[str]) -> Mount:
+    """Return the mount of the scratch file system. A boot goes on without it."""
+    every = (*options, "nofail", f"x-systemd.device-timeout={DEVICE_LIMIT_S}s")
+    return Mount(path=path, source=f"UUID={uuid}", fstype="xfs", options=tuple(dict.fromkeys(every)), automatic=False)
+
+
+def remote_mount(one: Remote, scratch: str | None) -> Mount:
+    """Return a mount of remote data: when somebody looks at it, with a limit, and never in the way of a boot."""
+    every = [*one.options, "nofail", "_netdev", "x-systemd.automount", f"x-systemd.mount-timeout={one.limit_s}s"]
+    if one.idle_s:
+        every.append(f"x-systemd.idle-timeout={one.idle_s}s")
+    if one.cache:
+        every += _cache(one)
+        if scratch is not None and below(one.cache, scratch):
+            every.append(f"x-systemd.requires-mounts-for={scratch}")
+    if one.type == "rclone":
+        # mount(8) runs the program without its environment: this has it hand the options on.
+        every.append("args2env")
+    return Mount(
+        path=one.path,
+        source=one.source,
+        fstype=KINDS[one.type],
+        options=tuple(dict.fromkeys(every)),
+        automatic=True,
+        limit_s=one.limit_s,
+    )
+
+
+def _cache(one: Remote) -> list[str]:
+    if one.type == "s3fs":
+        # It has no upper limit, but keeps so much of the disk free.
+        return [f"use_cache={one.cache}"]
+    limit = [f"vfs_cache_max_size={one.cache_gib}G"] if one.cache_gib else []
+    return ["vfs_cache_mode=full", f"cache_dir={one.cache}", *limit]
+
+
+def below(path: str, folder: str) -> bool:
+    """Return whether a path is a folder or below it."""
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def escaped(path: str) -> str:
+    """Return a path as the name of a unit, as systemd-escape --path does."""
+    text = path.strip("/")
+    return "".join(
+        "-"
+        if char == "/"
+        else char
+        if re.match(r"[A-Za-z0-9:_]", char) or (char == "." and at)
+        else f"\\x{ord(char):02x}"
+        for at, char in enumerate(text)
+    )
+
+
+def own_lines(text: str) -> list[str]:
+    """Return the role's lines of fstab."""
+    lines = text.splitlines()
+    if BEGIN not in lines or END not in lines:
+        return []
+    return lines[lines.index(BEGIN) + 1 : lines.index(END)]
+
+
+def with_lines(text: str, mounts: Sequence[Mount]) -> str:
+    """Return fstab with these lines in the role's part; without the part where there are none."""
+    lines = text.splitlines(keepends=True)
+    bare = [line.rstrip("\n") for line in lines]
+    if BEGIN in bare and END in bare[bare.index(BEGIN) :]:
+        begin = bare.index(BEGIN)
+        end = bare.index(END, begin)
+        before, after = lines[:begin], lines[end + 1 :]
+    else:
+        before, after = lines, []
+        if mounts and before and not before[-1].endswith("\n"):
+            before[-1] += "\n"
+    part = [BEGIN, *(mount.line for mount in mounts), END] if mounts else []
+    return "".join([*before, *(f"{line}\n" for line in part), *after])
+
+
+def foreign_paths(text: str) -> dict[str, str]:
+    """Return mount points of lines that are not the role's, to their sources."""
+    own = set(own_lines(text))
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if line not in own and len(words) > 2 and not words[0].startswith("#"):
+            found[words[1].rstrip("/") or "/"] = words[0]
+    return found
+
+
+def path_of(line: str) -> str:
+    """Return the mount point of a line of fstab."""
+    words = line.split()
+    return words[1] if len(words) > 1 else ""
+
+
+def record_of(mounts: Sequence[Mount], disks: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a validation compares the node with, and a removal finds its disks by."""
+    return {
+        "schema": "gpunode.storage/1",
+        "disks": disks,
+        "mounts": [
+            {
+                "path": mount.path,
+                "source": mount.source,
+                "type": mount.fstype,
+                "options": [option for option in mount.options if plain_option(option)],
+                "remote": mount.automatic,
+            }
+            for mount in mounts
+        ],
+    }
+
+
+def plain_option(option: str) -> bool:
+    """Return whether the kernel shows an option of this name as it is: not one of systemd, mount, or a program."""
+    return option in ("noatime", "nodiratime", "nodev", "nosuid", "noexec", "ro")

@@ -1,0 +1,320 @@
+# Copyright: The gpunode maintainers
+# SPDX-License-Identifier: Apache-2.0
+"""Disks as a node has them: what uses each, what it carries, and what is mounted where. Nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+BY_ID = Path("/dev/disk/by-id")
+BLOCK = Path("/sys/class/block")
+PROC = Path("/proc")
+AUTOFS = Path("/dev/autofs")
+LIMIT_S = 60
+END_BYTES = 1 << 20
+"""How much of each end of a disk has to be empty."""
+MOST = 32
+LOCAL = ("xfs", "ext4", "btrfs")
+_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class DiskError(Exception):
+    """Why a disk could not be looked at or changed, in one line."""
+
+
+def output_of(argv: list[str], limit_s: float = LIMIT_S) -> str:
+    """Return what a command prints. Raise DiskError where it fails or does not end in time."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=limit_s,
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise DiskError(" ".join(str(err).split())[:300]) from None
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).decode("utf-8", "replace").split("\n")
+        text = "; ".join(" ".join(line.split()) for line in said if line.strip())[:300]
+        raise DiskError(f"{argv[0]} failed: {text or done.returncode}")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def answered(question: dict[str, Any]) -> dict[str, Any]:
+    """Return what is asked of disks and mount points; where the node cannot be asked, ``error`` says why."""
+    own = {str(name): str(value) for name, value in (question.get("own") or {}).items()}
+    try:
+        mounts = mounted()
+        disks = {name: disk(name, own, mounts) for name in question.get("disks") or ()}
+        paths = {path: place(path, mounts) for path in question.get("paths") or ()}
+        target = made_of(disks)
+        return {
+            "disks": disks,
+            "paths": paths,
+            "target": target,
+            "filesystem": target is not None and holds(target, own.get("filesystem")),
+            "refusals": refusals(disks, set(question.get("erase") or ())),
+            "trim": timer("fstrim.timer"),
+            "autofs": AUTOFS.exists(),
+        }
+    except (DiskError, OSError, ValueError, KeyError) as err:
+        return {"error": " ".join(str(err).split())[:500]}
+
+
+def refusals(disks: dict[str, dict[str, Any]], erase: set[str]) -> list[str]:
+    """Return why disks must not be written to, one line each. ``erase``: ids whose content may go."""
+    found = []
+    by_device: dict[str, str] = {}
+    for name, one in disks.items():
+        if one["missing"]:
+            found.append(f"{name}: there is no such disk: ls /dev/disk/by-id shows the ids of this node")
+            continue
+        which = f"{name} ({one['device']})"
+        if one["device"] in by_device:
+            found.append(f"{which}: is the same disk as {by_device[one['device']]}: name each disk once")
+        by_device[one["device"]] = name
+        if one["in_use"]:
+            found.append(f"{which}: {'; '.join(one['in_use'])}: it is never erased while that is so")
+        elif one["carries"] and name not in erase:
+            found.append(
+                f"{which}: carries {', '.join(one['carries'])}: it stays untouched unless storage_confirm_erase names "
+                "this id"
+            )
+    ours = [name for name, one in disks.items() if one.get("ours")]
+    if ours and len(ours) < len(disks):
+        others = [name for name in disks if name not in ours]
+        found.append(f"{', '.join(ours)}: belongs to the array already, and {', '.join(others)} does not")
+    return found
+
+
+def disk(name: str, own: dict[str, str], mounts: list[dict[str, str]]) -> dict[str, Any]:
+    """Return a disk by its id: ``device``, ``ours``, ``in_use`` and ``carries`` (one line each), ``holders``."""
+    link = BY_ID / name
+    if not link.exists():
+        return {"missing": True}
+    device = os.path.realpath(link)
+    base = BLOCK / Path(device).name
+    parts = sorted(path.parent.name for path in base.glob("*/partition"))[:MOST]
+    nodes = [base.name, *parts]
+    signed = {node: signatures(f"/dev/{node}") for node in nodes}
+    holders = sorted({holder.name for node in nodes for holder in (BLOCK / node / "holders").glob("*")})
+    whole = signed[base.name]
+    ours = not parts and len(whole) == 1 and _is_own(whole[0], own)
+    found: dict[str, Any] = {
+        "missing": False,
+        "device": device,
+        "bytes": int((base / "size").read_text()) * 512,
+        "ours": ours,
+        "in_use": [],
+        "carries": [],
+        "holders": holders,
+        "parts": parts,
+    }
+    if not ours:
+        found["in_use"] = in_use(base, nodes, holders, mounts)
+        found["carries"] = carried(device, signed)
+    return found
+
+
+def _is_own(signature: dict[str, Any], own: dict[str, str]) -> bool:
+    kind, uuid = signature.get("type"), signature.get("uuid")
+    if "array" in own:
+        return kind == "linux_raid_member" and uuid == own["array"]
+    return kind == "xfs" and uuid is not None and uuid == own.get("filesystem")
+
+
+def signatures(device: str) -> list[dict[str, Any]]:
+    """Return what wipefs finds on a device: each with ``type``, ``uuid``, ``label``."""
+    text = output_of(["wipefs", "--json", "--no-act", device])
+    return list(json.loads(text)["signatures"]) if text.strip() else []
+
+
+def in_use(base: Path, nodes: list[str], holders: list[str], mounts: list[dict[str, str]]) -> list[str]:
+    """Return what uses a disk or its partitions now, one line each."""
+    found = []
+    if (base / "partition").exists():
+        found.append("is a partition, and a whole disk is asked for")
+    if composed(base):
+        found.append("is made of other devices, and a disk is asked for")
+    if (base / "ro").read_text().strip() == "1":
+        found.append("is read-only")
+    numbers = {(BLOCK / node / "dev").read_text().strip() for node in nodes}
+    devices = {f"/dev/{node}" for node in nodes}
+    found += [
+        f"is mounted on {one['path']}"
+        for one in mounts
+        if one["number"] in numbers or os.path.realpath(one["source"]) in devices
+    ]
+    found += [f"is held by {holder}" for holder in holders]
+    found += [f"is swap ({source})" for source in swaps() if os.path.realpath(source) in devices]
+    found += [f"{line} in /etc/fstab" for line in in_fstab(devices)]
+    why = withheld(f"/dev/{base.name}")
+    return found or ([f"the kernel does not hand it out ({why})"] if why else [])
+
+
+def composed(base: Path) -> bool:
+    """Return whether a device is an array, a mapping or a file, and no disk."""
+    return any((base / kind).exists() for kind in ("md", "dm", "loop"))
+
+
+def withheld(device: str) -> str:
+    """Return why the kernel does not give a device to one program alone; empty where it does."""
+    try:
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL))
+    except OSError as err:
+        return str(err.strerror)
+    return ""
+
+
+def carried(device: str, signed: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Return what is on a disk that would be lost, one line each."""
+    found = []
+    for node, its in signed.items():
+        place = "" if device == f"/dev/{node}" else f" on {node}"
+        for one in its:
+            label = f" '{one['label']}'" if one.get("label") else ""
+            found.append(f"{one.get('type')}{label}{place}")
+    if not found and not empty_ends(device):
+        found.append("data of an unknown kind")
+    return list(dict.fromkeys(found))
+
+
+def empty_ends(device: str) -> bool:
+    """Return whether nothing but zeros is at both ends of a disk."""
+    with Path(device).open("rb", buffering=0) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        for start in (0, max(0, size - END_BYTES)):
+            stream.seek(start)
+            if stream.read(min(END_BYTES, size)).strip(b"\0"):
+                return False
+    return True
+
+
+def mounted() -> list[dict[str, str]]:
+    """Return what is mounted, the newest last."""
+    found = []
+    for line in (PROC / "self/mountinfo").read_text("utf-8", "replace").splitlines():
+        head, _, tail = line.partition(" - ")
+        fields, kinds = head.split(" "), tail.split(" ")
+        if len(fields) > 5 and len(kinds) > 1:
+            found.append(
+                {
+                    "number": fields[2],
+                    "path": plain(fields[4]),
+                    "options": fields[5],
+                    "fstype": kinds[0],
+                    "source": plain(kinds[1]),
+                }
+            )
+    return found
+
+
+def plain(text: str) -> str:
+    """Return a word of mountinfo or fstab without its octal escapes."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def swaps() -> list[str]:
+    """Return the devices that are swap."""
+    return [plain(line.split()[0]) for line in (PROC / "swaps").read_text().splitlines()[1:] if line.split()]
+
+
+def in_fstab(devices: set[str]) -> list[str]:
+    """Return the mount points of lines in /etc/fstab that mean one of these devices."""
+    try:
+        text = output_of(["findmnt", "--fstab", "--evaluate", "--json", "--output", "SOURCE,TARGET"])
+    except DiskError:
+        # findmnt fails where the table has no line.
+        text = ""
+    lines = json.loads(text)["filesystems"] if text.strip() else []
+    return [
+        f"is the source of {line.get('target')}"
+        for line in lines
+        if os.path.realpath(str(line.get("source"))) in devices
+    ]
+
+
+def made_of(disks: dict[str, dict[str, Any]]) -> str | None:
+    """Return the device that carries the file system: the array that holds all disks, or the only disk; or None."""
+    if not disks or not all(one.get("ours") for one in disks.values()):
+        return None
+    holders = [one["holders"] for one in disks.values()]
+    if len(disks) == 1:
+        return str(next(iter(disks.values()))["device"])
+    same = all(one == holders[0] for one in holders) and len(holders[0]) == 1
+    return f"/dev/{holders[0][0]}" if same else None
+
+
+def holds(device: str, uuid: str | None) -> bool:
+    """Return whether a device carries the file system with this UUID, and nothing else."""
+    found = signatures(device)
+    return len(found) == 1 and found[0].get("type") == "xfs" and found[0].get("uuid") == uuid
+
+
+def place(path: str, mounts: list[dict[str, str]]) -> dict[str, Any]:
+    """Return a mount point: ``kind``, ``mode``, ``entries``, ``mounts`` and ``users``; a remote one is not touched."""
+    its = [one for one in mounts if one["path"] == path]
+    found: dict[str, Any] = {"mounts": its, "kind": "folder", "mode": None, "entries": None}
+    found["users"] = users(path) if its else []
+    if its and its[-1]["fstype"] not in LOCAL:
+        return found
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return {**found, "kind": "absent"}
+    if not stat.S_ISDIR(status.st_mode):
+        return {**found, "kind": "other"}
+    found["mode"] = f"{stat.S_IMODE(status.st_mode):04o}"
+    found["entries"] = None if its else len(list(Path(path).iterdir()))
+    return found
+
+
+def users(path: str) -> list[str]:
+    """Return processes that use something below a path: ``NAME (PID)``."""
+    found = []
+    for process in PROC.glob("[0-9]*"):
+        links = [process / "cwd", process / "root", process / "exe", *_open_files(process)]
+        if any(_below(link, path) for link in links):
+            try:
+                name = (process / "comm").read_text("utf-8", "replace").strip()
+            except OSError:
+                continue
+            found.append(f"{name} ({process.name})")
+        if len(found) >= MOST:
+            break
+    return found
+
+
+def _open_files(process: Path) -> list[Path]:
+    try:
+        return list((process / "fd").iterdir())
+    except OSError:
+        return []
+
+
+def _below(link: Path, path: str) -> bool:
+    try:
+        target = str(link.readlink())
+    except OSError:
+        return False
+    return target == path or target.startswith(f"{path}/")
+
+
+def timer(name: str) -> dict[str, str]:
+    """Return whether a unit starts at boot and runs now; empty words where nothing tells."""
+    try:
+        text = output_of(["systemctl", "show", "-p", "UnitFileState", "-p", "ActiveState", name])
+    except DiskError:
+        text = ""
+    found = dict(line.partition("=")[::2] for line in text.splitlines())
+    return {"enabled": found.get("UnitFileState", ""), "active": found.get("ActiveState", "")}

@@ -1,0 +1,74 @@
+"""Which packages the repositories of this node offer, by exact name or shell pattern. Changes nothing on the node.
+
+The question is ``{"names": [names and shell patterns], "files": {path: text}}`` with files of /etc/apt or
+/etc/yum.repos.d as they would be, which may be left out; the answer ``{"offered": {name: [versions, newest first]}}``,
+or ``{"error": one line}`` where the package manager cannot be asked. Lists are fetched into a private folder.
+"""
+
+import fnmatch
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpunode.node.plugins.module_utils.apt_preview import ANSWER_LIMIT_S, UPDATE_LIMIT_S, offers
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
+    AptError,
+    lay_over,
+    output_of,
+    private_folder,
+    refresh,
+)
+
+DNF_LIMIT_S = 300
+MOST = 200
+
+
+def by_apt(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
+    """Names to versions, from lists that are fetched for it and thrown away."""
+    with private_folder() as folder:
+        lay_over(folder, files or {})
+        apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
+        failed = refresh(apt_get, UPDATE_LIMIT_S)
+        known = output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split()
+        wanted = sorted({one for one in known if any(fnmatch.fnmatchcase(one, name) for name in names)})[:MOST]
+        found = {name: versions for name, versions in offers(apt_cache, wanted).items() if versions}
+        if failed and not found:
+            raise AptError("; ".join(failed))
+        return found
+
+
+def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
+    """Names to versions, by dnf's own client: dnf 4 and 5 understand the same words."""
+    # What is asked is metadata alone: packages are verified when they are installed.
+    texts = [text for path, text in (files or {}).items() if path.endswith(".repo") and isinstance(text, str)]
+    found_in = [section for text in texts for section in re.findall(r"(?ms)^\[([\w.-]+)\].*?^baseurl=(\S+)", text)]
+    options = [f"--repofrompath={name}-asked,{url}" for name, url in found_in]
+    done = subprocess.run(
+        ["dnf", "--quiet", *options, "repoquery", "--queryformat", "%{name} %{evr}\n", *names],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DNF_LIMIT_S,
+        check=False,
+        start_new_session=True,
+    )
+    if done.returncode != 0:
+        raise AptError((done.stderr.strip().splitlines() or ["dnf repoquery failed"])[-1])
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        name, _, version = line.strip().partition(" ")
+        if version and len(found) < MOST:
+            found.setdefault(name, []).insert(0, version)
+    return found
+
+
+def answered(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer; where the package manager cannot be asked, ``error`` says why."""
+    names = [str(name) for name in question["names"]]
+    ask = by_apt if Path("/usr/bin/apt-get").exists() else by_dnf
+    try:
+        return {"offered": ask(names, question.get("files") or {})}
+    except (AptError, OSError, subprocess.TimeoutExpired) as error:
+        return {"error": " ".join(str(error).split())[:500]}

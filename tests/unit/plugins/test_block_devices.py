@@ -1,0 +1,260 @@
+"""What uses a disk and what it carries; the tree of the kernel is a folder, and signatures are wipefs' own words."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import block_devices, scratch_disks
+from ansible_collections.gpunode.node.plugins.module_utils.block_devices import DiskError
+
+OWN = {"filesystem": "0d1f7a58-2f3a-5c0e-9a2b-6f7e8d9c0b1a"}
+ARRAY = {**OWN, "array": "7f6a1c2e-8d3b-5a55-9d0e-4a1b2c3d4e5f"}
+# wipefs 2.38 --json --no-act of a file that mke2fs, mkfs.xfs or mdadm wrote.
+EXT4 = {
+    "device": "vdc",
+    "offset": "0x438",
+    "type": "ext4",
+    "uuid": "3b0c9c0e-6f0a-4f86-9a9c-1d6a6c1d8c55",
+    "label": "x",
+}
+XFS = {"device": "vdc", "offset": "0x0", "type": "xfs", "uuid": OWN["filesystem"], "label": None}
+MEMBER = {
+    "device": "vdc",
+    "offset": "0x1000",
+    "type": "linux_raid_member",
+    "uuid": ARRAY["array"],
+    "label": "vm:scratch",
+}
+
+
+class Node:
+    """A node with disks that are files, and what wipefs and findmnt say of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.signed: dict[str, list[dict[str, Any]]] = {}
+        self.table: list[dict[str, str]] = []
+        self.calls: list[list[str]] = []
+        (root / "by-id").mkdir()
+        (root / "proc/self").mkdir(parents=True)
+        (root / "proc/self/mountinfo").write_text("22 1 8:1 / / rw,noatime shared:1 - ext4 /dev/sda1 rw\n")
+        (root / "proc/swaps").write_text("Filename Type Size Used Priority\n")
+        self.made = 0
+        self.withheld = ""
+
+    def disk(self, name: str, *signatures: dict[str, Any], content: bytes = b"") -> Path:
+        """Add an empty disk ``virtio-NAME``."""
+        self.made += 1
+        base = self.root / "sys" / name
+        (base / "holders").mkdir(parents=True)
+        for file, text in (("dev", f"254:{self.made}"), ("size", "8192"), ("ro", "0")):
+            (base / file).write_text(f"{text}\n")
+        device = self.root / "dev" / name
+        device.parent.mkdir(exist_ok=True)
+        device.write_bytes(content.ljust(4 << 20, b"\0"))
+        (self.root / "by-id" / f"virtio-{name}").symlink_to(device)
+        self.signed[name] = list(signatures)
+        return base
+
+    def output(self, argv: list[str], _limit_s: float = 0) -> str:
+        self.calls.append(argv)
+        if argv[0] == "wipefs" and "--no-act" in argv:
+            found = self.signed.get(Path(argv[-1]).name, [])
+            return json.dumps({"signatures": found}) if found else ""
+        if argv[0] == "findmnt":
+            if not self.table:
+                raise DiskError("findmnt failed: 1")
+            return json.dumps({"filesystems": self.table})
+        if argv[0] == "mdadm" and "--create" in argv:
+            for name in self.signed:
+                (self.root / "sys" / name / "holders" / "md127").touch()
+                self.signed[name] = [MEMBER]
+        if argv[0] == "mkfs.xfs":
+            self.signed[Path(argv[-1]).name] = [XFS]
+        return "UnitFileState=disabled\nActiveState=inactive\n" if argv[0] == "systemctl" else ""
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node(tmp_path)
+    monkeypatch.setattr(block_devices, "BY_ID", tmp_path / "by-id")
+    monkeypatch.setattr(block_devices, "BLOCK", tmp_path / "sys")
+    monkeypatch.setattr(block_devices, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(block_devices, "output_of", made.output)
+    monkeypatch.setattr(scratch_disks, "output_of", made.output)
+    monkeypatch.setattr(block_devices, "withheld", lambda _device: made.withheld)
+    return made
+
+
+def asked(node: Node, *names: str, erase: tuple[str, ...] = (), own: dict[str, str] = OWN) -> dict[str, Any]:
+    ids = [f"virtio-{name}" for name in names]
+    answer: dict[str, Any] = block_devices.answered(
+        {"disks": ids, "own": own, "erase": [f"virtio-{name}" for name in erase]}
+    )
+    return answer
+
+
+def test_an_empty_disk_is_free(node: Node) -> None:
+    node.disk("vdc")
+    found = asked(node, "vdc")
+    assert found["refusals"] == []
+    assert found["disks"]["virtio-vdc"]["bytes"] == 4 << 20
+    assert (found["target"], found["filesystem"]) == (None, False)
+
+
+def test_what_a_disk_carries_goes_where_its_id_is_confirmed(node: Node) -> None:
+    node.disk("vdc", EXT4)
+    node.disk("vdd", content=b"\0" * 700 + b"somebody's")
+    node.disk("vde")
+    with (node.root / "dev/vde").open("r+b") as stream:
+        stream.seek(-5, os.SEEK_END)
+        stream.write(b"\1")
+    found = asked(node, "vdc", "vdd", "vde")["refusals"]
+    assert "carries ext4 'x'" in found[0]
+    assert "carries data of an unknown kind" in found[1]
+    assert "carries data of an unknown kind" in found[2]
+    assert asked(node, "vdc", "vdd", "vde", erase=("vdc", "vdd", "vde"))["refusals"] == []
+
+
+def test_what_is_in_use_is_refused_even_where_it_is_confirmed(node: Node) -> None:
+    for name in ("vdc", "vdd", "vde", "vdf", "vdg", "vdh"):
+        node.disk(name)
+    part = node.root / "sys/vdc/vdc1"
+    (part / "holders").mkdir(parents=True)
+    (part / "partition").write_text("1\n")
+    (node.root / "sys/vdc1").symlink_to(part)
+    (part / "dev").write_text("254:90\n")
+    mounts = node.root / "proc/self/mountinfo"
+    mounts.write_text(mounts.read_text() + "30 22 254:90 / /mnt/a\\040b rw - ext4 /dev/vdc1 rw\n")
+    (node.root / "sys/vdd/holders/dm-0").touch()
+    (node.root / "sys/vde/ro").write_text("1\n")
+    (node.root / "sys/vdf/md").mkdir()
+    (node.root / "proc/swaps").write_text("Filename Type\n/dev/vdg partition 1 0 -2\n")
+    node.table = [{"source": "/dev/vdh", "target": "/old"}]
+    names = ("vdc", "vdd", "vde", "vdf", "vdg", "vdh")
+    found = asked(node, *names, erase=names)["refusals"]
+    words = ("is mounted on /mnt/a b", "held by dm-0", "read-only", "made of other", "is swap", "source of /old")
+    assert len(found) == len(words)
+    for line, word in zip(found, words, strict=True):
+        assert word in line
+        assert "never erased" in line
+
+
+def test_a_disk_that_the_kernel_withholds_is_in_use(node: Node) -> None:
+    node.disk("vdc")
+    node.withheld = "Device or resource busy"
+    assert "does not hand it out (Device or resource busy)" in asked(node, "vdc", erase=("vdc",))["refusals"][0]
+
+
+def test_ids_that_are_none_or_the_same_are_named(node: Node) -> None:
+    node.disk("vdc")
+    (node.root / "by-id/virtio-again").symlink_to(node.root / "dev/vdc")
+    found = asked(node, "vdc", "again", "gone")["refusals"]
+    assert "is the same disk as virtio-vdc" in found[0]
+    assert "virtio-gone: there is no such disk" in found[1]
+
+
+def test_disks_of_the_role_are_known_again(node: Node) -> None:
+    node.disk("vdc", XFS)
+    found = asked(node, "vdc")
+    assert found["refusals"] == []
+    assert found["target"].endswith("/vdc")
+    assert found["filesystem"] is True
+    node.disk("vdd", MEMBER)
+    node.disk("vde", MEMBER)
+    for name in ("vdd", "vde"):
+        (node.root / "sys" / name / "holders/md127").touch()
+    node.signed["md127"] = [XFS]
+    found = asked(node, "vdd", "vde", own=ARRAY)
+    assert (found["target"], found["filesystem"], found["refusals"]) == ("/dev/md127", True, [])
+    node.disk("vdf")
+    assert "belongs to the array already" in asked(node, "vdd", "vdf", own=ARRAY)["refusals"][0]
+
+
+def wanted(*names: str, own: dict[str, str] = ARRAY, erase: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"disks": [f"virtio-{name}" for name in names], "name": "gpunode-scratch", "erase": list(erase), **own}
+
+
+def written(node: Node) -> list[list[str]]:
+    return [argv for argv in node.calls if argv[0] in ("mdadm", "mkfs.xfs") or "--all" in argv]
+
+
+def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> None:
+    node.disk("vdc")
+    node.disk("vdd")
+    announced = scratch_disks.made(wanted("vdc", "vdd"), pretend=True)
+    assert announced[-1] == "make the file system"
+    assert written(node) == []
+    scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
+    create, mkfs = written(node)
+    assert create[:2] == ["mdadm", "--create"]
+    assert "--level=0" in create
+    assert mkfs[-1] == "/dev/md127"
+    assert f"uuid={OWN['filesystem']}" in mkfs
+    node.calls.clear()
+    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == []
+    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=True) == []
+    assert written(node) == []
+
+
+def test_nothing_is_written_where_one_disk_is_refused(node: Node) -> None:
+    node.disk("vdc")
+    node.disk("vdd", EXT4)
+    with pytest.raises(DiskError, match=r"nothing was written: virtio-vdd .* carries ext4"):
+        scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
+    assert written(node) == []
+
+
+def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
+    for name in ("vdc", "vdd"):
+        node.disk(name, MEMBER)
+        (node.root / "sys" / name / "holders/md127").touch()
+    node.signed["md127"] = [EXT4]
+    with pytest.raises(DiskError, match="carries ext4, and nobody confirmed"):
+        scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
+    node.signed["md127"] = []
+    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == ["make the file system on /dev/md127"]
+
+
+def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:
+    for name in ("vdc", "vdd"):
+        node.disk(name, MEMBER)
+    assert scratch_disks.given_back(wanted("vdc", "vdd"), pretend=False) == []
+    with pytest.raises(DiskError, match="name all or none"):
+        scratch_disks.given_back(wanted("vdc", "vdd", erase=("virtio-vdc",)), pretend=False)
+    assert written(node) == []
+
+
+def test_what_is_mounted_is_not_given_back(node: Node) -> None:
+    node.disk("vdc", XFS)
+    mounts = node.root / "proc/self/mountinfo"
+    mounts.write_text(f"{mounts.read_text()}30 22 254:1 / /scratch rw - xfs {node.root}/dev/vdc rw\n")
+    with pytest.raises(DiskError, match="is mounted on /scratch"):
+        scratch_disks.given_back(wanted("vdc", own=OWN, erase=("virtio-vdc",)), pretend=False)
+    assert written(node) == []
+
+
+def test_a_timer_that_nobody_knows_of_is_no_failure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.disk("vdc")
+    assert asked(node, "vdc")["trim"] == {"enabled": "disabled", "active": "inactive"}
+
+    def output(argv: list[str]) -> str:
+        if argv[0] == "systemctl":
+            raise DiskError("systemctl failed: not booted with systemd")
+        return node.output(argv)
+
+    monkeypatch.setattr(block_devices, "output_of", output)
+    assert asked(node, "vdc")["trim"] == {"enabled": "", "active": ""}
+
+
+def test_a_place_tells_what_is_below_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert block_devices.place(str(tmp_path), [])["entries"] == 1
+    assert block_devices.place(str(tmp_path / "file"), [])["kind"] == "other"
+    assert block_devices.place(str(tmp_path / "gone"), [])["kind"] == "absent"
+    with (tmp_path / "file").open():
+        assert any(f"({os.getpid()})" in one for one in block_devices.users(str(tmp_path)))
+    remote = {"path": str(tmp_path), "fstype": "nfs4", "source": "s:/e", "number": "0:50", "options": "rw"}
+    assert block_devices.place(str(tmp_path), [remote])["mode"] is None

@@ -1,0 +1,60 @@
+"""Which packages a node is offered, as apt and dnf answer."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import package_offers
+from ansible_collections.gpunode.node.plugins.module_utils.apt_private import AptError
+
+MADISON = " htop | 3.2.2-2 | http://deb.debian.org/debian bookworm/main\n fio | 3.33-3 | http://deb\n fio | 3.30-1 | http://deb\n"
+
+
+@pytest.fixture
+def apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """apt with three packages; what its sources failed with is the list."""
+    failed: list[str] = []
+
+    @contextlib.contextmanager
+    def folder() -> Iterator[Path]:
+        yield tmp_path
+
+    def output(argv: list[str], _limit_s: float) -> str:
+        return "htop\nfio\nfio-doc\nnvtop\n" if "pkgnames" in argv else MADISON
+
+    monkeypatch.setattr(package_offers, "private_folder", folder)
+    monkeypatch.setattr(package_offers, "lay_over", lambda _folder, _files: None)
+    monkeypatch.setattr(package_offers, "refresh", lambda _apt_get, _limit_s: failed)
+    monkeypatch.setattr(package_offers, "output_of", output)
+    monkeypatch.setattr("ansible_collections.gpunode.node.plugins.module_utils.apt_preview.output_of", output)
+    return failed
+
+
+def test_apt_offers_what_has_a_version(apt: list[str]) -> None:
+    assert package_offers.by_apt(["htop", "fio", "nvtop", "gone-*"]) == {
+        "htop": ["3.2.2-2"],
+        "fio": ["3.33-3", "3.30-1"],
+    }
+
+
+def test_sources_that_fail_are_an_error_where_nothing_is_offered(apt: list[str]) -> None:
+    apt.append("http://deb: no route")
+    assert package_offers.by_apt(["htop"])["htop"] == ["3.2.2-2"]
+    with pytest.raises(AptError, match="no route"):
+        package_offers.by_apt(["gone"])
+
+
+def test_dnf_answers_newest_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "dnf"
+    tool.write_text("#!/bin/sh\nprintf 'fio 3.35-1.el9\\nfio 3.36-1.el9\\nhtop 3.3.0-1.el9\\n\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert package_offers.by_dnf(["fio"]) == {"fio": ["3.36-1.el9", "3.35-1.el9"], "htop": ["3.3.0-1.el9"]}
+    tool.write_text('#!/bin/sh\necho "$2 $3" >&2\nexit 1\n')
+    repository = {"/etc/yum.repos.d/x.repo": "[gpunode-rdma]\nname=x\nbaseurl=https://mirror/doca\nenabled=1\n"}
+    with pytest.raises(AptError, match="--repofrompath=gpunode-rdma-asked,https://mirror/doca repoquery"):
+        package_offers.by_dnf(["doca-ofed"], repository)
+    tool.write_text("#!/bin/sh\necho 'Error: no repository' >&2\nexit 1\n")
+    with pytest.raises(AptError, match="no repository"):
+        package_offers.by_dnf(["fio"])

@@ -1,0 +1,303 @@
+"""The plan of storage: lines of fstab, what stands in the way, and what a removal restores."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from plan_samples import planned, state_of
+
+from gpunode.errors import UsageError
+from gpunode.provisioning.manifest import AptChange, Manifest
+from gpunode.provisioning.state import NodeState
+from gpunode.provisioning.storage import BEFORE, FSTAB, PACKAGES, RECORD
+from gpunode.provisioning.storage_mounts import BEGIN, END, escaped, foreign_paths, own_lines, with_lines
+
+TABLE = "UUID=aaaa / ext4 errors=remount-ro 0 1\n/dev/sdb1 /old ext4 noauto 0 0\n"
+FACTS = {"host": "node", "collected_at": "2026-11-20T10:00:00Z", "packages": []}
+DISKS = ["nvme-eui.0025388b71b2c0d1", "nvme-MODEL_SERIAL2"]
+NFS = {"path": "/data", "type": "nfs", "source": "store:/export"}
+FREE: dict[str, Any] = {"mounts": [], "users": [], "kind": "absent", "mode": None, "entries": None}
+OFFERED = {"offered": {name: ["1"] for name in ("xfsprogs", "mdadm", "nfs-common", "rclone", "s3fs", "fuse3")}}
+
+
+def state(
+    table: str = TABLE, installed: tuple[str, ...] = (), contents: Mapping[str, str] = MappingProxyType({})
+) -> NodeState:
+    """A Debian node with this fstab."""
+    files = {FSTAB: {"kind": "file", "sha256": "0" * 64, "mode": "0644", "owner": "root", "group": "root"}}
+    files |= {path: {"kind": "file", "mode": "0644", "owner": "root", "group": "root"} for path in contents}
+    known = {**contents, FSTAB: table}
+    return state_of(FACTS, {"installed": dict.fromkeys(installed, "1")}, files=files, contents=known)
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """What a node with empty disks and nothing in the way answers."""
+    paths = {"/scratch": FREE, "/data": FREE, **changes.pop("paths", {})}
+    trim = {"enabled": "disabled", "active": "inactive"}
+    return {
+        "disks": {},
+        "paths": paths,
+        "target": None,
+        "filesystem": False,
+        "refusals": [],
+        "trim": trim,
+        "autofs": True,
+        **changes,
+    }
+
+
+def made(node: NodeState, seen: dict[str, Any] | None = None, **settings: Any) -> Manifest:
+    """The plan with what the node answers."""
+    given = {"state": "present", **settings}
+    answers = {"answers": {"disks": seen or answer(), "offers": OFFERED}}
+    return planned("storage", node, {"storage": given}, **answers)
+
+
+def text_of(manifest: Manifest, path: str) -> str:
+    return str(next(file.content for file in manifest.files if file.path == path))
+
+
+def test_by_default_the_node_is_left_alone() -> None:
+    found = planned("storage", state())
+    assert not found.due
+    assert found.questions == {}
+
+
+def test_disks_are_asked_for_before_anything_is_planned() -> None:
+    found = planned("storage", state(), {"storage": {"state": "present", "scratch_disks": DISKS, "mounts": [NFS]}})
+    body = found.questions["disks"].body
+    assert body["disks"] == DISKS
+    assert body["paths"] == ["/data", "/scratch"]
+    assert set(body["own"]) == {"array", "filesystem"}
+    assert found.questions["offers"].body == {"names": ["xfsprogs", "mdadm", "nfs-common"]}
+
+
+def test_two_disks_are_an_array_that_is_mounted_by_its_uuid() -> None:
+    found = made(state(), scratch_disks=DISKS)
+    disks = found.values["disks"]
+    (line,) = own_lines(text_of(found, FSTAB))
+    uuid = disks["filesystem"]
+    assert line == f"UUID={uuid} /scratch xfs noatime,nofail,x-systemd.device-timeout=30s 0 0"
+    assert text_of(found, FSTAB).startswith(TABLE)
+    assert disks["array"].replace("-", "") in text_of(found, "/etc/mdadm/mdadm.conf.d/gpunode.conf").replace(":", "")
+    assert isinstance(found.packages, AptChange)
+    assert found.packages.install == ("xfsprogs", "mdadm")
+    assert (found.values["start"], found.values["folders"]) == (["scratch.mount"], ["/scratch"])
+    assert found.values["trim"] is True
+    # The ids alone decide who the disks belong to, in any order.
+    again = made(state(), scratch_disks=DISKS[::-1])
+    assert again.values["disks"]["filesystem"] == uuid
+    alone = made(state(), scratch_disks=DISKS[:1])
+    assert alone.values["disks"]["array"] is None
+    assert alone.values["disks"]["filesystem"] != uuid
+
+
+def test_remote_data_is_mounted_on_demand_and_no_boot_waits_for_it() -> None:
+    found = made(state(), mounts=[{**NFS, "options": ["ro"], "limit_s": 5, "idle_s": 600}])
+    assert own_lines(text_of(found, FSTAB)) == [
+        "store:/export /data nfs ro,nofail,_netdev,x-systemd.automount,x-systemd.mount-timeout=5s,"
+        "x-systemd.idle-timeout=600s 0 0"
+    ]
+    assert found.values["start"] == ["data.automount"]
+    assert found.values["disks"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "rclone",
+            "vfs_cache_mode=full,cache_dir=/scratch/cache,vfs_cache_max_size=500G,x-systemd.requires-mounts-for",
+        ),
+        ("s3fs", "use_cache=/scratch/cache,x-systemd.requires-mounts-for=/scratch"),
+    ],
+)
+def test_buckets_keep_what_was_read_on_the_scratch_space(kind: str, words: str) -> None:
+    bucket = {"path": "/data", "type": kind, "source": "bucket:set", "cache": "/scratch/cache", "cache_gib": 500}
+    found = made(state(), answer(paths={"/scratch/cache": FREE}), scratch_disks=DISKS, mounts=[bucket])
+    assert words in own_lines(text_of(found, FSTAB))[1]
+    assert found.values["caches"] == ["/scratch/cache"]
+    assert (found.values["helper"] is not None) is (kind == "rclone")
+
+
+def test_a_settled_node_has_nothing_due() -> None:
+    first = made(state(), scratch_disks=DISKS, mounts=[NFS])
+    there = {
+        file.path: {"kind": "file", "sha256": None, "mode": "0644", "owner": "root", "group": "root"}
+        for file in first.files
+    }
+    contents = {file.path: str(file.content) for file in first.files}
+    node = state(contents[FSTAB], ("xfsprogs", "mdadm", "nfs-common"), contents)
+    mounted: dict[str, Any] = {"kind": "folder", "mode": "1777", "entries": None, "users": []}
+    seen = answer(
+        target="/dev/md127",
+        filesystem=True,
+        trim={"enabled": "enabled", "active": "active"},
+        paths={
+            "/scratch": {**mounted, "mounts": [{"source": "/dev/md127", "fstype": "xfs"}]},
+            "/data": {**mounted, "mounts": [{"source": "systemd-1", "fstype": "autofs"}]},
+        },
+    )
+    again = made(node, seen, scratch_disks=DISKS, mounts=[NFS])
+    assert [file.content for file in again.files] == [file.content for file in first.files]
+    assert [reason for reason in again.due_reasons if "/etc/" not in reason and "/var/" not in reason] == []
+    assert (again.values["start"], again.values["stop"], again.values["folders"]) == ([], [], [])
+    assert json.loads(text_of(again, BEFORE))["trim"] == {"enabled": "disabled", "active": "inactive"}
+    assert there
+
+    changed = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
+    assert changed.values["stop"] == ["data.mount", "data.automount"]
+    assert changed.values["start"] == ["data.automount"]
+    seen["paths"]["/data"]["users"] = ["python3 (4711)"]
+    held = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
+    assert "python3 (4711) uses it" in held.refusals[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "words"),
+    [
+        ({"refusals": ["nvme-x (/dev/nvme0n1): carries xfs"]}, {}, "carries xfs"),
+        ({"error": "findmnt failed"}, {}, "cannot be asked: findmnt failed"),
+        ({"paths": {"/scratch": {**FREE, "kind": "other"}}}, {}, "/scratch is no folder"),
+        ({"paths": {"/scratch": {**FREE, "kind": "folder", "entries": 3}}}, {}, "holds 3 entries"),
+        (
+            {"paths": {"/scratch": {**FREE, "kind": "folder", "mounts": [{"source": "/dev/sdc1", "fstype": "xfs"}]}}},
+            {},
+            "/dev/sdc1 is mounted on /scratch",
+        ),
+        ({"paths": {"/old": FREE}}, {"scratch_path": "/old"}, "/old has a line already, with /dev/sdb1"),
+    ],
+)
+def test_what_is_in_the_way_is_named_and_nothing_is_planned(
+    changes: dict[str, Any], settings: dict[str, Any], words: str
+) -> None:
+    found = made(state(), answer(**changes), scratch_disks=DISKS, **settings)
+    assert words in found.refusals[0]
+    assert found.files == ()
+
+
+def test_a_container_has_no_automounts() -> None:
+    assert "no /dev/autofs" in made(state(), answer(autofs=False), mounts=[NFS]).refusals[0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"refusals": 5},
+        {"paths": {"/data": {"kind": "folder"}}},
+        {"paths": {"/data": {**FREE, "mode": "rwx"}}},
+        {"trim": {"enabled": "x\ny", "active": ""}},
+    ],
+)
+def test_an_answer_that_is_none_is_named(damage: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="the answer about disks is malformed"):
+        made(state(), answer(**damage), mounts=[NFS])
+    silent = {key: value for key, value in answer().items() if key != "paths"}
+    with pytest.raises(UsageError, match="told nothing about /data"):
+        made(state(), silent, mounts=[NFS])
+
+
+def test_hooks_are_due_in_every_run() -> None:
+    assert "hooks are run each time" in made(state(), mounts=[NFS], hooks=["lustre.yml"]).due_reasons
+
+
+def test_a_client_that_nobody_offers_is_named_before_anything_is_changed() -> None:
+    ceph = {"path": "/data", "type": "cephfs", "source": "mon:/set"}
+    assert made(state(), mounts=[ceph]).refusals == ("package: no repository of the node offers ceph-common",)
+
+
+def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
+    first = made(state(), scratch_disks=DISKS)
+    node = state(contents={RECORD: text_of(first, RECORD)})
+    assert "absent gives them back first" in made(node, scratch_disks=["nvme-other"]).refusals[0]
+    assert made(node, scratch_disks=DISKS[::-1]).refusals == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "needs storage_scratch_disks or storage_mounts"),
+        ({"scratch_disks": ["nvme-*"]}, "nvme-\\* is no id of a disk"),
+        ({"scratch_disks": ["/dev/sda"]}, "/dev/sda is no id"),
+        ({"scratch_disks": ["nvme-a-part1"]}, "is a partition"),
+        ({"scratch_disks": ["nvme-a", "/dev/disk/by-id/nvme-a"]}, "names a disk twice"),
+        ({"scratch_disks": ["nvme-a"], "confirm_erase": ["nvme-b"]}, "nvme-b is not in storage_scratch_disks"),
+        ({"scratch_disks": ["nvme-a"], "scratch_path": "scratch"}, "is no mount point"),
+        ({"scratch_disks": ["nvme-a"], "scratch_path": "/var"}, "is a folder of the system"),
+        ({"scratch_disks": ["nvme-a"], "scratch_mode": "rwx"}, "is no mode"),
+        ({"mounts": [{**NFS, "type": "smb"}]}, r"storage_mounts\[0\].type"),
+        ({"mounts": [{**NFS, "source": "a b"}]}, r"storage_mounts\[0\].source"),
+        ({"mounts": [{**NFS, "options": ["a,b"]}]}, "is no mount option"),
+        ({"mounts": [{**NFS, "options": ["secret=AQ"]}]}, "everybody can read /etc/fstab"),
+        ({"mounts": [{**NFS, "cache": "/cache"}]}, "nfs keeps no cache"),
+        ({"mounts": [NFS, NFS]}, "two things are mounted on /data"),
+    ],
+)
+def test_a_malformed_setting_is_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        made(state(), **settings)
+
+
+def test_a_file_with_a_secret_may_be_named() -> None:
+    ceph = {**NFS, "options": ["secretfile=/etc/ceph/key", "passwd_file=/etc/passwd-s3fs", "name=user"]}
+    assert made(state(), mounts=[ceph]).refusals == ()
+
+
+def removal(node: NodeState, seen: dict[str, Any] | None = None, **settings: Any) -> Manifest:
+    answers = {"answers": {"disks": seen or answer()}}
+    return planned("storage", node, {"storage": {"state": "absent", **settings}}, **answers)
+
+
+def test_removal_restores_the_table_and_keeps_data_that_nobody_gave_up() -> None:
+    first = made(state(), scratch_disks=DISKS, mounts=[NFS])
+    contents = {path: text_of(first, path) for path in (RECORD, BEFORE)}
+    node = state(text_of(first, FSTAB), ("xfsprogs", "mdadm", "nfs-common"), {**contents, PACKAGES: "mdadm\n"})
+    found = removal(node)
+    assert text_of(found, FSTAB) == TABLE
+    assert found.values["disks"] is None
+    assert "keeps its data" in found.notes[0]
+    assert {"xfsprogs has to go", "nfs-common has to go"} <= set(found.due_reasons)
+    assert "mdadm has to go" not in found.due_reasons
+    assert found.values["trim_off"] is True
+    assert {"/data", "/scratch"} <= {folder.path for folder in found.folders}
+    assert found.values["stop"] == ["scratch.mount", "data.mount", "data.automount"]
+
+    assert removal(node, confirm_erase=DISKS).values["disks"]["erase"] == DISKS
+    assert "the role did not make it" in removal(node, confirm_erase=["nvme-theirs"]).refusals[0]
+    busy = answer(paths={"/scratch": {**FREE, "users": ["sleep (7)"]}})
+    assert "sleep (7) uses it" in removal(node, busy).refusals[0]
+
+
+def test_a_table_without_a_line_is_restored_without_asking_findmnt() -> None:
+    first = made(state("# no line\n"), mounts=[NFS])
+    node = state(text_of(first, FSTAB), contents={BEFORE: text_of(first, BEFORE)})
+    table = next(file for file in removal(node).files if file.path == FSTAB)
+    assert (table.content, table.validate_with) == ("# no line\n", None)
+
+
+def test_removal_of_nothing_is_nothing() -> None:
+    found = planned("storage", state(), {"storage": {"state": "absent"}})
+    assert (found.due, found.questions) == (False, {})
+
+
+def test_a_damaged_record_is_no_record() -> None:
+    for text in ("{", "[]", '{"disks": {"disks": ["*"], "filesystem": "x"}}', '{"disks": {"disks": "a"}}'):
+        assert made(state(contents={RECORD: text}), mounts=[NFS]).refusals == ()
+
+
+def test_lines_of_others_stay_as_they_are() -> None:
+    assert with_lines("a b c", []) == "a b c"
+    damaged = f"{TABLE}{BEGIN}\nx /y z 0 0\n"
+    assert own_lines(damaged) == []
+    assert foreign_paths(damaged)["/y"] == "x"
+    assert with_lines(f"{TABLE}{BEGIN}\nx /y z 0 0\n{END}\nlast /l x 0 0\n", []) == f"{TABLE}last /l x 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/scratch", "scratch"), ("/mnt/a-b", "mnt-a\\x2db"), ("/a.b/.c", "a.b-.c"), ("/data+1", "data\\x2b1")],
+)
+def test_units_are_named_as_systemd_does(path: str, name: str) -> None:
+    assert escaped(path) == name
