@@ -8,7 +8,7 @@ from gpunode.checks.gpu import SITE
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import IbDevice, Nic, NodeFacts
@@ -37,7 +37,7 @@ MTU_LEAST = Threshold(
     scope="link",
     thresholds=(MTU_LEAST,),
 )
-def mtu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def mtu(node: NodeFacts) -> Iterator[Verdict]:
     known = {nic.name: nic.mtu for nic in node.nics or ()}
     by_fabric: dict[tuple[str, float], dict[str, int | None]] = defaultdict(dict)
     for _, device, port in ports(node):
@@ -46,8 +46,7 @@ def mtu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
             if name in known:
                 by_fabric[port.link_layer or "unknown", port.rate_gbit_per_s or 0.0][name] = known[name]
     if not by_fabric:
-        yield Verdict(Status.SKIP, "no active RDMA port has a network interface" if node.infiniband else NO_DEVICE)
-        return
+        raise Skip("no active RDMA port has a network interface" if node.infiniband else NO_DEVICE)
     for (layer, rate), its in sorted(by_fabric.items()):
         yield from _mtu_of(f"{layer} {rate:g} Gbit/s", layer, its)
 
@@ -137,13 +136,11 @@ def _priorities(found: tuple[int, ...] | None) -> str:
     state="drain",
     scope="link",
 )
-def devices(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def devices(node: NodeFacts) -> Iterator[Verdict]:
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     if is_container(node) and not node.simulated:
-        yield Verdict(Status.SKIP, "in a container /dev has what the container was given")
-        return
+        raise Skip("in a container /dev has what the container was given")
     for device in node.infiniband:
         lacking = [*_verbs_of(node, device), *_mads_of(node, device)]
         verdict = partial(Verdict, component=device.name, source=NVSENTINEL)
@@ -185,8 +182,7 @@ def _mads_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
 )
 def firmware(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     by_board: dict[str, list[IbDevice]] = defaultdict(list)
     for device in node.infiniband:
         by_board[device.board_id or device.type or "unknown board"].append(device)

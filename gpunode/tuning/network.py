@@ -128,12 +128,12 @@ def near_gpus(node: NodeFacts) -> set[str] | None:
     document = node.topology.document if node.topology else None
     if not document:
         return None
-    names = document["nic_names"]
+    names = document.nic_names
     return {
         names.get(label, label)
-        for gpu in document["gpus"]
-        for label, link in document["links"].get(gpu, {}).items()
-        if label in document["nics"] and link in _ONE_SWITCH
+        for gpu in document.gpus
+        for label, link in document.links.get(gpu, {}).items()
+        if label in document.nics and link in _ONE_SWITCH
     }
 
 

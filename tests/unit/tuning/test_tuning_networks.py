@@ -13,8 +13,9 @@ import pytest
 from test_tuning_rules import environment, gpus, left, node
 
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.node import Gid, IbDevice, IbPort, LibraryFile, Nic, Smi
-from gpunode.facts.parsers import smi_topo
+from gpunode.facts.models.smi import Smi, Topology
+from gpunode.facts.node import Gid, IbDevice, IbPort, LibraryFile, Nic
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import WORKLOADS, tune, tune_node
 
@@ -111,7 +112,7 @@ def device(one: Hca) -> IbDevice:
     return IbDevice(name=one.name, firmware=None, board_id=None, type=None, slot=None, numa_node=0, ports=(port,))
 
 
-def topology(hcas: tuple[Hca, ...]) -> Smi:
+def topology(hcas: tuple[Hca, ...]) -> Smi[Topology]:
     """As nvidia-smi prints a machine of eight GPUs (captures of 8 x H100), read by the parser."""
     shown = [one for one in hcas if one.link]
     labels = [f"GPU{gpu}" for gpu in range(GPUS)] + [f"NIC{index}" for index in range(len(shown))]
@@ -121,7 +122,9 @@ def topology(hcas: tuple[Hca, ...]) -> Smi:
         nics = [(one.link or "SYS") if index % GPUS == gpu else "SYS" for index, one in enumerate(shown)]
         rows.append("\t".join([f"GPU{gpu}", *peers, *nics, "0-55,112-167", "0", "N/A"]))
     legend = [f"  NIC{index}: {one.name}" for index, one in enumerate(shown)]
-    return Smi(document=smi_topo.parse("\n".join([*rows, "", "Legend:", "", "NIC Legend:", "", *legend])))
+    return Smi[Topology](
+        document=parsed("nvidia-smi-topo", "\n".join([*rows, "", "Legend:", "", "NIC Legend:", "", *legend]))
+    )
 
 
 def refused(node: NodeFacts, values: dict[str, str]) -> list[str]:
