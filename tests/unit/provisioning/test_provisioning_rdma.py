@@ -149,7 +149,7 @@ def test_nvidia_peermem_is_listed_for_boot_by_the_run_that_loads_it(key: Path) -
     loaded = {"version": "580.95.05", "flavour": "proprietary"}
     files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
     waits = node("doca-ofed", files=files, contents={MARKER: "x\n"}, peer_memory=True, loaded_driver=loaded)
-    settings = {"source": "doca", "doca_url": URL, "doca_key": str(key)}
+    settings: dict[str, Any] = {"source": "doca", "doca_url": URL, "doca_key": str(key)}
     assert modules_of(made(waits, driver=CLOSED, **settings)) == []
     after = node("doca-ofed", files=files, peer_memory=True, loaded_driver=loaded)
     assert modules_of(made(after, driver=CLOSED, **settings)) == ["nvidia_peermem"]
