@@ -236,6 +236,19 @@ def test_what_is_mounted_is_not_given_back(node: Node) -> None:
     assert written(node) == []
 
 
+def test_a_timer_that_nobody_knows_of_is_no_failure(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.disk("vdc")
+    assert asked(node, "vdc")["trim"] == {"enabled": "disabled", "active": "inactive"}
+
+    def output(argv: list[str]) -> str:
+        if argv[0] == "systemctl":
+            raise DiskError("systemctl failed: not booted with systemd")
+        return node.output(argv)
+
+    monkeypatch.setattr(block_devices, "output_of", output)
+    assert asked(node, "vdc")["trim"] == {"enabled": "", "active": ""}
+
+
 def test_a_place_tells_what_is_below_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert block_devices.place(str(tmp_path), [])["entries"] == 1
