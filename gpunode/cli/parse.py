@@ -17,7 +17,7 @@ from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
 @click.command("parse")
 @click.argument("kind", metavar="KIND")
 @click.argument("file", metavar="FILE|-")
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read.")
+@click.option("-v", "--verbose", is_flag=True, help="Print on stderr what was read.")
 def command(*, kind: str, file: str, verbose: bool) -> int:
     """Read one tool's raw output (FILE, or - for stdin) and print it as one JSON document.
 

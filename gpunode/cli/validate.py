@@ -60,7 +60,7 @@ Item = TypeVar("Item")
     help="How deep to look.  [default: standard; with --replay, what was collected]",
 )
 @click.option(
-    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site says of its nodes, in YAML."
+    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site expects of its nodes, in YAML."
 )
 @click.option(
     "--policy",

@@ -80,7 +80,7 @@ def catalog_image(node: NodeFacts) -> str:
     """
     told = identify(node).stack.cuda
     if told is None:
-        raise LaunchFailure("image", "the CUDA of the driver was not seen, so no image can be chosen: --image IMAGE")
+        raise LaunchFailure("image", "the CUDA version of the driver is unknown: choose an image with --image IMAGE")
     cuda = Version(told)
     models = [model_of(device) for device in node.gpus_on_bus or ()]
     known = [Version(str(match.common["compute_capability"])) for match in models if match and _capability(match)]

@@ -66,7 +66,7 @@ def test_the_newest_that_driver_and_gpus_run(facts: NodeFacts, image: str) -> No
     [
         (node("11.4", H100), "no image of the catalog is for CUDA 11.4 and compute capability 9.0 on x86_64"),
         (node("12.8", V100, arch="aarch64"), "on aarch64"),
-        (node(None, H100), "the CUDA of the driver was not seen"),
+        (node(None, H100), "the CUDA version of the driver is unknown"),
     ],
 )
 def test_none_fits(facts: NodeFacts, words: str) -> None:
