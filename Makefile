@@ -38,10 +38,10 @@ format: bootstrap ## Let ruff format the Python code
 zipapp: bootstrap ## Build gpunode.pyz: gpunode as one file, to be copied to a node
 	@scripts/zipapp gpunode.pyz
 
-lock: bootstrap ## Resolve requirements.lock anew
+lock: bootstrap ## Resolve requirements.lock again
 	@$(BIN)/pip install --quiet uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --generate-hashes --no-emit-index-url \
 		--upgrade --quiet --output-file requirements.lock
 
-clean: ## Take away what was built here (lab nodes: gpunode lab down)
+clean: ## Remove what was built here (lab nodes: gpunode lab down)
 	@rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -151,9 +151,9 @@ def _stand_by(control: socket.socket, work: Callable[..., bytes], limits: Limits
         os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        # Else every child would copy the pages of all that was loaded, for the collector's marks.
+        # Else every child would copy the pages of all that was loaded, for the collector's marks. To collect first
+        # would touch those pages too, and costs more than the garbage that stays.
         gc.disable()
-        gc.collect()
         gc.freeze()
         while True:
             ready, _, _ = select.select([control.fileno(), woken], [], [])

@@ -90,7 +90,7 @@ def main() -> int:
         return 1
     print(f"""
 This is as promised: {FOUND_BY} names the GPU, the other nodes are in order. The GPUs, the driver's tools and the
-packages are simulated, and every report says so; apt, dkms, systemd and SSH are real.
+packages are simulated, and every report states that; apt, dkms, systemd and SSH are real.
 NVIDIA's real driver: make demo-real.
 
 What next:

@@ -25,7 +25,7 @@ def listed() -> str:
         for offer in recorded_in(repository):
             for key in offer.assumed:
                 used[key][name].add(offer.name)
-    lines = ["| assumption | what it says | packages that rest on it |", "|---|---|---|"]
+    lines = ["| assumption | content | packages that rest on it |", "|---|---|---|"]
     for key, text in texts.items():
         says = text["assumption"] if "assumption" in text else text["note"]
         where = ", ".join(f"{name} {len(names)}" for name, names in sorted(used[key].items())) or "none by name"
@@ -61,7 +61,7 @@ def main() -> int:
     new = f"{head}{BEGIN}\n\n{listed()}\n\n{END}{tail}"
     if "--check" in sys.argv[1:]:
         if new != text:
-            sys.stderr.write(f"{PAGE}: the list is not what the data say: run this script without --check\n")
+            sys.stderr.write(f"{PAGE}: the list does not match the data: run this script without --check\n")
         return int(new != text)
     beside = PAGE.with_name(f".{PAGE.name}.new")
     beside.write_text(new, encoding="utf-8")

@@ -24,7 +24,10 @@ def required(rows: Rows) -> Found:
     """
     for row in rows["branches"].values():
         if row.native_cuda is None and not _admits(row, "native_cuda"):
-            yield ("branches", row.id), "native_cuda is missing: without it nothing says which GPUs the branch knows"
+            yield (
+                ("branches", row.id),
+                "native_cuda is missing: the GPUs that the branch supports are unknown",
+            )
         ended = row.eol is not None or row.superseded_by is not None
         if not ended and not _admits(row, "eol_vendor", "eol_computed"):
             yield ("branches", row.id), "eol_vendor, eol_computed or superseded_by is missing"

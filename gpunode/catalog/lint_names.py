@@ -159,7 +159,7 @@ def shared_ids(rows: Rows) -> Found:
     for pci, held in holders.items():
         bare = [row for row in held if not row.subsystems]
         for row in bare[1:]:
-            yield ("gpus", row.id, "pci"), f"{pci} is {bare[0].id}'s too: a subsystem must tell them apart"
+            yield ("gpus", row.id, "pci"), f"{pci} is {bare[0].id}'s too: a subsystem must distinguish them"
         for first, second in combinations(held, 2):
             for subsystem in set(first.subsystems) & set(second.subsystems):
                 yield ("gpus", second.id, "subsystems"), f"{pci} with subsystem {subsystem} is {first.id}'s already"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment
 from gpunode.checks.words import counted, listed
@@ -54,7 +54,7 @@ def _obstacle(node: NodeFacts) -> Verdict | None:
     bare_metal=True,
     thresholds=(LOOK_BACK,),
 )
-def events(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def events(node: NodeFacts) -> Iterator[Verdict]:
     obstacle = _obstacle(node)
     if obstacle is not None:
         yield obstacle
@@ -100,7 +100,7 @@ def _not_over(recent: list[BmcEvent]) -> dict[str, list[BmcEvent]]:
     bare_metal=True,
     thresholds=(STILL,),
 )
-def fans(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def fans(node: NodeFacts) -> Iterator[Verdict]:
     return _sensors(node, node.bmc_fans or (), "fan")
 
 
@@ -115,7 +115,7 @@ def fans(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     category="host",
     bare_metal=True,
 )
-def power_supplies(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def power_supplies(node: NodeFacts) -> Iterator[Verdict]:
     return _sensors(node, node.bmc_power_supplies or (), "power supply")
 
 

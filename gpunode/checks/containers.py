@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import CdiSpec, NodeFacts
 
@@ -33,26 +33,25 @@ REGENERATE = (
     state="observe",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def toolkit(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def toolkit(node: NodeFacts) -> Iterator[Verdict]:
     found = {package.name: package for package in node.packages or () if package.name in TOOLKIT and present(package)}
     if not found:
-        yield Verdict(Status.SKIP, "no package of NVIDIA's container toolkit is installed")
-        return
+        raise Skip("no package of NVIDIA's container toolkit is installed")
     versions = sorted({upstream(package) for package in found.values()})
     broken = [f"{name} ({package.state})" for name, package in found.items() if not package.installed]
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"{counted(len(found), 'package')} at {versions[0]}",
         measured=listed(versions),
         source=TOOLKIT_SOURCE,
     )
     if broken:
-        yield replace(told, status=Status.FAIL, message=f"not completely installed: {listed(broken)}")
+        yield replace(verdict, status=Status.FAIL, message=f"not completely installed: {listed(broken)}")
     elif len(versions) > 1:
         words = listed([f"{name} {upstream(package)}" for name, package in sorted(found.items())])
-        yield replace(told, status=Status.FAIL, message=f"{len(versions)} versions: {words}", expected=1)
+        yield replace(verdict, status=Status.FAIL, message=f"{len(versions)} versions: {words}", expected=1)
     else:
-        yield told
+        yield verdict
 
 
 def has_toolkit(node: NodeFacts) -> bool:
@@ -72,21 +71,21 @@ def has_toolkit(node: NodeFacts) -> bool:
     state="drain",
     actions=("run_role:nvidia_container_toolkit", "restart_service:docker.service"),
 )
-def runtime(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def runtime(node: NodeFacts) -> Iterator[Verdict]:
     docker, settings = node.docker, node.containers
     if docker is None:
-        yield Verdict(Status.SKIP, "no Docker daemon runs here")
-        return
+        raise Skip("no Docker daemon runs here")
     if not has_toolkit(node):
-        yield Verdict(Status.SKIP, "NVIDIA's container toolkit is not installed: containers get no GPU")
-        return
-    told = partial(Verdict, expected="nvidia", measured=listed(docker.runtimes))
+        raise Skip("NVIDIA's container toolkit is not installed: containers get no GPU")
+    verdict = partial(Verdict, expected="nvidia", measured=listed(docker.runtimes))
     if "nvidia" in docker.runtimes:
-        yield told(Status.PASS, f"Docker {docker.version} knows the runtime nvidia")
+        yield verdict(Status.PASS, f"Docker {docker.version} knows the runtime nvidia")
     elif settings is not None and "nvidia" in settings.docker_runtimes:
-        yield told(Status.FAIL, "daemon.json has the runtime nvidia, the running daemon has not: it was not restarted")
+        yield verdict(
+            Status.FAIL, "daemon.json has the runtime nvidia, the running daemon has not: it was not restarted"
+        )
     else:
-        yield told(Status.FAIL, f"Docker {docker.version} does not know the runtime nvidia")
+        yield verdict(Status.FAIL, f"Docker {docker.version} does not know the runtime nvidia")
 
 
 @registry.check(
@@ -99,7 +98,7 @@ def runtime(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cdi(node: NodeFacts) -> Iterator[Verdict]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
         yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")
@@ -118,14 +117,13 @@ def cdi(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def cdi_single(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cdi_single(node: NodeFacts) -> Iterator[Verdict]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
-        yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")
-        return
-    told = partial(Verdict, expected=1, measured=len(specs), unit="specifications")
+        raise Skip("there is no CDI specification of GPUs")
+    verdict = partial(Verdict, expected=1, measured=len(specs), unit="specifications")
     if len(specs) == 1:
-        yield told(Status.PASS, f"{specs[0].path} alone")
+        yield verdict(Status.PASS, f"{specs[0].path} alone")
         return
     paths = listed([spec.path for spec in specs])
     for index, spec in enumerate(specs):
@@ -133,15 +131,15 @@ def cdi_single(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # no
             both = sorted(set(spec.devices) & set(other.devices))
             if both and PurePosixPath(spec.path).parent == PurePosixPath(other.path).parent:
                 what = f"{paths}: two in one folder define {listed(both, most=3)}, and engines refuse it"
-                yield told(Status.FAIL, what)
+                yield verdict(Status.FAIL, what)
                 return
-    yield told(Status.WARN, f"{paths}: engines take the last folder's and do not look at the rest")
+    yield verdict(Status.WARN, f"{paths}: engines take the last folder's and do not look at the rest")
 
 
 def _spec(spec: CdiSpec, node: NodeFacts) -> Verdict:
     # Containers are given the libraries on disk; whether those match the module is another check's affair.
     driver = node.driver_library_version or (node.loaded_driver.version if node.loaded_driver else None)
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"names {counted(len(spec.devices), 'device')} and driver {listed(spec.driver_versions) or 'of no version'}",
         expected=driver,
@@ -150,10 +148,10 @@ def _spec(spec: CdiSpec, node: NodeFacts) -> Verdict:
     stale = [version for version in spec.driver_versions if driver is not None and not same_version(version, driver)]
     if stale:
         message = f"made for driver {listed(stale)}, {driver} is installed"
-        return replace(told, status=Status.FAIL, message=message)
+        return replace(verdict, status=Status.FAIL, message=message)
     if spec.missing:
         message = f"{counted(len(spec.missing), 'file')} that it names are missing: {listed(spec.missing, most=3)}"
-        return replace(told, status=Status.FAIL, message=message, expected=0, measured=len(spec.missing))
+        return replace(verdict, status=Status.FAIL, message=message, expected=0, measured=len(spec.missing))
     if not spec.devices:
-        return replace(told, status=Status.FAIL, message="names no device", expected=None, measured=0)
-    return told
+        return replace(verdict, status=Status.FAIL, message="names no device", expected=None, measured=0)
+    return verdict

@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpunode.checks.registry import Category, Expectation, Registry, Scope, Status, Value, Verdict
+from gpunode.checks.registry import Category, Registry, Scope, Status, Value, Verdict
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
 
@@ -110,7 +110,7 @@ def register(registry: Registry, check: DeclaredCheck, source: str) -> None:
             least=min(0, number) if isinstance(number, int | float) else 0,
         )
 
-    def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    def judge(node: NodeFacts) -> Iterator[Verdict]:
         yield from _verdicts(check, node, path, check.value if limit is None else limit.value, source)
 
     registry.check(

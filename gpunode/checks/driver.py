@@ -7,7 +7,7 @@ from packaging.version import InvalidVersion, Version
 from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.installed import driver_installed
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
 
@@ -44,7 +44,7 @@ UNREACHABLE = {
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
-def module_built(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def module_built(node: NodeFacts) -> Iterator[Verdict]:
     if not driver_installed(node):
         if node.gpus_on_bus:
             yield Verdict(Status.FAIL, "no NVIDIA driver is installed", remedy=f"Install it: {ROLE}.")
@@ -103,7 +103,7 @@ def _role_of(kernel: Kernel) -> str:
     state="drain",
     actions=("reload_driver", "run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
-def module_loaded(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def module_loaded(node: NodeFacts) -> Iterator[Verdict]:
     loaded = node.loaded_driver
     if loaded is None:
         yield _not_loaded(node)
@@ -162,10 +162,9 @@ def _not_loaded(node: NodeFacts) -> Verdict:
     state="drain",
     actions=("reload_driver", "restart_os"),
 )
-def library_matches_module(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def library_matches_module(node: NodeFacts) -> Iterator[Verdict]:
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded")
-        return
+        raise Skip("no NVIDIA module is loaded")
     module, library = node.loaded_driver.version, node.driver_library_version
     tool_says_so = node.smi is not None and node.smi.error_kind == MISMATCH
     if library is not None and not same_version(module, library):
@@ -206,7 +205,7 @@ def same_version(one: str, other: str) -> bool:
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
-def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def nouveau(node: NodeFacts) -> Iterator[Verdict]:
     if "nouveau" in (node.modules or ()):
         where = "in place of" if node.loaded_driver is None else "beside"
         yield Verdict(
@@ -230,7 +229,7 @@ def nouveau(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa:
     state="drain",
     actions=("restart_os",),
 )
-def tools_answer(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def tools_answer(node: NodeFacts) -> Iterator[Verdict]:
     runs = node.tool_runs or ()
     broken = [run for run in runs if run.ended in ("timeout", "signal")]
     left_out = [run.failure or run.command for run in runs if run.ended in ("not-run", "slow")]

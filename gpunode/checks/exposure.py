@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import Listener, NodeFacts, PacketFilter
 
@@ -33,7 +33,7 @@ ADMINISTRATORS = ("sudo", "wheel", "admin")
     state="observe",
     actions=("restart_service:gpunode-firewall.service", "run_role:firewall:firewall_service"),
 )
-def firewall(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def firewall(node: NodeFacts) -> Iterator[Verdict]:
     unit = next((unit for unit in node.units or () if unit.name == UNIT and unit.load == "loaded"), None)
     found = node.packet_filter
     if unit is None:
@@ -63,7 +63,7 @@ def _families(found: PacketFilter) -> dict[str, bool]:
     state="observe",
     actions=("run_role:firewall",),
 )
-def exposed_services(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def exposed_services(node: NodeFacts) -> Iterator[Verdict]:
     found = node.packet_filter
     refused = _families(found) if found is not None else {}
     public = [ip_address(one.address) for one in node.addresses or ()]
@@ -95,7 +95,7 @@ def _covers(one: Listener, address: str) -> bool:
     state="drain",
     actions=("fix_configuration",),
 )
-def docker_api(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def docker_api(node: NodeFacts) -> Iterator[Verdict]:
     found = [
         one
         for one in node.listeners or ()
@@ -130,11 +130,10 @@ def _loopback(address: str) -> bool:
     state="observe",
     actions=("fix_configuration",),
 )
-def docker_group(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def docker_group(node: NodeFacts) -> Iterator[Verdict]:
     groups = node.root_groups or {}
     if "docker" not in groups:
-        yield Verdict(Status.SKIP, "the node has no group docker")
-        return
+        raise Skip("the node has no group docker")
     administrators = {name for group in ADMINISTRATORS for name in groups.get(group, ())}
     others = sorted(set(groups["docker"]) - administrators)
     if others:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from gpunode.catalog import Platform, load
 from gpunode.checks.driver import same_version
-from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, hidden, model_of, seen_gpus
+from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import NodeFacts, Unit
 
@@ -85,7 +85,7 @@ def _unknown_platform(node: NodeFacts) -> Verdict | None:
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "run_role:nvidia_fabric"),
 )
-def manager(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def manager(node: NodeFacts) -> Iterator[Verdict]:
     services = wanted_services(node)
     units = {unit.name: unit for unit in node.units or ()}
     if not services:
@@ -106,9 +106,9 @@ def _unasked(units: dict[str, Unit], unknown: Verdict | None) -> Iterator[Verdic
         yield unknown
     for service, unit in used if unknown is not None else ():
         name = UNITS[service].removesuffix(".service")
-        told = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured=unit.active)
-        failed = replace(told, status=Status.FAIL, message=f"{name} is {unit.active} ({unit.sub})")
-        yield told if unit.active == "active" else failed
+        verdict = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured=unit.active)
+        failed = replace(verdict, status=Status.FAIL, message=f"{name} is {unit.active} ({unit.sub})")
+        yield verdict if unit.active == "active" else failed
 
 
 def installed(unit: Unit | None) -> bool:
@@ -118,30 +118,32 @@ def installed(unit: Unit | None) -> bool:
 
 def _started_by_manager(node: NodeFacts) -> Verdict | None:
     """NVIDIA's package gives nvlsm no unit of its own: the fabric manager's unit starts it where it is installed."""
-    told = Verdict(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
+    verdict = Verdict(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
     if node.packages is None:
         message = "whether nvlsm is installed could not be seen"
-        return replace(told, status=Status.ERROR, message=message, measured=None)
+        return replace(verdict, status=Status.ERROR, message=message, measured=None)
     found = next((package for package in node.packages if package.name == "nvlsm" and package.installed), None)
     if found is None:
         return None
-    return replace(told, message=f"nvlsm {found.version} is installed, nvidia-fabricmanager starts it")
+    return replace(verdict, message=f"nvlsm {found.version} is installed, nvidia-fabricmanager starts it")
 
 
 def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
     name = UNITS[service].removesuffix(".service")
-    told = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured="active", source=PLATFORMS)
+    verdict = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured="active", source=PLATFORMS)
     absent = not installed(unit)
     if absent and is_guest(node) and not nvswitches(node):
-        return replace(told, status=Status.SKIP, message=f"{name} is not installed: the host may run it", measured=None)
+        return replace(
+            verdict, status=Status.SKIP, message=f"{name} is not installed: the host may run it", measured=None
+        )
     fault = Status.FAIL if _sure_to_need(node, service) else Status.WARN
     if absent:
-        return replace(told, status=fault, message=f"{name} is not installed", measured="not installed")
+        return replace(verdict, status=fault, message=f"{name} is not installed", measured="not installed")
     if unit is not None and unit.active != "active":
         since = f" since {unit.since}" if unit.since else ""
         message = f"{name} is {unit.active} ({unit.sub}){since}"
-        return replace(told, status=fault, message=message, measured=unit.active)
-    return told
+        return replace(verdict, status=fault, message=message, measured=unit.active)
+    return verdict
 
 
 @registry.check(
@@ -154,18 +156,16 @@ def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
     state="drain",
     actions=("run_role:nvidia_fabric",),
 )
-def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def manager_version(node: NodeFacts) -> Iterator[Verdict]:
     version = (node.nvidia_tool_versions or {}).get("nv-fabricmanager")
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-        return
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if version is None:
         needed = "fabric-manager" in wanted_services(node)
         reason = "no fabric manager is installed"
         unknown = _unknown_platform(node)
         pointer = f" ({MANAGER})" if needed or unknown is not None else ", and this platform needs none"
-        yield Verdict(Status.SKIP, f"{reason}{pointer}")
-        return
+        raise Skip(f"{reason}{pointer}")
     driver = node.loaded_driver.version
     if same_version(version, driver):
         yield Verdict(Status.PASS, f"fabric manager and driver are {driver}", expected=driver, measured=version)
@@ -187,20 +187,17 @@ def manager_version(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     scope="gpu",
     architectures=("hopper", "blackwell", "rubin"),
 )
-def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def state(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    members = [gpu for gpu in gpus if gpu.part("fabric").get("state") is not None and gpu.lost is None]
+    members = [gpu for gpu in gpus if gpu.reported.fabric.state is not None and gpu.lost is None]
     if not members:
         yield _nothing_said(node, gpus)
         return
     for gpu in gpus:
-        yield replace(hidden(gpu) or _state_of(gpu), component=gpu.component)
+        yield of_one_gpu(_state_of, gpu, seen_by_guest=True)
     # A GPU that has not joined has no fabric yet: its ids say nothing.
-    joined = [gpu.part("fabric") for gpu in members if gpu.part("fabric").get("state") == "Completed"]
-    cliques = {(fabric.get("cluster_uuid"), fabric.get("clique_id")) for fabric in joined}
+    joined = [gpu.reported.fabric for gpu in members if gpu.reported.fabric.state == "Completed"]
+    cliques = {(fabric.cluster_uuid, fabric.clique_id) for fabric in joined}
     if len(cliques) > 1:
         yield Verdict(
             Status.FAIL, f"the GPUs of this node are in {len(cliques)} fabrics", expected=1, measured=len(cliques)
@@ -229,19 +226,19 @@ def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> Verdict:
 
 
 def _state_of(gpu: SeenGpu) -> Verdict:
-    fabric = gpu.part("fabric")
-    state, status = fabric.get("state"), fabric.get("status")
-    told = Verdict(Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
+    fabric = gpu.reported.fabric
+    state, status = fabric.state, fabric.status
+    verdict = Verdict(Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
     if state is None:
-        return replace(told, status=Status.FAIL, message="reports no fabric, the other GPUs do", measured="N/A")
+        return replace(verdict, status=Status.FAIL, message="reports no fabric, the other GPUs do", measured="N/A")
     if state != "Completed":
-        return replace(told, status=Status.FAIL, message=f"has not joined the fabric: {state}")
+        return replace(verdict, status=Status.FAIL, message=f"has not joined the fabric: {state}")
     if status not in (None, "Success"):
-        return replace(told, status=Status.FAIL, message=f"could not join the fabric: {status}")
-    health = {name: word for name, word in (fabric.get("health") or {}).items() if word}
+        return replace(verdict, status=Status.FAIL, message=f"could not join the fabric: {status}")
+    health = {name: word for name, word in fabric.health if word}
     odd = [f"{name.replace('_', ' ')} {word}" for name, word in health.items() if word.lower() not in WELL]
     if odd:
         known = any(BAD.search(word) for word in odd)
         message = f"the fabric is not healthy: {listed(odd)}" if known else f"the fabric says: {listed(odd)}"
-        return replace(told, status=Status.FAIL if known else Status.WARN, message=message, measured=odd[0])
-    return told
+        return replace(verdict, status=Status.FAIL if known else Status.WARN, message=message, measured=odd[0])
+    return verdict

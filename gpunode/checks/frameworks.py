@@ -204,8 +204,7 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
         for device in devices:
             if device.uuid is not None and device.uuid == about.uuid:
                 return device.memory_mib
-    document = (node.smi.document if node.smi else None) or {}
-    known = {gpu.get("uuid"): gpu.get("memory_total_mib") for gpu in document.get("gpus", ())}
+    known = {gpu.uuid: gpu.memory_total_mib for gpu in node.smi_gpus}
     total = known.get(about.uuid) if about.mig is None else None
     return int(total) if total is not None else None
 
@@ -279,8 +278,8 @@ def p2p(values: PeerValues, record: Record, node: NodeFacts) -> Verdict:  # noqa
     ]
     total = number * (number - 1) // 2
     verdict = partial(Verdict, expected=total, measured=total - len(refused), unit="pairs")
-    document = (node.peer_access.document if node.peer_access else None) or {}
-    allowed = [pair for pair in refused if _says_ok(document.get("links") or {}, pair)]
+    links = node.peer_access.document.links if node.peer_access and node.peer_access.document else {}
+    allowed = [pair for pair in refused if _says_ok(links, pair)]
     if allowed:
         what = f"nvidia-smi has {listed(allowed)} reach each other, CUDA inside does not let them"
         return verdict(Status.WARN, what)

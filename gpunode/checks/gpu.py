@@ -12,6 +12,7 @@ from gpunode.checks.gpus import (
     OFF_THE_BUS,
     SeenGpu,
     gpu_check,
+    listed_gpus,
     lost_gpus,
     lost_slots,
     match_of,
@@ -22,7 +23,7 @@ from gpunode.checks.gpus import (
     slot_in,
     smi_document,
 )
-from gpunode.checks.registry import Expectation, Status, Verdict, no_gpu, registry
+from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, no_gpu, registry
 from gpunode.checks.words import counted, listed
 from gpunode.errors import UsageError
 from gpunode.facts.node import DeviceNode, NodeFacts, ToolRun
@@ -97,7 +98,7 @@ def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 
 def _unknown(node: NodeFacts) -> Iterator[Verdict]:
     """GPUs whose PCI id the catalog lacks: by their product name, or undetermined."""
-    named = {gpu.said.get("pci_bus_id"): gpu for gpu in _answering(node)}
+    named = {gpu.reported.pci_bus_id: gpu for gpu in listed_gpus(node)}
     ids: dict[str, str | None] = {}
     for device in node.gpus_on_bus or ():
         if model_of(device) is None:
@@ -115,17 +116,17 @@ def _unknown(node: NodeFacts) -> Iterator[Verdict]:
 
 def _contradicted(node: NodeFacts) -> Iterator[Verdict]:
     """GPUs that print the product name of another model than that of their PCI id."""
-    for gpu in _answering(node):
-        printed = gpu.said.get("name")
+    for gpu in listed_gpus(node):
+        printed = gpu.reported.name
         named = match_of_name(printed) if printed and not gpu.is_vgpu else None
-        by_id = match_of(gpu.said.get("pci_device_id") or "", gpu.said.get("pci_subsystem_id"))
+        by_id = match_of(gpu.reported.pci_device_id or "", gpu.reported.pci_subsystem_id)
         if named is None or by_id is None or {row.id for row in named.gpus} & {row.id for row in by_id.gpus}:
             continue
         sure = all(row.sure("product_names") and row.sure("pci") for row in (*named.gpus, *by_id.gpus))
         known = " or ".join(row.name for row in by_id.gpus)
         yield Verdict(
             Status.FAIL if sure else Status.WARN,
-            f"nvidia-smi prints {printed}, its PCI id {gpu.said['pci_device_id']} is that of {known}",
+            f"nvidia-smi prints {printed}, its PCI id {gpu.reported.pci_device_id} is that of {known}",
             gpu.component,
             expected=known,
             measured=printed,
@@ -140,11 +141,6 @@ def _mixed(node: NodeFacts, measured: str) -> Iterator[Verdict]:
     if len(modules) > 1:
         message = f"{len(modules)} models of SXM modules in one node: {measured}"
         yield Verdict(Status.WARN, message, expected=1, measured=len(modules), unit="models", source=CATALOG)
-
-
-def _answering(node: NodeFacts) -> list[SeenGpu]:
-    gpus = seen_gpus(node)
-    return [] if isinstance(gpus, Verdict) else gpus
 
 
 def _name_of(device_id: str, subsystem_id: str | None) -> str:
@@ -177,29 +173,25 @@ def _as_expected(node: NodeFacts, wanted: str, measured: str) -> Verdict:
     state="drain",
     actions=("restart_os", "power_cycle", "replace_hardware"),
 )
-def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
     document = smi_document(node)
-    if isinstance(document, Verdict):
-        yield document
-        return
     on_bus = [device.slot for device in node.gpus_on_bus or ()]
-    listed_slots = [gpu.get("pci_bus_id") for gpu in document["gpus"]]
-    attached = document.get("attached_gpus")
+    listed_slots = [gpu.pci_bus_id for gpu in document.gpus]
+    attached = document.attached_gpus
     seen = len(listed_slots) if attached is None else attached
     missing = [slot for slot in on_bus if slot not in listed_slots]
     lost = lost_slots(node)
     if missing and all(slot in lost for slot in missing):
-        yield Verdict(Status.SKIP, f"nvidia-smi cannot reach {listed(missing)} ({ANSWERS})")
-        return
-    told = Verdict(Status.FAIL, "", expected=len(on_bus), measured=seen)
+        raise Skip(f"nvidia-smi cannot reach {listed(missing)} ({ANSWERS})")
+    verdict = Verdict(Status.FAIL, "", expected=len(on_bus), measured=seen)
     which = f" (not with the driver: {listed(missing)})" if missing else ""
     if seen != len(on_bus):
-        yield replace(told, message=f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}")
+        yield replace(verdict, message=f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}")
     elif seen != len(listed_slots):
         message = f"nvidia-smi counts {counted(seen, 'GPU')} and lists {len(listed_slots)}{which}"
-        yield replace(told, message=message, measured=len(listed_slots))
+        yield replace(verdict, message=message, measured=len(listed_slots))
     else:
-        yield replace(told, status=Status.PASS, message=f"the driver has all {counted(seen, 'GPU')} of the bus")
+        yield replace(verdict, status=Status.PASS, message=f"the driver has all {counted(seen, 'GPU')} of the bus")
 
 
 @registry.check(
@@ -213,14 +205,12 @@ def gpu_count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
 )
-def gpu_device_nodes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpu_device_nodes(node: NodeFacts) -> Iterator[Verdict]:
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-        return
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     numbers = [gpu.minor for gpu in node.driver_gpus or () if not gpu.excluded]
     if not numbers or None in numbers:
-        yield Verdict(Status.ERROR, "the driver does not tell the device numbers of its GPUs")
-        return
+        raise Undetermined("the driver does not tell the device numbers of its GPUs")
     nodes = {device.path: device for device in node.device_nodes or ()}
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in numbers)]
     missing = [path for path in wanted if not _is_device(nodes.get(path))]
@@ -258,15 +248,14 @@ def _what_is_there(path: str, found: DeviceNode | None) -> str:
     actions=("restart_os", "power_cycle", "replace_hardware"),
     scope="gpu",
 )
-def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    gpus = seen_gpus(node)
+def gpu_answers(node: NodeFacts) -> Iterator[Verdict]:
     smi = node.smi
     lost = lost_slots(node)
-    answering = [] if isinstance(gpus, Verdict) else gpus
+    answering = listed_gpus(node)
     if reports_loss(node) and not lost and not any(gpu.lost for gpu in answering):
         yield from _lost_by_status(node, answering)
         return
-    named = {gpu.said.get("pci_bus_id") for gpu in answering}
+    named = {gpu.reported.pci_bus_id for gpu in answering}
     for gpu in answering:
         yield _answers(gpu)
     for slot, message in lost.items():
@@ -274,19 +263,19 @@ def gpu_answers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
             yield Verdict(Status.FAIL, message, f"gpu at {slot}", measured="lost")
     if smi is not None and smi.error_kind == "gpu-lost" and not lost:
         yield Verdict(Status.FAIL, smi.error_message or "a GPU is lost", measured="lost")
-    elif isinstance(gpus, Verdict) and not lost:
-        yield gpus
+    elif not answering and not lost:
+        seen_gpus(node)  # raises Skip with the reason
 
 
 def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[Verdict]:
     """Name the GPU by the Xid in the kernel's log where that has one; the exit status does not."""
     fallen = lost_gpus(node)
     for gpu in answering:
-        if gpu.said.get("pci_bus_id") not in fallen:
+        if gpu.reported.pci_bus_id not in fallen:
             yield _answers(gpu)
     printed = node.smi.error_message if node.smi and node.smi.error_kind == "gpu-lost" else None
     message = printed or f"nvidia-smi ends with {meaning_of(LOST_STATUS)}"
-    index = {gpu.said.get("pci_bus_id"): gpu.component for gpu in answering}
+    index = {gpu.reported.pci_bus_id: gpu.component for gpu in answering}
     for slot in sorted(fallen):
         named = f"{slot}: {message} (Xid {OFF_THE_BUS} in the kernel's log)"
         yield Verdict(Status.FAIL, named, index.get(slot, f"gpu at {slot}"), measured="lost")
@@ -299,7 +288,7 @@ def _smi_runs(node: NodeFacts) -> list[ToolRun]:
 
 
 def _answers(gpu: SeenGpu) -> Verdict:
-    where = gpu.said.get("pci_bus_id") or "at an unknown address"
+    where = gpu.reported.pci_bus_id or "at an unknown address"
     if gpu.lost is not None:
         return Verdict(Status.FAIL, f"{gpu.name} {where}: {gpu.lost}", gpu.component, measured="lost")
     if gpu.faults:
@@ -320,12 +309,9 @@ def _answers(gpu: SeenGpu) -> Verdict:
     actions=("power_cycle", "replace_hardware"),
     scope="gpu",
 )
-def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpu_messages(node: NodeFacts) -> Iterator[Verdict]:
     document = smi_document(node)
-    if isinstance(document, Verdict):
-        yield document
-        return
-    index = {gpu.get("pci_bus_id"): f"gpu{gpu['index']}" for gpu in document["gpus"]}
+    index = {gpu.pci_bus_id: f"gpu{gpu.index}" for gpu in document.gpus}
     messages = [message for message in _messages(node) if error_kind(message) != "gpu-lost"]
     inforom = [message for message in messages if INFOROM in message.lower()]
     for message in messages:
@@ -339,7 +325,7 @@ def gpu_messages(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
         if run.ended == "exit" and run.exit_status != 0:
             statuses.setdefault(run.exit_status, []).append(run.command)
     explained = {LOST_STATUS} | ({INFOROM_STATUS} if inforom else set())
-    if not document["gpus"]:
+    if not document.gpus:
         explained.add(NONE_FOUND_STATUS)
     left = {status: commands for status, commands in statuses.items() if status not in explained}
     for status, commands in left.items():
@@ -367,8 +353,8 @@ def _messages(node: NodeFacts) -> list[str]:
     actions=("reset_gpu", "restart_os"),
 )
 def gpu_recovery(gpu: SeenGpu) -> Verdict:
-    action, reset = gpu.said.get("recovery_action"), gpu.said.get("reset_required")
-    drain = gpu.said.get("drain_and_reset_recommended")
+    action, reset = gpu.reported.recovery_action, gpu.reported.reset_required
+    drain = gpu.reported.drain_and_reset_recommended
     if action not in (None, "None"):
         message = f"the driver asks for: {action}"
         steps = ("restart_os",) if "reboot" in action.lower() else None

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, hidden, seen_gpus
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import GpuSetting, NodeFacts, Unit
 from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
@@ -28,19 +28,15 @@ UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
     scope="gpu",
 )
-def settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def settings(node: NodeFacts) -> Iterator[Verdict]:
     asked = node.gpu_settings
     if asked is None:
-        yield Verdict(Status.SKIP, NOT_DEPLOYED)
-        return
+        raise Skip(NOT_DEPLOYED)
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     rules, reported = asked.plain_rules(), asked.reported or {}
     for gpu in gpus:
-        problems = resolved(requested(rules, gpu.said), gpu.said)[1]
-        verdict = hidden(gpu) or _settings_of(gpu, problems, reported.get(str(gpu.said.get("uuid")), {}))
+        problems = resolved(requested(rules, gpu.plain), gpu.plain)[1]
+        verdict = hidden(gpu) or _settings_of(gpu, problems, reported.get(str(gpu.reported.uuid), {}))
         yield replace(verdict, component=gpu.component)
 
 
@@ -53,9 +49,9 @@ def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuS
         what = TITLES[setting]
         if now == value:
             continue
-        if pending(setting, gpu.said) == value:
+        if pending(setting, gpu.plain) == value:
             waiting.append(f"{what} {shown(setting, value)} {LATER}")
-        elif busy(gpu.said):
+        elif busy(gpu.plain):
             waiting.append(f"{what} waits: the GPU is busy")
         elif setting in entries and entries[setting].result == "refused":
             wrong.append(f"{what} {shown(setting, value)} was refused: {entries[setting].message}")
@@ -78,10 +74,10 @@ def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuS
 def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
     """Return a setting's value; of what nvidia-smi does not report, what the unit applied in this boot."""
     wanted = gpu.requested[setting]
-    if setting == "mig_layout" and len(gpu.said.get("mig_devices") or ()) != len(wanted):
-        return [f"{len(gpu.said.get('mig_devices') or ())} instances"]
+    if setting == "mig_layout" and len(gpu.reported.mig_devices) != len(wanted):
+        return [f"{len(gpu.reported.mig_devices)} instances"]
     if setting not in UNREADABLE and wanted != "default":
-        return in_force(setting, gpu.said)
+        return in_force(setting, gpu.plain)
     entry = entries.get(setting)
     return entry.value if entry is not None and entry.result in ("applied", "kept") else None
 
@@ -98,17 +94,14 @@ def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
     scope="gpu",
 )
-def settings_kept(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def settings_kept(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     if node.gpu_settings is not None:
         for name, why in ((UNIT, "the settings are not applied again"), (PERSISTENCE_UNIT, "GPUs forget them")):
             yield replace(_kept_by(_unit(node, name), why), component=name.removesuffix(".service"))
     by_hand = [gpu for gpu in gpus if gpu.lost is None and _is_by_hand(gpu)]
     for gpu in by_hand:
-        clocks = in_force("application_clocks_mhz", gpu.said)
+        clocks = in_force("application_clocks_mhz", gpu.plain)
         message = f"application clocks {clocks[0]},{clocks[1]} MHz were set by hand: they are lost with the next reboot"
         yield Verdict(Status.WARN, message, component=gpu.component, measured=f"{clocks[0]},{clocks[1]}")
     if not by_hand and node.gpu_settings is None:
@@ -132,6 +125,6 @@ def _kept_by(unit: Unit | None, why: str) -> Verdict:
 
 def _is_by_hand(gpu: SeenGpu) -> bool:
     """Return whether application clocks are other than the card's default, and no rule asks for them."""
-    now, usual = gpu.part("application_clocks_mhz"), gpu.part("default_application_clocks_mhz")
-    known = now.get("graphics") is not None and usual.get("graphics") is not None
-    return known and dict(now) != dict(usual) and "application_clocks_mhz" not in gpu.requested
+    now, usual = gpu.reported.application_clocks_mhz, gpu.reported.default_application_clocks_mhz
+    known = now.graphics is not None and usual.graphics is not None
+    return known and now != usual and "application_clocks_mhz" not in gpu.requested

@@ -9,6 +9,7 @@ from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, hidden, seen_gpus
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
+from gpunode.facts.models.smi import Number
 from gpunode.facts.node import NodeFacts
 
 PERSISTENCE_UNIT = "nvidia-persistenced.service"
@@ -81,11 +82,8 @@ MOST_OF_MEMORY = Threshold(
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
     scope="gpu",
 )
-def persistence(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def persistence(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     for gpu in gpus:
         yield replace(_unreachable(gpu) or _mode_of(gpu, _held_by_daemon(node)), component=gpu.component)
     daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
@@ -114,14 +112,14 @@ def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
 
 
 def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
-    mode = gpu.said.get("persistence_mode")
+    mode = gpu.reported.persistence_mode
     if gpu.is_vgpu:
         return Verdict(Status.SKIP, "a vGPU: its host keeps the card initialised")
     if mode is None:
         return Verdict(Status.ERROR, "nvidia-smi does not say the persistence mode")
     if mode:
         return Verdict(Status.PASS, "persistence mode is on", expected=True, measured=True)
-    if f"/dev/nvidia{gpu.said.get('minor_number')}" in held:
+    if f"/dev/nvidia{gpu.reported.minor_number}" in held:
         # Drivers from 590 on may say "Disabled" of a GPU that the daemon keeps.
         return Verdict(Status.PASS, "the persistence daemon holds it", expected=True, measured=True)
     return Verdict(Status.FAIL, "persistence mode is off", expected=True, measured=False)
@@ -137,7 +135,7 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
     actions=("fix_configuration",),
 )
 def compute_mode(gpu: SeenGpu) -> Verdict:
-    mode = gpu.said.get("compute_mode")
+    mode = gpu.reported.compute_mode
     if mode is None:
         return Verdict(Status.ERROR, "nvidia-smi does not say the compute mode")
     if mode == gpu.requested.get("compute_mode"):
@@ -168,10 +166,7 @@ def compute_mode(gpu: SeenGpu) -> Verdict:
 )
 def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    modes = {gpu.said.get("mig_mode") for gpu in gpus if gpu.lost is None}
+    modes = {gpu.reported.mig_mode for gpu in gpus if gpu.lost is None}
     if modes <= {None}:
         can = [gpu.component for gpu in gpus if gpu.known.get("mig_instances") and gpu.for_servers and not gpu.is_vgpu]
         if can:
@@ -181,14 +176,14 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         return
     for gpu in gpus:
         yield replace(_unreachable(gpu) or _mig_of(gpu, expect.mig), component=gpu.component)
-    meant = all(gpu.said.get("mig_mode") == gpu.requested.get("mig") for gpu in gpus if "mig" in gpu.requested)
+    meant = all(gpu.reported.mig_mode == gpu.requested.get("mig") for gpu in gpus if "mig" in gpu.requested)
     if len(modes) > 1 and not (meant and any("mig" in gpu.requested for gpu in gpus)):
         on = [gpu.component for gpu in gpus if gpu.mig]
         yield Verdict(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
 
 
 def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
-    mode, pending = gpu.said.get("mig_mode"), gpu.said.get("mig_mode_pending")
+    mode, pending = gpu.reported.mig_mode, gpu.reported.mig_mode_pending
     if mode is None:
         return Verdict(Status.SKIP, f"{gpu.name} has no MIG")
     word = "on" if mode else "off"
@@ -197,9 +192,9 @@ def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
     if pending is not None and pending != mode:
         after = "on" if pending else "off"
         return Verdict(Status.WARN, f"MIG is {word}, and {after} after the next reset", expected=pending, measured=mode)
-    if mode and not gpu.said.get("mig_devices"):
+    if mode and not gpu.reported.mig_devices:
         return Verdict(Status.WARN, "MIG is on and has no instance: nothing can run on this GPU")
-    instances = f" with {counted(len(gpu.said.get('mig_devices') or ()), 'instance')}" if mode else ""
+    instances = f" with {counted(len(gpu.reported.mig_devices or ()), 'instance')}" if mode else ""
     return Verdict(Status.PASS, f"MIG is {word}{instances}", measured=mode)
 
 
@@ -213,17 +208,17 @@ def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
     thresholds=(LIMIT_ROUNDING,),
 )
 def power_limit(gpu: SeenGpu) -> Verdict:
-    limit, default = gpu.said.get("power_limit_w"), gpu.said.get("power_default_limit_w")
+    limit, default = gpu.reported.power_limit_w, gpu.reported.power_default_limit_w
     if limit is None or default is None:
-        return gpu.untold("the power limit", expected=gpu.for_servers)
+        return gpu.not_reported("the power limit", expected=gpu.for_servers)
     meant = gpu.requested.get("power_limit_w")
     default = default if meant is None else meant
-    told = partial(
+    verdict = partial(
         Verdict, expected=default, measured=limit, unit="W", source=OWN_DEFAULT if meant is None else REQUESTED
     )
     if limit < default - LIMIT_ROUNDING.of(gpu.match):
-        return told(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
-    return told(Status.PASS, f"the power limit is {limit:g} W")
+        return verdict(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
+    return verdict(Status.PASS, f"the power limit is {limit:g} W")
 
 
 @gpu_check(
@@ -237,28 +232,27 @@ def power_limit(gpu: SeenGpu) -> Verdict:
     thresholds=(BUSY, LEAST_OF_MODEL, LEAST_WHEN_BUSY),
 )
 def clocks(gpu: SeenGpu) -> Verdict:
-    now, most = gpu.part("clocks_mhz"), gpu.part("max_clocks_mhz")
-    if most.get("sm") is None or now.get("sm") is None:
-        return gpu.untold("the clocks", expected=gpu.for_servers)
-    lower: list[tuple[str, int, int]] = []
-    for kind, field in (("SM", "sm_clock_mhz"), ("memory", "memory_clock_mhz")):
-        wanted, offered = gpu.known.get(field), most.get(kind.lower())
+    now, most = gpu.reported.clocks_mhz.sm, gpu.reported.max_clocks_mhz.sm
+    if most is None or now is None:
+        return gpu.not_reported("the clocks", expected=gpu.for_servers)
+    lower: list[tuple[str, Number, int]] = []
+    offers = (("SM", "sm_clock_mhz", most), ("memory", "memory_clock_mhz", gpu.reported.max_clocks_mhz.memory))
+    for kind, field, offered in offers:
+        wanted = gpu.known.get(field)
         if wanted is not None and offered is not None and offered < LEAST_OF_MODEL.of(gpu.match) * wanted:
             lower.append((kind, offered, wanted))
     problems = [
         f"the card offers a {kind} clock of {has} MHz at most, its model {wanted} MHz" for kind, has, wanted in lower
     ]
-    busy = (gpu.said.get("utilization_percent") or 0) >= BUSY.of(gpu.match)
-    held_back = set(gpu.said.get("throttle_reasons") or ())
-    slow = busy and not held_back and now["sm"] < LEAST_WHEN_BUSY.of(gpu.match) * most["sm"]
+    busy = (gpu.reported.utilization_percent or 0) >= BUSY.of(gpu.match)
+    held_back = set(gpu.reported.throttle_reasons or ())
+    slow = busy and not held_back and now < LEAST_WHEN_BUSY.of(gpu.match) * most
     if slow:
-        problems.append(f"busy, held back by nothing, and its SM clock is {now['sm']} of {most['sm']} MHz")
+        problems.append(f"busy, held back by nothing, and its SM clock is {now} of {most} MHz")
     known = CATALOG if gpu.known.get("sm_clock_mhz") is not None else OWN
     if not problems:
-        return Verdict(
-            Status.PASS, f"up to {most['sm']} MHz are offered", measured=most["sm"], unit="MHz", source=known
-        )
-    measured, expected = (lower[0][1], lower[0][2]) if lower else (now["sm"], most["sm"])
+        return Verdict(Status.PASS, f"up to {most} MHz are offered", measured=most, unit="MHz", source=known)
+    measured, expected = (lower[0][1], lower[0][2]) if lower else (now, most)
     return Verdict(
         Status.WARN,
         "; ".join(problems),
@@ -283,27 +277,24 @@ def clocks(gpu: SeenGpu) -> Verdict:
     scope="gpu",
     thresholds=(IDLE_MEMORY,),
 )
-def memory_used(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def memory_used(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     for gpu in gpus:
         yield replace(_unreachable(gpu) or _memory_of(gpu, node), component=gpu.component)
 
 
 def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
-    used = gpu.said.get("memory_used_mib")
+    used = gpu.reported.memory_used_mib
     if gpu.is_vgpu or gpu.mig:
         return Verdict(Status.SKIP, "memory of a divided GPU is not counted by process")
-    if gpu.known.get("form") == "superchip" or gpu.said.get("addressing_mode") == "ATS":
+    if gpu.known.get("form") == "superchip" or gpu.reported.addressing_mode == "ATS":
         # NVML's known issues: where GPUs are NUMA nodes, pages stay allocated after their process ended.
         return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own", measured=used)
     if used is None:
         # A superchip's memory is the machine's own.
-        return gpu.untold("the memory in use", expected=gpu.for_servers)
+        return gpu.not_reported("the memory in use", expected=gpu.for_servers)
     idle_most = IDLE_MEMORY.of(gpu.match)
-    device = f"/dev/nvidia{gpu.said.get('minor_number')}"
+    device = f"/dev/nvidia{gpu.reported.minor_number}"
     users = [
         process
         for process in node.gpu_processes or ()
@@ -333,25 +324,25 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
     thresholds=(LEAST_OF_MEMORY, MOST_OF_MEMORY),
 )
 def memory_size(gpu: SeenGpu) -> Verdict:
-    total = gpu.said.get("memory_total_mib")
+    total = gpu.reported.memory_total_mib
     sold, gigabytes = gpu.known.get("memory_mib"), gpu.known.get("memory_gb")
     wanted = sold if sold is not None else None if gigabytes is None else round(gigabytes * 1e9 / 2**20)
     if gpu.known.get("form") == "superchip" and total is None:
         return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own")
     if total is None:
-        return gpu.untold("the memory size", expected=gpu.for_servers)
+        return gpu.not_reported("the memory size", expected=gpu.for_servers)
     if wanted is None:
         reason = (
             "a model that the catalog does not have (gpu.model)" if gpu.match is None else f"the size of {gpu.name}"
         )
         return Verdict(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
-    told = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
+    verdict = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
     if total < LEAST_OF_MEMORY.of(gpu.match) * wanted:
         status = Status.FAIL if gpu.sure("memory_mib" if sold is not None else "memory_gb") else Status.WARN
-        return told(status, f"{total} MiB of memory, its model has {wanted}")
+        return verdict(status, f"{total} MiB of memory, its model has {wanted}")
     if total > MOST_OF_MEMORY.of(gpu.match) * wanted:
-        return told(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
-    return told(Status.PASS, f"{total} MiB of memory")
+        return verdict(Status.WARN, f"{total} MiB of memory, its model has {wanted}: it may be another model")
+    return verdict(Status.PASS, f"{total} MiB of memory")
 
 
 @registry.check(
@@ -363,21 +354,18 @@ def memory_size(gpu: SeenGpu) -> Verdict:
     state="observe",
     actions=("open_support_case",),
 )
-def vbios(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def vbios(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    told = [gpu for gpu in gpus if gpu.lost is None and gpu.said.get("vbios_version") and not gpu.is_vgpu]
-    by_model: dict[str, dict[str, list[str]]] = {}
-    for gpu in told:
-        model = f"{gpu.said.get('pci_device_id')} {gpu.said.get('pci_subsystem_id')}"
-        by_model.setdefault(model, {}).setdefault(gpu.said["vbios_version"], []).append(gpu.component)
+    verdict = [gpu for gpu in gpus if gpu.lost is None and gpu.reported.vbios_version and not gpu.is_vgpu]
+    by_model: dict[str, dict[str | None, list[str]]] = {}
+    for gpu in verdict:
+        model = f"{gpu.reported.pci_device_id} {gpu.reported.pci_subsystem_id}"
+        by_model.setdefault(model, {}).setdefault(gpu.reported.vbios_version, []).append(gpu.component)
     mixed = [versions for versions in by_model.values() if len(versions) > 1]
     for versions in mixed:
         words = listed([f"{version}: {listed(names, most=8)}" for version, names in sorted(versions.items())])
         yield Verdict(Status.WARN, f"VBIOS differs: {words}", expected=1, measured=len(versions), unit="versions")
-    if not told:
+    if not verdict:
         yield Verdict(Status.SKIP, "nvidia-smi reports no VBIOS version of these GPUs")
     elif not mixed and all(len(names) == 1 for versions in by_model.values() for names in versions.values()):
         yield Verdict(Status.SKIP, "no two GPUs of one model to compare")

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Unpack
 
 from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
-from gpunode.checks.registry import Declared, Expectation, Status, Verdict, registry
-from gpunode.facts.node import NodeFacts, PciDevice
+from gpunode.checks.registry import Declared, NotJudged, Skip, Status, Verdict, registry
+from gpunode.facts.node import NodeFacts, PciDevice, SmiGpu, SmiLog
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
 from gpunode.tuning.gpu_settings_program import requested, resolved
@@ -46,12 +46,12 @@ def model_of(device: PciDevice) -> GpuMatch | None:
 
 @dataclass(frozen=True)
 class SeenGpu:
-    """One GPU in nvidia-smi's words (``said``), with its PCI function and what the catalog has on its model.
+    """One GPU as nvidia-smi reports it, with its PCI function and what the catalog has on its model.
 
     The model is that of the PCI id; where the catalog lacks the id, that of the exact product name.
     """
 
-    said: Mapping[str, Any]
+    reported: SmiGpu
     device: PciDevice | None
     match: GpuMatch | None
     requested: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class SeenGpu:
     @property
     def component(self) -> str:
         """``gpu3``, by nvidia-smi's order."""
-        return f"gpu{self.said['index']}"
+        return f"gpu{self.reported.index}"
 
     @property
     def known(self) -> Mapping[str, Any]:
@@ -77,22 +77,22 @@ class SeenGpu:
     def name(self) -> str:
         """As the catalog calls the model, else as nvidia-smi does."""
         one = self.match.gpu if self.match else None
-        return one.name if one else str(self.said.get("name") or "unknown GPU")
+        return one.name if one else self.reported.name or "unknown GPU"
 
     @property
     def is_vgpu(self) -> bool:
         """A slice that a hypervisor made: the card itself is not seen here."""
-        return self.said.get("virtualization_mode") == "VGPU"
+        return self.reported.virtualization_mode == "VGPU"
 
     @property
     def mig(self) -> bool:
         """The GPU is divided by MIG."""
-        return self.said.get("mig_mode") is True
+        return self.reported.mig_mode is True
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """nvidia-smi's words in place of values: ``GPU is lost`` …"""
-        return tuple(self.said.get("errors") or ())
+        """What nvidia-smi prints in place of values: ``GPU is lost`` …"""
+        return self.reported.errors
 
     @property
     def for_servers(self) -> bool:
@@ -103,11 +103,12 @@ class SeenGpu:
     def _models(self) -> tuple[Gpu, ...]:
         return self.match.gpus if self.match else ()
 
-    def part(self, name: str) -> Mapping[str, Any]:
-        """A group of values, empty where nvidia-smi has none: ``ecc``, ``pcie`` …"""
-        return self.said.get(name) or NOTHING
+    @cached_property
+    def plain(self) -> Mapping[str, Any]:
+        """The GPU as ``gpunode parse`` prints it: the program of gpu_settings, which runs on nodes, reads that."""
+        return self.reported.model_dump(mode="json")
 
-    def untold(self, what: str, *, expected: bool) -> Verdict:
+    def not_reported(self, what: str, *, expected: bool) -> Verdict:
         """The verdict on a value that nvidia-smi does not report: ``error`` where this model should have it."""
         if self.mig:
             return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of a GPU in MIG mode")
@@ -154,56 +155,58 @@ def reports_loss(node: NodeFacts) -> bool:
 
 def lost_gpus(node: NodeFacts) -> set[str]:
     """Return the PCI addresses of the GPUs that ``gpu.answers`` reports: by message, value, or exit status and Xid."""
-    gpus = seen_gpus(node)
-    silent = () if isinstance(gpus, Verdict) else [gpu.said.get("pci_bus_id") for gpu in gpus if gpu.lost is not None]
+    silent = [gpu.reported.pci_bus_id for gpu in listed_gpus(node) if gpu.lost is not None]
     named = {*lost_slots(node), *(slot for slot in silent if slot)}
     return off_the_bus(node) if not named and reports_loss(node) else named
 
 
-def smi_document(node: NodeFacts) -> Mapping[str, Any] | Verdict:
-    """What nvidia-smi answered; where it has no answer ``skip``, with the check that reports the cause."""
+def smi_document(node: NodeFacts) -> SmiLog:
+    """Return nvidia-smi's answer. Raises Skip where it has none, with the check that reports the cause."""
     smi = node.smi
     if node.loaded_driver is None:
-        return Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if smi is None:
-        return Verdict(Status.SKIP, f"nvidia-smi is not installed ({TOOLS})")
+        raise Skip(f"nvidia-smi is not installed ({TOOLS})")
     if smi.error_kind == MISMATCH:
-        return Verdict(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
+        raise Skip("nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
     if smi.error_kind == "no-devices":
-        return {"attached_gpus": 0, "gpus": []}
+        return SmiLog(attached_gpus=0)
     if smi.document is None:
         cause = ANSWERS if smi.error_kind == "gpu-lost" else TOOLS
-        return Verdict(Status.SKIP, f"nvidia-smi cannot answer ({cause})")
+        raise Skip(f"nvidia-smi cannot answer ({cause})")
     return smi.document
 
 
-def seen_gpus(node: NodeFacts) -> list[SeenGpu] | Verdict:
-    """Every GPU that nvidia-smi has, or the verdict on there being none to look at."""
+def listed_gpus(node: NodeFacts) -> list[SeenGpu]:
+    """Return every GPU that nvidia-smi reports; none where it does not answer."""
+    try:
+        return seen_gpus(node)
+    except Skip:
+        return []
+
+
+def seen_gpus(node: NodeFacts) -> list[SeenGpu]:
+    """Return every GPU that nvidia-smi reports. Raises Skip where there is none to look at."""
     document = smi_document(node)
-    if isinstance(document, Verdict):
-        return document
-    if not document["gpus"]:
-        return Verdict(Status.SKIP, "the driver has no GPU (gpu.count reports the cause)")
+    if not document.gpus:
+        raise Skip("the driver has no GPU (gpu.count reports the cause)")
     by_slot = {device.slot: device for device in node.pci or ()}
     lost = lost_slots(node)
     rules = node.gpu_settings.plain_rules() if node.gpu_settings else []
-    return [
-        replace(
-            _seen(said, by_slot.get(said.get("pci_bus_id") or ""), lost),
-            requested=resolved(requested(rules, said), said)[0],
-        )
-        for said in document["gpus"]
-    ]
+    gpus = [_seen(gpu, by_slot.get(gpu.pci_bus_id or ""), lost) for gpu in document.gpus]
+    if not rules:
+        return gpus
+    return [replace(gpu, requested=resolved(requested(rules, gpu.plain), gpu.plain)[0]) for gpu in gpus]
 
 
-def _seen(said: Mapping[str, Any], device: PciDevice | None, lost: Mapping[str, str]) -> SeenGpu:
-    device_id, subsystem_id, name = said.get("pci_device_id"), said.get("pci_subsystem_id"), said.get("name")
-    match = match_of(device_id, subsystem_id) if device_id else model_of(device) if device else None
-    if match is None and name:
-        match = match_of_name(name)
-    words = LOST.intersection(said.get("errors") or ())
-    gone = lost.get(said.get("pci_bus_id") or "") or (sorted(words)[0] if words else None)
-    return SeenGpu(said, device, match, lost=gone)
+def _seen(gpu: SmiGpu, device: PciDevice | None, lost: Mapping[str, str]) -> SeenGpu:
+    by_id = match_of(gpu.pci_device_id, gpu.pci_subsystem_id) if gpu.pci_device_id else None
+    match = by_id if gpu.pci_device_id else model_of(device) if device else None
+    if match is None and gpu.name:
+        match = match_of_name(gpu.name)
+    words = LOST.intersection(gpu.errors)
+    gone = lost.get(gpu.pci_bus_id or "") or (sorted(words)[0] if words else None)
+    return SeenGpu(gpu, device, match, lost=gone)
 
 
 OfOneGpu = Callable[[SeenGpu], Verdict]
@@ -218,19 +221,24 @@ def gpu_check(
     """
 
     def decorate(function: OfOneGpu) -> OfOneGpu:
-        def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-            gpus = seen_gpus(node)
-            if isinstance(gpus, Verdict):
-                yield gpus
-                return
-            for gpu in gpus:
-                yield replace(hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu), component=gpu.component)
+        def judge(node: NodeFacts) -> Iterator[Verdict]:
+            for gpu in seen_gpus(node):
+                yield of_one_gpu(function, gpu, seen_by_guest=seen_by_guest)
 
         about: Declared = {"scope": "gpu", **declared}
         registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, **about)(judge)
         return function
 
     return decorate
+
+
+def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False) -> Verdict:
+    """Return a function's verdict on a GPU, or why there is none."""
+    try:
+        verdict = hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu)
+    except NotJudged as reason:
+        verdict = reason.verdict
+    return replace(verdict, component=gpu.component)
 
 
 def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> Verdict | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container, is_guest
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
@@ -58,14 +58,12 @@ UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
     actions=("fix_configuration",),
     thresholds=(OFFSET_MOST,),
 )
-def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def time(node: NodeFacts) -> Iterator[Verdict]:
     sync = node.time_sync
     if is_container(node):
-        yield Verdict(Status.SKIP, "in a container the clock is the host's")
-        return
+        raise Skip("in a container the clock is the host's")
     if sync is None or sync.synchronized is None:
-        yield Verdict(Status.ERROR, "whether the clock is synchronised was not told (timedatectl)")
-        return
+        raise Undetermined("timedatectl does not report whether the clock is synchronised")
     by = f" by {sync.service}" if sync.service else ""
     if not sync.synchronized:
         yield Verdict(Status.FAIL, f"the clock is not synchronised{by}", expected=True, measured=False)
@@ -85,7 +83,7 @@ def time(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     actions=("fix_configuration",),
     thresholds=(FULL, NEARLY_FULL, INODES_LEAST),
 )
-def disk_space(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def disk_space(node: NodeFacts) -> Iterator[Verdict]:
     if not node.file_systems:
         inside = "a container without a local file system of its own" if is_container(node) else None
         yield Verdict(Status.SKIP if inside else Status.ERROR, inside or "df lists no local file system")
@@ -97,19 +95,19 @@ def _space(file_system: FileSystem) -> Verdict:
     size, free, inodes = file_system.size_mib, file_system.free_mib, file_system.inodes_free_percent
     used = round(100 * (1 - free / size)) if size else 100
     full = FULL.value
-    told = partial(
+    verdict = partial(
         Verdict, component=file_system.mount, expected=full, measured=used, unit="% used", source=FULL_SOURCE
     )
     # What is made full, and cannot be written: squashfs, ISO images, firmware's variables.
     if file_system.type in ("squashfs", "iso9660", "erofs", "efivarfs"):
-        return told(Status.PASS, f"{file_system.type} is always full")
+        return verdict(Status.PASS, f"{file_system.type} is always full")
     if used >= full:
-        return told(Status.FAIL, f"{used} % used, {free} MiB free")
+        return verdict(Status.FAIL, f"{used} % used, {free} MiB free")
     if inodes is not None and inodes < INODES_LEAST.value:
-        return told(Status.FAIL, f"{inodes} % of its inodes are free", expected=INODES_LEAST.value, measured=inodes)
+        return verdict(Status.FAIL, f"{inodes} % of its inodes are free", expected=INODES_LEAST.value, measured=inodes)
     if used >= NEARLY_FULL.value:
-        return told(Status.WARN, f"{used} % used, {free} MiB free")
-    return told(Status.PASS, f"{used} % used, {free} MiB free")
+        return verdict(Status.WARN, f"{used} % used, {free} MiB free")
+    return verdict(Status.PASS, f"{used} % used, {free} MiB free")
 
 
 @registry.check(
@@ -121,15 +119,14 @@ def _space(file_system: FileSystem) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(MEMORY_LEAST,),
 )
-def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def memory_free(node: NodeFacts) -> Iterator[Verdict]:
     memory = node.memory
     if memory is None or memory.available_mib is None or not memory.total_mib:
-        yield Verdict(Status.ERROR, "/proc/meminfo does not tell the available memory")
-        return
+        raise Undetermined("/proc/meminfo does not tell the available memory")
     percent = round(100 * memory.available_mib / memory.total_mib)
-    told = partial(Verdict, expected=MEMORY_LEAST.value, measured=percent, unit="% available")
+    verdict = partial(Verdict, expected=MEMORY_LEAST.value, measured=percent, unit="% available")
     message = f"{memory.available_mib} of {memory.total_mib} MiB are available"
-    yield told(Status.WARN if percent < MEMORY_LEAST.value else Status.PASS, message)
+    yield verdict(Status.WARN if percent < MEMORY_LEAST.value else Status.PASS, message)
 
 
 @registry.check(
@@ -141,23 +138,20 @@ def memory_free(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     state="observe",
     actions=("fix_configuration",),
 )
-def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cpu_governor(node: NodeFacts) -> Iterator[Verdict]:
     frequency = node.cpu_frequency
     if frequency is None or not frequency.governors:
-        yield Verdict(
-            Status.SKIP, "the kernel does not choose the processors' clock here (firmware or hypervisor does)"
-        )
-        return
+        raise Skip("the kernel does not choose the processors' clock here (firmware or hypervisor does)")
     slow = {name: number for name, number in frequency.governors.items() if name not in PERFORMANCE}
     preferences = {name: number for name, number in frequency.preferences.items() if name not in PERFORMANCE}
     words = listed([f"{name}: {number} processors" for name, number in frequency.governors.items()])
-    told = partial(Verdict, expected="performance", measured=listed(sorted(frequency.governors)))
+    verdict = partial(Verdict, expected="performance", measured=listed(sorted(frequency.governors)))
     # With intel_pstate and amd-pstate, the governor powersave and the preference performance are full clock as well.
     if not slow or (frequency.preferences and not preferences):
-        yield told(Status.PASS, f"processors run for performance ({words})")
+        yield verdict(Status.PASS, f"processors run for performance ({words})")
     else:
         hint = f", preference {listed(sorted(preferences))}" if preferences else ""
-        yield told(Status.WARN, f"processors save power: {words}{hint}")
+        yield verdict(Status.WARN, f"processors save power: {words}{hint}")
 
 
 @registry.check(
@@ -171,7 +165,7 @@ def cpu_governor(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
     actions=("fix_configuration",),
     thresholds=(FILES_LEAST,),
 )
-def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def limits(node: NodeFacts) -> Iterator[Verdict]:
     files = _limit(node, "nofile")
     if files is None:
         yield Verdict(Status.SKIP, "no limit of open files is set by systemd or limits.conf", "nofile")
@@ -186,8 +180,8 @@ def limits(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     status = Status.PASS if memory in UNLIMITED else Status.WARN
     is_number = memory is not None and memory.isdigit()
     amount = f"{int(memory or 0) // 1024} KiB" if is_number else memory or "the default amount"
-    told = partial(Verdict, component="memlock", expected="unlimited", measured=memory)
-    yield told(status, f"{amount} of memory may be locked", unit="bytes" if is_number else None)
+    verdict = partial(Verdict, component="memlock", expected="unlimited", measured=memory)
+    yield verdict(status, f"{amount} of memory may be locked", unit="bytes" if is_number else None)
 
 
 def _of_services(node: NodeFacts) -> Iterator[Verdict]:
@@ -259,7 +253,7 @@ DEBUGGING: dict[str, tuple[str, ...]] = {
     state="observe",
     actions=("fix_configuration",),
 )
-def environment(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def environment(node: NodeFacts) -> Iterator[Verdict]:
     left = [setting for setting in node.environment or () if _slows(setting)]
     if left:
         words = listed([f"{setting.name}={setting.value} in {setting.path}" for setting in left])
@@ -286,7 +280,7 @@ def _slows(setting: EnvironmentSetting) -> bool:
     actions=("none",),
     thresholds=(CORES_PER_GPU, MEMORY_PER_GPU, LOCAL_DISK, SIZE_TOLERANCE),
 )
-def sized_for_gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def sized_for_gpus(node: NodeFacts) -> Iterator[Verdict]:
     gpus = len(node.gpus_on_bus or ())
     if node.cpu is None or node.memory is None:
         return

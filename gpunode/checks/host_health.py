@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks.links import gpus_of
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.checks.xids import nothing_found, reach
@@ -46,7 +46,7 @@ KILLED_MOST = Threshold("host.killed-processes.most", 0, "processes", "More sinc
     category="host",
     thresholds=(CORRECTED_MOST,),
 )
-def memory_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def memory_errors(node: NodeFacts) -> Iterator[Verdict]:
     if not node.memory_controllers:
         yield Verdict(Status.SKIP, "the kernel counts no memory errors here (no EDAC)")
     for controller in node.memory_controllers or ():
@@ -74,7 +74,7 @@ WITHOUT_HEALTH = {
     actions=("replace_hardware",),
     thresholds=(MEDIA_ERRORS_MOST, WORN, SPARE_LEAST),
 )
-def nvme(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def nvme(node: NodeFacts) -> Iterator[Verdict]:
     if not node.nvmes:
         yield Verdict(Status.SKIP, "the node has no NVMe disk")
     for disk in node.nvmes or ():
@@ -129,7 +129,7 @@ def _warnings(bits: int) -> list[str]:
     state="drain",
     actions=("restart_os",),
 )
-def stuck_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def stuck_processes(node: NodeFacts) -> Iterator[Verdict]:
     stuck = node.stuck_processes or ()
     if not stuck:
         yield Verdict(Status.PASS, "no process hangs in the kernel", expected=0, measured=0, unit="processes")
@@ -165,7 +165,7 @@ def stuck_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     category="pcie",
     thresholds=(PCIE_MOST,),
 )
-def pcie_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def pcie_errors(node: NodeFacts) -> Iterator[Verdict]:
     events = _events(node, "aer")
     if not events:
         yield nothing_found(node, "error on PCI Express")
@@ -193,7 +193,7 @@ def pcie_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
     actions=("open_support_case",),
     thresholds=(MACHINE_CHECKS_MOST,),
 )
-def machine_checks(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def machine_checks(node: NodeFacts) -> Iterator[Verdict]:
     events = _events(node, "mce")
     if not events:
         yield nothing_found(node, "machine check")
@@ -212,7 +212,7 @@ def machine_checks(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
     actions=("none",),
     thresholds=(KILLED_MOST,),
 )
-def killed_processes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def killed_processes(node: NodeFacts) -> Iterator[Verdict]:
     events = [event for event in _events(node, "oom") if event.process is not None or "Out of memory" in event.message]
     if not events:
         yield nothing_found(node, "process killed for want of memory")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpunode.checks.links import GUEST, gpus_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
@@ -35,11 +35,10 @@ def _no_peers(node: NodeFacts) -> str | None:
     bare_metal=True,
     architectures=("x86_64",),
 )
-def iommu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def iommu(node: NodeFacts) -> Iterator[Verdict]:
     reason = _no_peers(node)
     if reason is not None or node.iommu is None:
-        yield Verdict(Status.SKIP, reason or "not seen")
-        return
+        raise Skip(reason or "not seen")
     if not node.iommu.units:
         yield Verdict(Status.PASS, "no IOMMU is on", expected=PASSTHROUGH, measured="off", source=SOURCE)
         return
@@ -72,11 +71,10 @@ def iommu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
     bare_metal=True,
     architectures=("x86_64",),
 )
-def acs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def acs(node: NodeFacts) -> Iterator[Verdict]:
     reason = _no_peers(node)
     if reason is not None:
-        yield Verdict(Status.SKIP, reason)
-        return
+        raise Skip(reason)
     above = {slot for device in node.gpus_on_bus or () for slot in device.ports}
     redirecting = sorted(bridge.slot for bridge in node.pci_acs or () if bridge.redirects and bridge.slot in above)
     if redirecting:

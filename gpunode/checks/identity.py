@@ -49,7 +49,6 @@ class Identity(Described):
 
 def identify(node: NodeFacts) -> Identity:
     """Describe a node; what was not seen is None."""
-    document = (node.smi.document if node.smi else None) or {"gpus": []}
     packages = driver_packages(node)
     versions = {upstream(package) for package in packages.of_main}
     loaded = node.loaded_driver
@@ -62,9 +61,7 @@ def identify(node: NodeFacts) -> Identity:
         driver_packages=versions.pop() if len(versions) == 1 else None,
         driver_origin=packages.main,
         driver_library=node.driver_library_version,
-        cuda=document.get("cuda_version"),
+        cuda=node.smi.document.cuda_version if node.smi and node.smi.document else None,
     )
-    gpus = tuple(
-        Gpu(index=gpu["index"], name=gpu.get("name"), uuid=gpu.get("uuid")) for gpu in document.get("gpus", ())
-    )
+    gpus = tuple(Gpu(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.smi_gpus)
     return Identity(simulated=node.simulated, stack=stack, gpus=gpus)

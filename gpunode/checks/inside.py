@@ -101,7 +101,7 @@ def _run(record: Record) -> Iterator[Verdict]:
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def gpus(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def gpus(node: NodeFacts) -> Iterator[Verdict]:
     nvml, cuda = one(node, "versions.nvml", NvmlValues), one(node, "versions.cuda", CudaValues)
     for answer in (nvml, cuda):
         if isinstance(answer, Verdict):
@@ -169,10 +169,9 @@ def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone
 def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues) -> Verdict:
     """Where MIG is on: as many MIG devices inside as the host has, and CUDA finds one, which is all it ever shows."""
     parts, gaps = 0, []
-    document = (node.smi.document if node.smi else None) or {}
-    host = {gpu.get("uuid"): gpu for gpu in document.get("gpus", ())}
+    host = {gpu.uuid: gpu.mig_devices for gpu in node.smi_gpus}
     for gpu in nvml.gpus:
-        outside = host.get(gpu.uuid, {}).get("mig_devices")
+        outside = host.get(gpu.uuid)
         if values.uuids is not None and gpu.uuid not in values.uuids:
             continue
         parts += len(gpu.mig_devices)
@@ -199,9 +198,9 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
     # A build for the processor, or for a CUDA that the driver lacks, counts none; that has checks of its own.
     if not isinstance(torch, Verdict) and torch[1].cuda is not None and not explained(node, ("container.cuda",)):
         counts["PyTorch"] = torch[1].count if torch[1].available else 0
-    untold = [name for name, count in counts.items() if count is None]
-    if untold:
-        return Verdict(Status.ERROR, f"{listed(untold)} did not say how many GPUs there are")
+    unknown = [name for name, count in counts.items() if count is None]
+    if unknown:
+        return Verdict(Status.ERROR, f"{listed(unknown)} did not say how many GPUs there are")
     words = listed([f"{name} {count}" for name, count in counts.items()])
     expected = values.gpus if values.gpus is not None else nvml.count
     verdict = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")

@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import load
 from gpunode.checks.driver import same_version
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.checks.workload import explained, image_of, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
@@ -34,20 +34,16 @@ CUDA_SOURCE = "catalog (cuda.yml)"
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def library(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def library(node: NodeFacts) -> Iterator[Verdict]:
     answer = one(node, "versions.system", SystemValues)
     if isinstance(answer, Verdict):
         yield answer
         return
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-        return
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     loaded = node.loaded_driver.version
     if node.driver_library_version is not None and not same_version(node.driver_library_version, loaded):
-        yield Verdict(
-            Status.SKIP, "they do not fit on the host either (driver.library-matches-module reports the cause)"
-        )
-        return
+        raise Skip("they do not fit on the host either (driver.library-matches-module reports the cause)")
     compat = any(values.forward_compat for values in _cuda(node))
     nvml = one(node, "versions.nvml", NvmlValues)
     seen = {
@@ -104,7 +100,7 @@ def refused(node: NodeFacts) -> str | None:
     state="observe",
     actions=("fix_configuration",),
 )
-def forward_compat(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def forward_compat(node: NodeFacts) -> Iterator[Verdict]:
     answer = one(node, "versions.cuda", CudaValues)
     if isinstance(answer, Verdict):
         broken = answer.status is Status.FAIL
@@ -148,14 +144,13 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cuda_of_image(node: NodeFacts) -> Iterator[Verdict]:
     system, torch = one(node, "versions.system", SystemValues), one(node, "versions.torch", TorchValues)
     if isinstance(system, Verdict):
         yield system
         return
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-        return
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if isinstance(torch, Verdict) and torch.status is Status.ERROR and system[1].cuda is None:
         yield torch
         return
@@ -164,11 +159,9 @@ def cuda_of_image(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  #
     wanted = {name: number for name, text in said.items() if text and (number := _series(text))}
     unread = [f"{name}: CUDA '{text}' is not a version" for name, text in said.items() if text and not _series(text)]
     if unread:
-        yield Verdict(Status.ERROR, listed(unread))
-        return
+        raise Undetermined(listed(unread))
     if not wanted:
-        yield Verdict(Status.SKIP, f"{image_of(node)} names no CUDA of its own")
-        return
+        raise Skip(f"{image_of(node)} names no CUDA of its own")
     ((name, number),) = wanted.items()
     verdict = _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
     toolkit = _series(system[1].cuda or "")
@@ -191,9 +184,8 @@ def _series(text: str) -> Version | None:
 
 def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Verdict:
     catalog = load()
-    document = (node.smi.document if node.smi else None) or {}
     branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
-    reported = _series(document.get("cuda_version") or "")
+    reported = _series((node.smi.document.cuda_version if node.smi and node.smi.document else None) or "")
     own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
         return Verdict(Status.ERROR, f"it is not known which CUDA driver {driver} runs")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.facts.node import EnvironmentSetting, NodeFacts
 
@@ -24,10 +24,9 @@ LISTS = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_OOB_NET_IFNAME": "interface", 
     state="observe",
     actions=("fix_configuration",),
 )
-def kernel_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
     if is_container(node):
-        yield Verdict(Status.SKIP, "in a container the kernel is the host's")
-        return
+        raise Skip("in a container the kernel is the host's")
     last = {one.name: one for one in node.boot_settings or ()}
     live = {**(node.sysctl or {}), "transparent_hugepage": node.transparent_hugepages}
     judged = False
@@ -65,7 +64,7 @@ def kernel_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     state="drain",
     actions=("fix_configuration",),
 )
-def nccl_conf(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def nccl_conf(node: NodeFacts) -> Iterator[Verdict]:
     found = [one for one in node.environment or () if one.path == NCCL_FILE]
     named = [one for one in found if one.name in LISTS and not one.value.startswith("^")]
     if not named:

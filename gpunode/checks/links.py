@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
-from gpunode.checks.gpus import SeenGpu, hidden, model_of, seen_gpus
+from gpunode.checks.gpus import SeenGpu, listed_gpus, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
-from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, Smi
+from gpunode.facts.models.smi import DocumentT
+from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, PeerAccess, Smi, Topology
 
 FULL_SPEED_STATES = frozenset({"P0", "P1", "P2"})
 """Performance states in which the driver does not slow the PCIe link down."""
@@ -60,15 +61,14 @@ def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
     scope="gpu",
     bare_metal=True,
 )
-def pcie_width(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def pcie_width(node: NodeFacts) -> Iterator[Verdict]:
     for component, device in gpus_of(node):
         yield replace(_width_of(node, device), component=component)
 
 
 def gpus_of(node: NodeFacts) -> Iterator[tuple[str, PciDevice]]:
     """GPUs on the bus with their names: nvidia-smi's where it has them, else the slot."""
-    document = (node.smi.document if node.smi else None) or {"gpus": ()}
-    index = {gpu.get("pci_bus_id"): gpu["index"] for gpu in document["gpus"]}
+    index = {gpu.pci_bus_id: gpu.index for gpu in node.smi_gpus}
     for device in node.gpus_on_bus or ():
         yield (f"gpu{index[device.slot]}" if device.slot in index else f"gpu at {device.slot}"), device
 
@@ -96,7 +96,7 @@ def _width_of(node: NodeFacts, device: PciDevice) -> Verdict:
 
 
 def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"x{now}, all that the card can",
         expected=most,
@@ -106,8 +106,8 @@ def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
     )
     if now < most:
         message = f"x{now}, the card can x{most}; what is above {device.slot} does not tell what it can"
-        return replace(told, status=Status.WARN, message=message)
-    return told
+        return replace(verdict, status=Status.WARN, message=message)
+    return verdict
 
 
 def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdict:
@@ -130,22 +130,19 @@ def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdi
     bare_metal=True,
     thresholds=(MOST_REPLAYS,),
 )
-def pcie_replays(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def pcie_replays(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
     minutes = max((node.uptime_s or 0.0) / 60, 1.0)
     for gpu in gpus:
-        yield replace(hidden(gpu, seen_by_guest=False) or _replays_of(gpu, minutes), component=gpu.component)
+        yield of_one_gpu(partial(_replays_of, minutes=minutes), gpu)
 
 
 def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
-    replays = gpu.part("pcie").get("replays")
+    replays = gpu.reported.pcie.replays
     if replays is None:
-        return gpu.untold("replays on PCI Express", expected=gpu.for_servers)
+        return gpu.not_reported("replays on PCI Express", expected=gpu.for_servers)
     rate, most = replays / minutes, MOST_REPLAYS.of(gpu.match)
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"{counted(replays, 'packet')} sent again since the driver was loaded",
         expected=most,
@@ -154,8 +151,10 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
         source=MOST_REPLAYS.source,
     )
     if rate <= most:
-        return told
-    return replace(told, status=Status.WARN, message=f"{replays} packets sent again, {rate:.0f} in a minute on average")
+        return verdict
+    return replace(
+        verdict, status=Status.WARN, message=f"{replays} packets sent again, {rate:.0f} in a minute on average"
+    )
 
 
 @registry.check(
@@ -170,9 +169,8 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     scope="gpu",
     bare_metal=True,
 )
-def pcie_speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    document = (node.smi.document if node.smi else None) or {"gpus": ()}
-    states = {gpu.get("pci_bus_id"): gpu.get("performance_state") for gpu in document["gpus"]}
+def pcie_speed(node: NodeFacts) -> Iterator[Verdict]:
+    states = {gpu.pci_bus_id: gpu.performance_state for gpu in node.smi_gpus}
     for component, device in gpus_of(node):
         yield replace(_speed_of(node, device, states.get(device.slot)), component=component)
 
@@ -206,14 +204,12 @@ def _generation(speed: float) -> str:
     return f"gen {GENERATIONS[speed]}" if speed in GENERATIONS else f"{speed:g} GT/s"
 
 
-def answer_of(node: NodeFacts, answer: Smi | None, what: str) -> dict[str, Any] | Verdict:
-    """What another call of nvidia-smi answered, or the verdict on there being no answer."""
-    gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        return gpus
+def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> DocumentT:
+    """Return the answer to another call of nvidia-smi. Raises Skip or Undetermined where there is none."""
+    seen_gpus(node)
     if answer is None or answer.document is None:
-        said = answer.error_message if answer else "no answer"
-        return Verdict(Status.ERROR, f"{what}: {said}")
+        reason = answer.error_message if answer else "no answer"
+        raise Undetermined(f"{what}: {reason}")
     return answer.document
 
 
@@ -230,15 +226,11 @@ def answer_of(node: NodeFacts, answer: Smi | None, what: str) -> dict[str, Any] 
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "replace_hardware"),
     thresholds=(MOST_GAPS,),
 )
-def topology(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def topology(node: NodeFacts) -> Iterator[Verdict]:
     document = answer_of(node, node.topology, "nvidia-smi topo -m")
-    if isinstance(document, Verdict):
-        yield document
-        return
     names, ways = pairs(document)
     if len(names) < 2:
-        yield Verdict(Status.SKIP, "one GPU has no way to another")
-        return
+        raise Skip("one GPU has no way to another")
     crooked = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
     if crooked:
         yield Verdict(Status.FAIL, f"not the same in both directions: {listed(crooked)}")
@@ -249,10 +241,9 @@ def topology(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa
 Ways = dict[tuple[str, str], str]
 
 
-def pairs(document: dict[str, Any]) -> tuple[list[str], Ways]:
-    """GPUs of a matrix of nvidia-smi, and the cell of each ordered pair of them."""
-    names: list[str] = document["gpus"]
-    links = document["links"]
+def pairs(document: Topology | PeerAccess) -> tuple[tuple[str, ...], Ways]:
+    """Return the GPUs of a matrix of nvidia-smi, and the cell of each ordered pair of them."""
+    names, links = document.gpus, document.links
     return names, {(one, other): links[one][other] for one in names for other in names if one != other}
 
 
@@ -283,7 +274,7 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> Verdict:
 def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
     """The verdict where no NVSwitch is between the GPUs: each link goes from one to another."""
     kinds = listed(sorted(set(ways.values())))
-    told = Verdict(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
+    verdict = Verdict(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
     unlinkable = _without_nvlink(node)
     between = {pair: way for pair, way in ways.items() if pair[0] < pair[1] and not unlinkable.intersection(pair)}
     linked = sum(map(_is_nvlink, between.values()))
@@ -291,25 +282,22 @@ def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
     mesh = _mesh(node)
     few = linked > 0 and len(gaps) <= MOST_GAPS.value * len(between)
     if not gaps or not (few or mesh):
-        return told
+        return verdict
     message = f"{counted(len(gaps), 'pair')} of {len(between)} not linked by NVLink: {listed(gaps)}"
     if few:
-        return replace(told, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
-    gpus = seen_gpus(node)
+        return replace(verdict, status=Status.FAIL, message=message, expected="NVLink", source="the node's other pairs")
+    gpus = listed_gpus(node)
     # With NVSwitches or without, modules that have NVLink are all linked: the number of switches does not matter here.
-    sure_models = not isinstance(gpus, Verdict) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
+    sure_models = bool(gpus) and all(gpu.sure("nvlink") and gpu.sure("form") for gpu in gpus)
     sure = sure_models and all(platform.sure() for platform in platforms(node))
     source = f"catalog (platforms.yml: {mesh})"
     status = Status.FAIL if sure else Status.WARN
-    return replace(told, status=status, message=message, expected="NVLink", source=source)
+    return replace(verdict, status=status, message=message, expected="NVLink", source=source)
 
 
 def _without_nvlink(node: NodeFacts) -> set[str]:
     """GPUs, by nvidia-smi's names, of models that have no NVLink: a display card beside the others."""
-    gpus = seen_gpus(node)
-    if isinstance(gpus, Verdict):
-        return set()
-    return {f"GPU{gpu.said['index']}" for gpu in gpus if gpu.match and gpu.known.get("nvlink") is None}
+    return {f"GPU{gpu.reported.index}" for gpu in listed_gpus(node) if gpu.match and gpu.known.get("nvlink") is None}
 
 
 def _mesh(node: NodeFacts) -> str | None:
@@ -318,9 +306,9 @@ def _mesh(node: NodeFacts) -> str | None:
     Four SXM modules without switches; eight of them (V100) are linked in a ring of two meshes. A hypervisor may keep
     the links to itself, and the driver those of a GPU in MIG mode.
     """
-    gpus = seen_gpus(node)
+    gpus = listed_gpus(node)
     known = platforms(node)
-    if is_guest(node) or isinstance(gpus, Verdict) or not known or len(gpus) > MOST_IN_A_MESH:
+    if is_guest(node) or not gpus or not known or len(gpus) > MOST_IN_A_MESH:
         return None
     direct = all(gpu.known.get("form") == "sxm" and gpu.known.get("nvlink") and not gpu.mig for gpu in gpus)
     return known[0].name if direct and not any(platform.nvswitches for platform in known) else None
@@ -338,17 +326,14 @@ def _mesh(node: NodeFacts) -> str | None:
     scope="gpu",
     bare_metal=True,
 )
-def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def numa(node: NodeFacts) -> Iterator[Verdict]:
     with_cpus = [entry.node for entry in node.numa or () if entry.cpus]
     if is_guest(node):
-        yield Verdict(Status.SKIP, GUEST)
-        return
+        raise Skip(GUEST)
     if node.numa and not with_cpus:
-        yield Verdict(Status.ERROR, "the kernel reports no processors of any NUMA node")
-        return
+        raise Undetermined("the kernel reports no processors of any NUMA node")
     if len(with_cpus) < 2:
-        yield Verdict(Status.SKIP, "the kernel reports one NUMA node, or is without NUMA")
-        return
+        raise Skip("the kernel reports one NUMA node, or is without NUMA")
     for component, device in gpus_of(node):
         if device.numa_node is None:
             message = f"the firmware does not tell the NUMA node of {device.slot}"
@@ -370,17 +355,13 @@ def numa(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "fix_configuration"),
 )
-def p2p(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def p2p(node: NodeFacts) -> Iterator[Verdict]:
     document = answer_of(node, node.peer_access, "nvidia-smi topo -p2p r")
     matrix = answer_of(node, node.topology, "nvidia-smi topo -m")
     gpus = seen_gpus(node)
-    if isinstance(document, Verdict) or isinstance(matrix, Verdict) or isinstance(gpus, Verdict):
-        yield next(found for found in (document, matrix, gpus) if isinstance(found, Verdict))
-        return
     names, access = pairs(document)
     if len(names) < 2:
-        yield Verdict(Status.SKIP, "one GPU has no other to reach")
-        return
+        raise Skip("one GPU has no other to reach")
     _, ways = pairs(matrix)
     refused = {pair: word for pair, word in access.items() if word != "OK" and pair[0] < pair[1]}
     linked = [f"{one}-{other} {word}" for (one, other), word in refused.items() if _is_nvlink(ways.get((one, other)))]

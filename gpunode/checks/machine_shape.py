@@ -2,10 +2,9 @@
 
 import re
 
-from gpunode.checks.gpus import SeenGpu, seen_gpus
+from gpunode.checks.gpus import SeenGpu, listed_gpus
 from gpunode.checks.links import GENERATIONS, port_above
 from gpunode.checks.machine import nvswitches, platforms
-from gpunode.checks.registry import Verdict
 from gpunode.expectations import Shape
 from gpunode.expectations.shape import Pair
 from gpunode.facts.node import NodeFacts
@@ -15,8 +14,7 @@ NVLINKS = re.compile(r"NV(\d{1,3})")
 
 def shape_of(node: NodeFacts) -> Shape:
     """Return the node's shape, as far as nvidia-smi, the bus and the catalog describe it."""
-    found = seen_gpus(node)
-    gpus = [] if isinstance(found, Verdict) else found
+    gpus = listed_gpus(node)
     models = {gpu.match.gpu.id: gpu.match.gpu for gpu in gpus if gpu.match and gpu.match.gpu}
     known = len(models) == 1 and all(gpu.match and gpu.match.gpu for gpu in gpus)
     rows = platforms(node)
@@ -25,7 +23,7 @@ def shape_of(node: NodeFacts) -> Shape:
         count=len(gpus),
         nvswitch=bool(nvswitches(node)) or any(row.nvswitches for row in rows) or _in_rack(gpus),
         links=links_of(node, gpus),
-        pcie={gpu.said["index"]: link for gpu in gpus if (link := _pcie(node, gpu)) is not None},
+        pcie={gpu.reported.index: link for gpu in gpus if (link := _pcie(node, gpu)) is not None},
         platforms=frozenset(name for row in rows for name in (row.id, row.board) if name is not None),
     )
 
@@ -36,10 +34,10 @@ def _in_rack(gpus: list[SeenGpu]) -> bool:
 
 def _pcie(node: NodeFacts, gpu: SeenGpu) -> tuple[int, int] | None:
     """Return generation and width that both ends support; None where nvidia-smi does not print them."""
-    said = gpu.part("pcie")
-    gen, width = said.get("gen_max"), said.get("width_max")
-    if not gen or not width:
+    gen, lanes = gpu.reported.pcie.gen_max, gpu.reported.pcie.width_max
+    if not gen or not lanes:
         return None
+    width = int(lanes)
     port = port_above(node, gpu.device) if gpu.device is not None else None
     above = port.link if port is not None else None
     if above is not None and above.width_max:
@@ -51,12 +49,11 @@ def _pcie(node: NodeFacts, gpu: SeenGpu) -> tuple[int, int] | None:
 
 def links_of(node: NodeFacts, gpus: list[SeenGpu]) -> dict[Pair, int] | None:
     """Return the NVLinks between every two GPUs by ``nvidia-smi topo -m``; None without the whole matrix."""
-    matrix = ((node.topology.document if node.topology else None) or {}).get("links") or {}
     found: dict[Pair, int] = {}
-    indices = sorted(gpu.said["index"] for gpu in gpus)
+    indices = sorted(gpu.reported.index for gpu in gpus)
     for place, first in enumerate(indices):
         for second in indices[place + 1 :]:
-            cell = matrix.get(f"GPU{first}", {}).get(f"GPU{second}")
+            cell = node.gpu_links.get(f"GPU{first}", {}).get(f"GPU{second}")
             if cell is None:
                 return None
             links = NVLINKS.fullmatch(cell)

@@ -6,6 +6,7 @@ from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted
+from gpunode.facts.models.smi import RemappedRows
 
 UNCORRECTED_MOST = Threshold(
     "gpu.ecc-uncorrected.most",
@@ -53,9 +54,9 @@ RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), 
     category="memory",
 )
 def ecc_mode(gpu: SeenGpu) -> Verdict:
-    enabled, pending = gpu.part("ecc").get("enabled"), gpu.part("ecc").get("pending")
+    enabled, pending = gpu.reported.ecc.enabled, gpu.reported.ecc.pending
     if enabled is None:
-        return gpu.untold("its ECC mode", expected=gpu.for_servers)
+        return gpu.not_reported("its ECC mode", expected=gpu.for_servers)
     if pending is not None and pending != enabled:
         now, after = ("on", "off") if enabled else ("off", "on")
         message = f"ECC is {now}, and {after} after the next reset"
@@ -78,30 +79,30 @@ def ecc_mode(gpu: SeenGpu) -> Verdict:
     thresholds=(UNCORRECTED_MOST, LIFETIME_MOST),
 )
 def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
-    ecc = gpu.part("ecc")
-    now, ever = ecc.get("volatile_uncorrected"), ecc.get("aggregate_uncorrected")
-    told = partial(Verdict, expected=0, unit="errors")
+    ecc = gpu.reported.ecc
+    now, ever = ecc.volatile_uncorrected, ecc.aggregate_uncorrected
+    verdict = partial(Verdict, expected=0, unit="errors")
     if now is None and ever is None:
-        return gpu.untold("its ECC counters", expected=ecc.get("enabled") is True)
-    if ecc.get("sram_threshold_exceeded"):
-        return told(
+        return gpu.not_reported("its ECC counters", expected=ecc.enabled is True)
+    if ecc.sram_threshold_exceeded:
+        return verdict(
             Status.FAIL,
             f"uncorrectable errors in SRAM passed the driver's threshold ({ever} in the card's life)",
             measured=ever,
             remedy="Return the card: its on-chip memory cannot be repaired.",
         )
     if (now or 0) > UNCORRECTED_MOST.of(gpu.match):
-        return told(
+        return verdict(
             Status.FAIL,
             f"{counted(now or 0, 'uncorrectable error')} since the driver was loaded, {ever} in the card's life",
             measured=now,
         )
     if now is None:
-        return gpu.untold("its volatile ECC counters", expected=True)
+        return gpu.not_reported("its volatile ECC counters", expected=True)
     words = f"{counted(now, 'uncorrectable error')} since the driver was loaded, {ever or 0} in the card's life"
     if (ever or 0) > LIFETIME_MOST.of(gpu.match):
-        return told(Status.WARN, words, measured=ever)
-    return told(Status.PASS, words if now or ever else "no uncorrectable error", measured=now)
+        return verdict(Status.WARN, words, measured=ever)
+    return verdict(Status.PASS, words if now or ever else "no uncorrectable error", measured=now)
 
 
 @gpu_check(
@@ -114,15 +115,15 @@ def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
     thresholds=(CORRECTED_MOST,),
 )
 def ecc_corrected(gpu: SeenGpu) -> Verdict:
-    ecc = gpu.part("ecc")
-    now = ecc.get("volatile_corrected")
+    ecc = gpu.reported.ecc
+    now = ecc.volatile_corrected
     if now is None:
-        return gpu.untold("its ECC counters", expected=ecc.get("enabled") is True)
+        return gpu.not_reported("its ECC counters", expected=ecc.enabled is True)
     most = CORRECTED_MOST.of(gpu.match)
-    told = partial(Verdict, expected=most, measured=now, unit="errors", source=CORRECTED_MOST.source)
+    verdict = partial(Verdict, expected=most, measured=now, unit="errors", source=CORRECTED_MOST.source)
     if now > most:
-        return told(Status.WARN, f"{now} corrected errors since the driver was loaded")
-    return told(Status.PASS, f"{counted(now, 'corrected error')} since the driver was loaded")
+        return verdict(Status.WARN, f"{now} corrected errors since the driver was loaded")
+    return verdict(Status.PASS, f"{counted(now, 'corrected error')} since the driver was loaded")
 
 
 @gpu_check(
@@ -137,23 +138,23 @@ def ecc_corrected(gpu: SeenGpu) -> Verdict:
     thresholds=(REMAPPED_MOST,),
 )
 def remapped_rows(gpu: SeenGpu) -> Verdict:
-    rows = gpu.part("remapped_rows")
-    if all(value is None for value in rows.values()):
+    rows = gpu.reported.remapped_rows
+    if rows == RemappedRows():
         capability = gpu.known.get("compute_capability")
         from_ampere_on = capability is not None and float(capability) >= 8.0
-        return gpu.untold("its remapped rows", expected=gpu.for_servers and from_ampere_on)
-    uncorrected, corrected = rows.get("uncorrectable") or 0, rows.get("correctable") or 0
-    told = partial(Verdict, expected=0, source=REMAPPED_SOURCE)
-    if rows.get("failure"):
-        return told(Status.FAIL, "remapping a row failed", measured=1, unit="failures", remedy="Return the card.")
-    if rows.get("pending"):
+        return gpu.not_reported("its remapped rows", expected=gpu.for_servers and from_ampere_on)
+    uncorrected, corrected = rows.uncorrectable or 0, rows.correctable or 0
+    verdict = partial(Verdict, expected=0, source=REMAPPED_SOURCE)
+    if rows.failure:
+        return verdict(Status.FAIL, "remapping a row failed", measured=1, unit="failures", remedy="Return the card.")
+    if rows.pending:
         message = f"a row waits to be remapped ({uncorrected} uncorrectable, {corrected} correctable so far)"
-        return told(Status.FAIL, message, measured=1, unit="rows pending")
+        return verdict(Status.FAIL, message, measured=1, unit="rows pending")
     if uncorrected > REMAPPED_MOST.of(gpu.match):
         message = f"{uncorrected} rows were remapped after uncorrectable errors"
-        return told(Status.FAIL, message, expected=REMAPPED_MOST.of(gpu.match), measured=uncorrected, unit="rows")
-    if None in (rows.get("failure"), rows.get("pending")):
-        return gpu.untold("whether rows wait to be remapped", expected=True)
+        return verdict(Status.FAIL, message, expected=REMAPPED_MOST.of(gpu.match), measured=uncorrected, unit="rows")
+    if None in (rows.failure, rows.pending):
+        return gpu.not_reported("whether rows wait to be remapped", expected=True)
     message = f"{counted(uncorrected + corrected, 'row')} remapped, none waits"
     return Verdict(Status.PASS, message, measured=uncorrected + corrected, unit="rows", source=REMAPPED_SOURCE)
 
@@ -169,19 +170,21 @@ def remapped_rows(gpu: SeenGpu) -> Verdict:
     thresholds=(RETIRED_MOST,),
 )
 def retired_pages(gpu: SeenGpu) -> Verdict:
-    pages = gpu.part("retired_pages")
-    single, double, pending = pages.get("single_bit"), pages.get("double_bit"), pages.get("pending")
+    pages = gpu.reported.retired_pages
+    single, double, pending = pages.single_bit, pages.double_bit, pages.pending
     if single is None and double is None and pending is None:
         capability = gpu.known.get("compute_capability")
         until_turing = capability is not None and float(capability) < 8.0
-        return gpu.untold("its retired pages", expected=gpu.for_servers and until_turing)
+        return gpu.not_reported("its retired pages", expected=gpu.for_servers and until_turing)
     number = (single or 0) + (double or 0)
     most = RETIRED_MOST.of(gpu.match)
-    told = partial(Verdict, measured=number, unit="pages", source=RETIRED_MOST.source)
+    verdict = partial(Verdict, measured=number, unit="pages", source=RETIRED_MOST.source)
     if pending:
-        return told(Status.FAIL, f"pages wait to be retired ({number} are)", expected=0)
+        return verdict(Status.FAIL, f"pages wait to be retired ({number} are)", expected=0)
     if number > most:
-        return told(Status.FAIL, f"{number} pages are retired, {double} of them for double-bit errors", expected=most)
+        return verdict(
+            Status.FAIL, f"{number} pages are retired, {double} of them for double-bit errors", expected=most
+        )
     if pending is None:
-        return gpu.untold("whether pages wait to be retired", expected=True)
-    return told(Status.PASS, f"{counted(number, 'page')} retired, none waits", expected=most)
+        return gpu.not_reported("whether pages wait to be retired", expected=True)
+    return verdict(Status.PASS, f"{counted(number, 'page')} retired, none waits", expected=most)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
@@ -15,7 +15,7 @@ from gpunode.facts.node import NodeFacts
     state="none",
     actions=("none",),
 )
-def reachable(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def reachable(node: NodeFacts) -> Iterator[Verdict]:
     simulated = " on a simulated node" if node.simulated else ""
     yield Verdict(Status.PASS, f"data collected at {node.collected_at}{simulated}")
 
@@ -28,7 +28,7 @@ def reachable(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
     state="observe",
     actions=("fix_configuration",),
 )
-def units_failed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def units_failed(node: NodeFacts) -> Iterator[Verdict]:
     failed = sorted(unit.name for unit in node.units or () if unit.active == "failed")
     if failed:
         message = f"{counted(len(failed), 'failed unit')}: {listed(failed, most=8)}"

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
+from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
 
 LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) tell more."
@@ -49,17 +49,17 @@ ERRORS = re.compile(
 (bucket 0 counts codewords without error), raw errors (before correction), blocks sent again by the physical layer, all
 recovery events. No source gives limits for these, nor for bit error rates: they are not judged."""
 
-Link = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Linked:
-    """A GPU whose NVLinks are judged, with the links that nvidia-smi lists of it."""
+    """A GPU with the links that nvidia-smi lists of it."""
 
     gpu: SeenGpu
-    links: tuple[Link, ...]
+    links: tuple[NvlinkLink, ...]
     all_inactive: bool
     """nvidia-smi says so, and then lists none."""
+    reason: str | None = None
+    """Why its links are not judged; None: they are."""
 
     @property
     def wanted(self) -> int | None:
@@ -86,40 +86,29 @@ class Linked:
         return nvlink.line_gb_per_s if nvlink and self.doubt is None else None
 
 
-def linked_gpus(node: NodeFacts) -> list[Linked | Verdict] | Verdict:
-    """Return each GPU whose NVLinks are in use or should be, and why one beside them is not judged.
-
-    Where there is none, the one verdict with the reasons.
-    """
+def linked_gpus(node: NodeFacts) -> list[Linked]:
+    """Return the node's GPUs with their NVLinks. Raises Skip with the reasons where none is to be judged."""
     listing = answer_of(node, node.nvlink, "nvidia-smi nvlink --status")
-    gpus = seen_gpus(node)
-    if isinstance(listing, Verdict):
-        return listing
-    if isinstance(gpus, Verdict):
-        return gpus
-    by_index: dict[int, dict[str, Any]] = {gpu["index"]: gpu for gpu in listing["gpus"]}
-    found: list[Linked | Verdict] = []
-    for gpu in gpus:
-        told = by_index.get(gpu.said["index"], {})
-        links = tuple(told.get("links", ()))
+    by_index = {gpu.index: gpu for gpu in listing.gpus}
+    found = []
+    for gpu in seen_gpus(node):
+        reported = by_index.get(gpu.reported.index, NvlinkGpu(index=gpu.reported.index))
         gone = hidden(gpu)
-        reason = gone.message if gone else _why_not_judged(node, gpu, links)
-        if reason is None:
-            found.append(Linked(gpu, links, all_inactive=bool(told.get("all_inactive"))))
-        else:
-            found.append(Verdict(Status.SKIP, reason, gpu.component))
-    if any(isinstance(one, Linked) for one in found):
-        return found
-    return Verdict(Status.SKIP, "; ".join(dict.fromkeys(one.message for one in found if isinstance(one, Verdict))))
+        reason = gone.message if gone else _why_not_judged(node, gpu, reported.links)
+        found.append(Linked(gpu, reported.links, bool(reported.all_inactive), reason))
+    reasons = [linked.reason for linked in found if linked.reason is not None]
+    if len(reasons) == len(found):
+        raise Skip("; ".join(dict.fromkeys(reasons)))
+    return found
 
 
-def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[Link, ...]) -> str | None:
+def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]) -> str | None:
     nvlink = gpu.known.get("nvlink")
     if gpu.is_vgpu:
         return "a vGPU: only its host sees the card"
     if gpu.mig:
         return "the driver reports no NVLink of a GPU in MIG mode"
-    if any(link["active"] or _sleeps(link) for link in links):
+    if any(link.active or _sleeps(link) for link in links):
         return None
     if nvlink is None:
         if gpu.match is None and not links:
@@ -131,17 +120,18 @@ def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[Link, ...]) -> s
 
 
 def _each(node: NodeFacts, judge: Callable[[Linked], Verdict]) -> Iterator[Verdict]:
-    """One verdict for each GPU with NVLink, or why there is none."""
-    gpus = linked_gpus(node)
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    for linked in gpus:
-        yield linked if isinstance(linked, Verdict) else replace(judge(linked), component=linked.gpu.component)
+    """Yield one verdict for each GPU."""
+    for linked in linked_gpus(node):
+        yield _judged(linked, judge)
 
 
-def _sleeps(link: Link) -> bool:
-    return link.get("state") == "sleep"
+def _judged(linked: Linked, judge: Callable[[Linked], Verdict]) -> Verdict:
+    verdict = judge(linked) if linked.reason is None else Verdict(Status.SKIP, linked.reason)
+    return replace(verdict, component=linked.gpu.component)
+
+
+def _sleeps(link: NvlinkLink) -> bool:
+    return link.state == "sleep"
 
 
 @registry.check(
@@ -154,7 +144,7 @@ def _sleeps(link: Link) -> bool:
     actions=("reset_gpu", "restart_os", "replace_hardware"),
     scope="gpu",
 )
-def count(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def count(node: NodeFacts) -> Iterator[Verdict]:
     return _each(node, _count_of)
 
 
@@ -166,13 +156,13 @@ def _count_of(linked: Linked) -> Verdict:
         return Verdict(Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=wanted)
     if wanted is None:
         return Verdict(Status.SKIP, f"{number} links; the catalog does not know how many {linked.gpu.name} has")
-    told = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
+    verdict = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
     if number == wanted:
-        return told
+        return verdict
     if linked.doubt is not None:
         message = f"{number} links; by the catalog {wanted}, which is not sure: {linked.doubt}"
-        return replace(told, status=Status.WARN, message=message)
-    return replace(told, status=Status.FAIL, message=f"{number} links of {wanted}")
+        return replace(verdict, status=Status.WARN, message=message)
+    return replace(verdict, status=Status.FAIL, message=f"{number} links of {wanted}")
 
 
 @registry.check(
@@ -185,14 +175,14 @@ def _count_of(linked: Linked) -> Verdict:
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "restart_os", "replace_hardware"),
     scope="gpu",
 )
-def state(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def state(node: NodeFacts) -> Iterator[Verdict]:
     return _each(node, _state_of)
 
 
 def _state_of(linked: Linked) -> Verdict:
-    down = [str(link["link"]) for link in linked.links if link["active"] is False]
-    asleep = [str(link["link"]) for link in linked.links if _sleeps(link)]
-    untold = [link for link in linked.links if link["active"] is None and not _sleeps(link)]
+    down = [str(link.link) for link in linked.links if link.active is False]
+    asleep = [str(link.link) for link in linked.links if _sleeps(link)]
+    unknown = [link for link in linked.links if link.active is None and not _sleeps(link)]
     total = len(linked.links)
     if linked.all_inactive:
         return Verdict(Status.FAIL, "all links are inactive", expected=linked.wanted, measured=0, unit="active links")
@@ -202,7 +192,7 @@ def _state_of(linked: Linked) -> Verdict:
         status = Status.WARN if nvlink is not None and nvlink.form in OPTIONAL else Status.FAIL
         message = f"inactive: link {listed(down, most=18)} of {counted(total, 'link')}"
         return Verdict(status, message, expected=total, measured=total - len(down), unit="active links")
-    if untold or not total:
+    if unknown or not total:
         return Verdict(Status.ERROR, f"nvidia-smi does not tell the state of NVLinks of {linked.gpu.name}")
     if asleep:
         message = f"asleep: link {listed(asleep, most=18)} of {counted(total, 'link')}, which says nothing; use the GPU"
@@ -223,12 +213,12 @@ def _state_of(linked: Linked) -> Verdict:
     scope="gpu",
     thresholds=(LEAST_OF_SPEED, LEAST_OF_LINE),
 )
-def speed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def speed(node: NodeFacts) -> Iterator[Verdict]:
     return _each(node, _speed_of)
 
 
 def _speed_of(linked: Linked) -> Verdict:
-    speeds = {link["link"]: link["speed_gb_per_s"] for link in linked.links if link["active"]}
+    speeds = {link.link: link.speed_gb_per_s for link in linked.links if link.active}
     wanted = linked.gb_per_s
     if not speeds:
         return Verdict(Status.SKIP, "no link is active (nvlink.state)")
@@ -239,7 +229,7 @@ def _speed_of(linked: Linked) -> Verdict:
     sheet = wanted if wanted is not None else max(known.values())
     line = linked.line_gb_per_s
     explained = f" (the data sheet's {sheet:g} GB/s)" if line is not None and line != sheet else ""
-    told = Verdict(
+    verdict = Verdict(
         Status.PASS,
         f"{counted(len(known), 'link')} at {min(known.values()):g} GB/s{explained}",
         expected=line if line is not None else sheet,
@@ -250,13 +240,13 @@ def _speed_of(linked: Linked) -> Verdict:
     slow = _below(known, LEAST_OF_SPEED.of(linked.gpu.match) * sheet)
     if slow:
         return replace(
-            told, status=Status.FAIL, message=f"slow: link {listed(slow)} of {line or sheet:g} GB/s{explained}"
+            verdict, status=Status.FAIL, message=f"slow: link {listed(slow)} of {line or sheet:g} GB/s{explained}"
         )
     below_line = _below(known, LEAST_OF_LINE.of(linked.gpu.match) * line) if line is not None else []
     if below_line:
         message = f"below the line rate of {line:g} GB/s: link {listed(below_line)}{explained}"
-        return replace(told, status=Status.WARN, message=message)
-    return told
+        return replace(verdict, status=Status.WARN, message=message)
+    return verdict
 
 
 def _below(speeds: dict[int, float], floor: float) -> list[str]:
@@ -275,29 +265,19 @@ def _below(speeds: dict[int, float], floor: float) -> list[str]:
     scope="gpu",
     thresholds=(ERRORS_MOST,),
 )
-def errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def errors(node: NodeFacts) -> Iterator[Verdict]:
     gpus = linked_gpus(node)
     listing = answer_of(node, node.nvlink_errors, "nvidia-smi nvlink -e")
-    if isinstance(gpus, Verdict):
-        yield gpus
-        return
-    if isinstance(listing, Verdict):
-        yield listing
-        return
-    by_index = {gpu["index"]: gpu for gpu in listing["gpus"]}
+    by_index = {gpu.index: gpu.links for gpu in listing.gpus}
     for linked in gpus:
-        if isinstance(linked, Verdict):
-            yield linked
-            continue
-        links = by_index.get(linked.gpu.said["index"], {}).get("links", [])
-        yield replace(_errors_of(linked, links), component=linked.gpu.component)
+        yield _judged(linked, lambda linked: _errors_of(linked, by_index.get(linked.gpu.reported.index, ())))
 
 
-def _errors_of(linked: Linked, links: list[Link]) -> Verdict:
+def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> Verdict:
     counters = {
-        (link["link"], name): value
+        (link.link, name): value
         for link in links
-        for name, value in link["errors"].items()
+        for name, value in link.errors.items()
         if value is not None and ERRORS.fullmatch(name)
     }
     if not counters:

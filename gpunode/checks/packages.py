@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from gpunode.checks.installed import DriverPackages, driver_packages, line_of, upstream
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts, Package
 
@@ -22,7 +22,7 @@ NONE_INSTALLED = Verdict(Status.SKIP, "no package of an NVIDIA driver is install
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
-def closure(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def closure(node: NodeFacts) -> Iterator[Verdict]:
     found = driver_packages(node)
     if found.main is None:
         yield NONE_INSTALLED
@@ -65,7 +65,7 @@ def _one_version(line: str, packages: list[Package]) -> Verdict:
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
-def held(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def held(node: NodeFacts) -> Iterator[Verdict]:
     packages = driver_packages(node).of_main
     if not packages:
         yield NONE_INSTALLED
@@ -92,7 +92,7 @@ def held(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
-def origin(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def origin(node: NodeFacts) -> Iterator[Verdict]:
     found = driver_packages(node)
     if found.main is None:
         yield NONE_INSTALLED

@@ -177,12 +177,11 @@ def _pair(link: BadLink) -> Pair:
 
 def _kinds(values: PairsValues, run: MeasuredNode) -> dict[Pair, str]:
     """Return what connects every two ranks, as ``nvidia-smi topo -m`` names it; nothing where it was not seen."""
-    matrix = ((run.node.topology.document if run.node.topology else None) or {}).get("links") or {}
     labels = [f"GPU{run.index(uuid)}" for uuid in values.uuids]
     found = {}
     for first, one in enumerate(labels):
         for second in range(first + 1, len(labels)):
-            cell = matrix.get(one, {}).get(labels[second])
+            cell = run.node.gpu_links.get(one, {}).get(labels[second])
             if cell is not None:
                 found[first, second] = cell
     return found

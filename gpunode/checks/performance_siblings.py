@@ -81,8 +81,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 
 def _of_one_model(node: NodeFacts, values: Mapping[str, float]) -> list[dict[str, float]]:
     """Return the figures of each model that the node has at least two measured GPUs of."""
-    document = (node.smi.document if node.smi else None) or {}
-    models = {f"gpu{gpu['index']}": gpu.get("name") for gpu in document.get("gpus", ())}
+    models = {f"gpu{gpu.index}": gpu.name for gpu in node.smi_gpus}
     alike: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
     for gpu, value in values.items():
         alike[models.get(gpu)][gpu] = value

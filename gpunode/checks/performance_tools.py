@@ -1,8 +1,7 @@
 """Checks on what external programs printed (nvbandwidth, nccl-tests, dcgmi diag), and on storage."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
 from gpunode.checks.figures import OF_FIGURES, judged, worst_of
 from gpunode.checks.measurements import MeasuredNode, measurement_check
@@ -11,14 +10,15 @@ from gpunode.checks.words import counted, listed
 from gpunode.expectations import Figure, tools
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.measured import FioValues, LoaderValues, ToolValues
+from gpunode.facts.models.outputs import DcgmDiag
+from gpunode.facts.models.smi import DocumentT, Failure
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers import dcgm_diag, nccl_tests, nvbandwidth
 
-Answer = Mapping[str, Any]
 LINKS = "performance.host-copy and performance.peer-copy name checks of the links; nvidia-smi topo -m shows the way."
 
 
-def answer_of(values: ToolValues, parse: Callable[[str], dict[str, Any]]) -> Answer | Verdict:
+def answer_of(values: ToolValues, parse: Callable[[str], DocumentT | Failure]) -> DocumentT | Verdict:
     """Return a program's output as its parser reads it, or the verdict on one that cannot be read."""
     name = PurePosixPath(values.program).name
     ended = _ended(values)
@@ -29,8 +29,8 @@ def answer_of(values: ToolValues, parse: Callable[[str], dict[str, Any]]) -> Ans
         cut = "; only the beginning was kept" if values.cut else ""
         reason = f"{ended}: {said[:200] or err}" if ended else str(err)
         return Verdict(Status.ERROR, f"{name}: {reason}{cut}")
-    if answer.get("error"):
-        return Verdict(Status.ERROR, f"{name}: {answer['error']['message']}")
+    if isinstance(answer, Failure):
+        return Verdict(Status.ERROR, f"{name}: {answer.error.message}")
     return answer
 
 
@@ -153,26 +153,26 @@ def diagnostics(values: ToolValues, record: Record, run: MeasuredNode) -> Iterat
     yield from [answer] if isinstance(answer, Verdict) else _whole_run(values, of_diag(answer))
 
 
-def of_diag(answer: Answer) -> Iterator[Verdict]:
+def of_diag(answer: DcgmDiag) -> Iterator[Verdict]:
     """Yield what ``dcgmi diag`` found bad, one verdict for each GPU and test; else one that all is good."""
-    version = f"DCGM {answer['dcgm_version']}" if answer["dcgm_version"] else "dcgmi diag"
+    version = f"DCGM {answer.dcgm_version}" if answer.dcgm_version else "dcgmi diag"
     found: list[Verdict] = []
-    for test in answer["tests"]:
-        by_gpu = [gpu for gpu in test["gpus"] if gpu["status"] in ("fail", "warn", "error")]
+    for test in answer.tests:
+        by_gpu = [gpu for gpu in test.gpus if gpu.status in ("fail", "warn", "error")]
         for gpu in by_gpu:
-            found.append(_of_diag(test["name"], gpu["status"], gpu["messages"] or test["messages"], f"gpu{gpu['gpu']}"))
-        if not by_gpu and test["status"] in ("fail", "warn", "error"):
-            found.append(_of_diag(test["name"], test["status"], test["messages"], "node"))
+            found.append(_of_diag(test.name, gpu.status, gpu.messages or test.messages, f"gpu{gpu.gpu}"))
+        if not by_gpu and test.status in ("fail", "warn", "error"):
+            found.append(_of_diag(test.name, test.status, test.messages, "node"))
     yield from found
     if found:
         return
-    status = OF_DIAG[answer["overall"]]
-    ran = [test["name"] for test in answer["tests"] if test["status"] == "pass"]
+    status = OF_DIAG[answer.overall]
+    ran = [test.name for test in answer.tests if test.status == "pass"]
     text = f"{version}: {counted(len(ran), 'test')} passed" if ran else f"{version}: no test was run"
-    yield Verdict(status, text, expected="pass", measured=answer["overall"])
+    yield Verdict(status, text, expected="pass", measured=answer.overall)
 
 
-def _of_diag(name: str | None, status: str, messages: list[str], component: str) -> Verdict:
+def _of_diag(name: str | None, status: str, messages: Sequence[str], component: str) -> Verdict:
     said = f": {listed(messages, most=2)}" if messages else ""
     text = f"{name or 'dcgmi diag'} {status}{said}"
     return Verdict(OF_DIAG[status], text, component, expected="pass", measured=status)

@@ -70,10 +70,10 @@ SLOWEST = Threshold(
     thresholds=(LEAST, MOST, LEAST_W, MOST_W),
 )
 def power_draw(gpu: SeenGpu) -> Verdict:
-    watts = gpu.said.get("power_w")
-    limit = gpu.said.get("power_max_limit_w") or gpu.said.get("power_limit_w")
+    watts = gpu.reported.power_w
+    limit = gpu.reported.power_max_limit_w or gpu.reported.power_limit_w
     if watts is None:
-        return gpu.untold("its power draw", expected=gpu.for_servers)
+        return gpu.not_reported("its power draw", expected=gpu.for_servers)
     verdict = partial(Verdict, measured=watts, unit="W")
     least, most = LEAST_W.of(gpu.match), MOST_W.of(gpu.match)
     if least and watts < least:
@@ -105,10 +105,10 @@ def power_state(gpu: SeenGpu) -> Verdict:
     on_bus = gpu.device.power_state if gpu.device else None
     if on_bus is not None and on_bus.startswith("D3"):
         return Verdict(Status.WARN, f"sleeps on the bus ({on_bus})", expected="D0", measured=on_bus)
-    state, used = gpu.said.get("performance_state"), gpu.said.get("utilization_percent")
+    state, used = gpu.reported.performance_state, gpu.reported.utilization_percent
     number = int(state[1:]) if isinstance(state, str) and state[:1] == "P" and state[1:].isdecimal() else None
     if number is None:
-        return gpu.untold("its performance state", expected=gpu.for_servers)
+        return gpu.not_reported("its performance state", expected=gpu.for_servers)
     slowest = f"P{SLOWEST.of(gpu.match):g}"
     verdict = partial(Verdict, expected=f"{slowest} or faster under load", measured=state)
     if used is not None and used >= BUSY.of(gpu.match) and number > SLOWEST.of(gpu.match):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from gpunode.checks.machine import is_container, is_guest, platforms
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import CpuSets, NodeFacts
@@ -33,11 +33,10 @@ MOST_OFFLINE = Threshold(
     state="drain",
     thresholds=(MOST_OFFLINE,),
 )
-def cpus_online(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def cpus_online(node: NodeFacts) -> Iterator[Verdict]:
     sets = node.cpu_sets
     if sets is None or not sets.present:
-        yield Verdict(Status.ERROR, "the kernel reports no processor that is present")
-        return
+        raise Undetermined("the kernel reports no processor that is present")
     offline = sorted(set(sets.present) - set(sets.online))
     status, why = _reason(node, sets, offline)
     places = len(set(sets.possible) - set(sets.present))
@@ -79,10 +78,9 @@ def _reason(node: NodeFacts, sets: CpuSets, offline: list[int]) -> tuple[Status,
     state="observe",
     bare_metal=True,
 )
-def numa_nodes(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def numa_nodes(node: NodeFacts) -> Iterator[Verdict]:
     if is_guest(node) or is_container(node):
-        yield Verdict(Status.SKIP, "a virtual machine or a container: its host deals out the NUMA nodes")
-        return
+        raise Skip("a virtual machine or a container: its host deals out the NUMA nodes")
     number = len(node.numa or ())
     with_cpus = sum(bool(entry.cpus) for entry in node.numa or ())
     wanted = {row.numa_nodes for row in platforms(node) if row.numa_nodes is not None}

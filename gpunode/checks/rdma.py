@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpunode.checks.gpu import SITE
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import IbDevice, IbPort, NodeFacts
@@ -47,8 +47,7 @@ def ports(node: NodeFacts) -> Iterator[tuple[str, IbDevice, IbPort]]:
 def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     seen = list(ports(node))
     if not seen and not expect.nics:
-        yield Verdict(Status.SKIP, "the node has no InfiniBand or RoCE device")
-        return
+        raise Skip("the node has no InfiniBand or RoCE device")
     active = [name for name, _, port in seen if port.state == "ACTIVE"]
     for name, _, port in seen:
         yield _state_of(name, port)
@@ -103,7 +102,7 @@ def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int 
     scope="link",
     thresholds=(ERRORS_MOST,),
 )
-def rdma_errors(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def rdma_errors(node: NodeFacts) -> Iterator[Verdict]:
     active = [(name, port) for name, _, port in ports(node) if port.state == "ACTIVE"]
     if not active:
         yield Verdict(Status.SKIP, "the node has no active InfiniBand or RoCE port")

@@ -8,7 +8,7 @@ from functools import partial
 
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
-from gpunode.checks.registry import Expectation, Status, Verdict, registry, why_unseen
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry, why_unseen
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment, seconds_between
 from gpunode.checks.words import counted, listed
@@ -108,14 +108,12 @@ def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
     scope="link",
     thresholds=(LONG_S, LONG, SHORT, WINDOW),
 )
-def flaps(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def flaps(node: NodeFacts) -> Iterator[Verdict]:
     unseen = why_unseen(node, "link_log")
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     if node.link_log is None:
-        yield Verdict(Status.ERROR, unseen or "the log of links was not read")
-        return
+        raise Undetermined(unseen or "the log of links was not read")
     layers = rdma_interfaces(node)
     found = {name: list_ for name, list_ in outages(node.link_log.events).items() if name in layers}
     for name, its in sorted(found.items()):
@@ -178,10 +176,9 @@ def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:
     scope="link",
     thresholds=(PEERS,),
 )
-def peers(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def peers(node: NodeFacts) -> Iterator[Verdict]:
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     compared = 0
     for _, by_card in sorted(cards(node).items()):
         ports = {card: sum(len(device.ports) for device in devices) for card, devices in by_card.items()}
@@ -251,7 +248,7 @@ def _others(numbers: Mapping[str, int], card: str) -> int:
     state="drain",
     scope="link",
 )
-def adapters(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def adapters(node: NodeFacts) -> Iterator[Verdict]:
     on_bus = {device.slot: device for device in node.pci_io or ()}
     with_rdma = {device.slot for device in node.infiniband or () if device.slot}
     kinds = {on_bus[slot].device_id for slot in with_rdma if slot in on_bus}

@@ -8,10 +8,10 @@ from gpunode.checks.gpu import SITE
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
-from gpunode.facts.node import IbDevice, NodeFacts
+from gpunode.facts.node import IbDevice, Nic, NodeFacts
 
 NODEPULSE = "NodePulse: 9000 and more on every interface"
 NVSENTINEL = "NVSentinel, NIC health monitor"
@@ -37,7 +37,7 @@ MTU_LEAST = Threshold(
     scope="link",
     thresholds=(MTU_LEAST,),
 )
-def mtu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def mtu(node: NodeFacts) -> Iterator[Verdict]:
     known = {nic.name: nic.mtu for nic in node.nics or ()}
     by_fabric: dict[tuple[str, float], dict[str, int | None]] = defaultdict(dict)
     for _, device, port in ports(node):
@@ -46,8 +46,7 @@ def mtu(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG
             if name in known:
                 by_fabric[port.link_layer or "unknown", port.rate_gbit_per_s or 0.0][name] = known[name]
     if not by_fabric:
-        yield Verdict(Status.SKIP, "no active RDMA port has a network interface" if node.infiniband else NO_DEVICE)
-        return
+        raise Skip("no active RDMA port has a network interface" if node.infiniband else NO_DEVICE)
     for (layer, rate), its in sorted(by_fabric.items()):
         yield from _mtu_of(f"{layer} {rate:g} Gbit/s", layer, its)
 
@@ -76,22 +75,72 @@ def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Ver
 
 
 @registry.check(
+    "rdma.flow-control",
+    needs=("infiniband", "nics"),
+    means="All interfaces of RoCE ports of one rate have flow control (PFC) and congestion marks (ECN) on the same "
+    "priorities; which these are is reported. Whether the switches agree, no node can see.",
+    remedy="dcb pfc show dev INTERFACE shows PFC, cat /sys/class/net/INTERFACE/ecn/roce_np/enable/* ECN (DOCA-OFED); "
+    "set all interfaces of the fabric alike, as its switches are.",
+    actions=("fix_configuration",),
+    state="observe",
+    scope="link",
+)
+def flow_control(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    known = {nic.name: nic for nic in node.nics or ()}
+    by_rate: dict[float, dict[str, Nic]] = defaultdict(dict)
+    for _, _, port in ports(node):
+        if port.state == "ACTIVE" and port.link_layer == "Ethernet":
+            by_rate[port.rate_gbit_per_s or 0.0] |= {name: known[name] for name in port.interfaces if name in known}
+    by_rate = {rate: its for rate, its in by_rate.items() if its}
+    if not by_rate:
+        yield Verdict(Status.SKIP, "no active RoCE port has a network interface" if node.infiniband else NO_DEVICE)
+        return
+    for rate, its in sorted(by_rate.items()):
+        yield _flow_control_of(f"Ethernet {rate:g} Gbit/s", its)
+
+
+def _flow_control_of(fabric: str, its: dict[str, Nic]) -> Verdict:
+    shown = {name: f"PFC {_priorities(nic.pfc)}, ECN {_priorities(nic.ecn)}" for name, nic in its.items()}
+    verdict = partial(Verdict, component=fabric)
+    if all(nic.pfc is None and nic.ecn is None for nic in its.values()):
+        return verdict(Status.SKIP, "neither dcb nor the driver reports PFC and ECN")
+    for what, values in (
+        ("PFC", {name: nic.pfc for name, nic in its.items()}),
+        ("ECN", {name: nic.ecn for name, nic in its.items()}),
+    ):
+        silent = sorted(name for name, value in values.items() if value is None)
+        if 0 < len(silent) < len(values):
+            return verdict(Status.ERROR, f"{what} is reported of others, and not of {listed(silent)}")
+    usual = Counter(shown.values()).most_common(1)[0][0]
+    odd = [f"{name} has {text}" for name, text in sorted(shown.items()) if text != usual]
+    if odd:
+        return verdict(
+            Status.WARN, f"{usual}, but {listed(odd)}", expected=usual, measured=odd[0].partition(" has ")[2]
+        )
+    return verdict(Status.PASS, f"{usual} on {counted(len(its), 'interface')}", measured=usual)
+
+
+def _priorities(found: tuple[int, ...] | None) -> str:
+    if found is None:
+        return "not reported"
+    return f"on {listed([str(one) for one in found], 8)}" if found else "off"
+
+
+@registry.check(
     "rdma.devices",
     needs=("infiniband", "rdma_nodes"),
     means="Programs can open every RDMA adapter: it has a uverbs device, each InfiniBand port has a umad device, and "
     "their files are in /dev/infiniband. A missing issm device is no fault.",
-    remedy="modprobe ib_uverbs ib_umad (role network_tuning keeps them loaded where it is used); ls /dev/infiniband.",
+    remedy="modprobe ib_uverbs ib_umad; rdma-core (role rdma) has udev load them at boot; ls /dev/infiniband.",
     actions=("fix_configuration", "restart_os"),
     state="drain",
     scope="link",
 )
-def devices(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def devices(node: NodeFacts) -> Iterator[Verdict]:
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     if is_container(node) and not node.simulated:
-        yield Verdict(Status.SKIP, "in a container /dev has what the container was given")
-        return
+        raise Skip("in a container /dev has what the container was given")
     for device in node.infiniband:
         lacking = [*_verbs_of(node, device), *_mads_of(node, device)]
         verdict = partial(Verdict, component=device.name, source=NVSENTINEL)
@@ -133,8 +182,7 @@ def _mads_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
 )
 def firmware(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if not node.infiniband:
-        yield Verdict(Status.SKIP, NO_DEVICE)
-        return
+        raise Skip(NO_DEVICE)
     by_board: dict[str, list[IbDevice]] = defaultdict(list)
     for device in node.infiniband:
         by_board[device.board_id or device.type or "unknown board"].append(device)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from inspect import signature
 from math import inf
-from typing import Literal, NotRequired, TypedDict, Unpack, get_args
+from typing import ClassVar, Literal, NotRequired, TypedDict, TypeVar, Unpack, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
@@ -178,7 +179,39 @@ class Verdict:
     state: State | None = None
 
 
+class NotJudged(Exception):  # noqa: N818 - it becomes a finding
+    """Raised by a check that cannot go on: one finding takes the place of the verdicts that it has not yielded yet."""
+
+    status: ClassVar[Status]
+
+    def __init__(self, reason: str, component: str = "node") -> None:
+        super().__init__(reason)
+        self.verdict = Verdict(self.status, reason, component)
+
+
+class Skip(NotJudged):
+    """The check does not apply here."""
+
+    status = Status.SKIP
+
+
+class Undetermined(NotJudged):
+    """The check has no answer: data is missing or cannot be read."""
+
+    status = Status.ERROR
+
+
 Judge = Callable[[NodeFacts, Expectation], Iterable[Verdict]]
+JudgeT = TypeVar("JudgeT", bound=Judge | Callable[[NodeFacts], Iterable[Verdict]])
+"""A check's function takes the site's expectation where it uses it."""
+
+
+def _with_expectation(function: Judge | Callable[[NodeFacts], Iterable[Verdict]]) -> Judge:
+    """Return the function as one that takes node and expectation."""
+    if len(signature(function).parameters) != 1:
+        return cast(Judge, function)
+    of_node = cast(Callable[[NodeFacts], Iterable[Verdict]], function)
+    return lambda node, _expect: of_node(node)
 
 
 def why_unseen(node: NodeFacts, field: str) -> str | None:
@@ -268,7 +301,7 @@ class Check:
             return [obstacle]
 
         def found_here() -> list[Finding]:
-            return [self._finding(verdict) for verdict in self.judge(node, expect)]
+            return [self._finding(verdict) for verdict in self._verdicts(node, expect)]
 
         try:
             found = found_here() if self.origin is None else contained(found_here, Finding)
@@ -278,6 +311,12 @@ class Check:
             # One node's surprise must not take the verdicts on all others with it.
             return [self._without_remedy(Status.ERROR, f"the check itself broke: {type(err).__name__}: {err}")]
         return found or [self._without_remedy(Status.ERROR, "the check found nothing to look at")]
+
+    def _verdicts(self, node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+        try:
+            yield from self.judge(node, expect)
+        except NotJudged as reason:
+            yield reason.verdict
 
     def _finding(self, verdict: Verdict) -> Finding:
         wants_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
@@ -382,8 +421,8 @@ class Registry:
         needs: tuple[str, ...] = (),
         needs_gpu: bool = False,
         **declared: Unpack[Declared],
-    ) -> Callable[[Judge], Judge]:
-        """Register a function as a check.
+    ) -> Callable[[JudgeT], JudgeT]:
+        """Register a function as a check: it takes the node, and the site's expectation where it uses it.
 
         A site's own packages use it too: see ``loading``. Raises ValueError for an id or a threshold's name that is
         taken, for an unknown fact, action or category.
@@ -402,14 +441,14 @@ class Registry:
             if self._thresholds.setdefault(threshold.name, threshold) is not threshold:
                 raise ValueError(f"check {check_id}: another threshold is called {threshold.name}")
 
-        def register(function: Judge) -> Judge:
+        def register(function: JudgeT) -> JudgeT:
             self._checks[check_id] = Check(
                 id=check_id,
                 level=level,
                 needs=needs,
                 means=declared["means"],
                 remedy=declared["remedy"],
-                judge=function,
+                judge=_with_expectation(function),
                 needs_gpu=needs_gpu,
                 actions=declared["actions"],
                 state=State(declared["state"]),

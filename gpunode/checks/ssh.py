@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import KeyFile, NodeFacts
@@ -32,10 +32,9 @@ DAY_S = 86400
     state="observe",
     actions=("run_role:ssh_hardening:ssh_hardening_configure",),
 )
-def ssh_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
     if node.ssh_daemon is None:
-        yield Verdict(Status.SKIP, "the node has no OpenSSH server")
-        return
+        raise Skip("the node has no OpenSSH server")
     values = node.ssh_daemon.settings
     if values.get("permitemptypasswords") == "yes":
         message = "sshd lets accounts without a password log in without one"
@@ -70,11 +69,10 @@ def ssh_settings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
     state="observe",
     actions=("run_role:ssh_hardening:ssh_hardening_install",),
 )
-def ssh_host_keys(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def ssh_host_keys(node: NodeFacts) -> Iterator[Verdict]:
     keys = [key for key in node.private_keys or () if key.path.startswith(HOST_KEY)]
     if node.ssh_daemon is None or not keys:
-        yield Verdict(Status.SKIP, "the node has no host keys of OpenSSH")
-        return
+        raise Skip("the node has no host keys of OpenSSH")
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     weak = [key for key in keys if key.type == "ssh-dss" or (key.type == "ssh-rsa" and key.bits < RSA_LEAST.value)]
     if exposed:
@@ -101,7 +99,7 @@ def _oldest_days(keys: list[KeyFile], node: NodeFacts) -> int:
     state="observe",
     actions=("fix_configuration",),
 )
-def user_keys(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def user_keys(node: NodeFacts) -> Iterator[Verdict]:
     keys = [key for key in node.private_keys or () if not key.path.startswith(HOST_KEY)]
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     shared = [key.path for key in keys if int(key.mode, 8) & READ_BY_GROUP]
@@ -122,7 +120,7 @@ def user_keys(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noq
     state="observe",
     actions=("run_role:accounts:accounts_configure",),
 )
-def empty_passwords(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def empty_passwords(node: NodeFacts) -> Iterator[Verdict]:
     names = node.empty_passwords or ()
     if names:
         message = f"{counted(len(names), 'account')} without a password: {listed(names)}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.words import listed
 from gpunode.facts.models.host import StoredMount
@@ -24,7 +24,7 @@ NO_STORAGE = "the role storage set up nothing here"
     category="host",
     thresholds=(FREE_LEAST,),
 )
-def scratch(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def scratch(node: NodeFacts) -> Iterator[Verdict]:
     found = [one for one in node.storage or () if not one.remote]
     if not found:
         yield Verdict(Status.SKIP, "the role storage set up no scratch space" if node.storage else NO_STORAGE)
@@ -45,7 +45,7 @@ def _scratch(one: StoredMount) -> Verdict:
     if one.problem is not None:
         return verdict(Status.FAIL, f"does not answer: {one.problem}")
     if one.same_device is None or not one.size_mib or one.free_mib is None:
-        return verdict(Status.ERROR, "its device or its size was not told")
+        return verdict(Status.ERROR, "its device or its size is unknown")
     free = 100 * one.free_mib // one.size_mib
     if free < FREE_LEAST.value:
         return verdict(Status.WARN, f"{free} % are free", expected=FREE_LEAST.value, measured=free, unit="%")
@@ -67,7 +67,7 @@ def _scratch(one: StoredMount) -> Verdict:
     actions=("fix_configuration",),
     category="host",
 )
-def remote_data(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def remote_data(node: NodeFacts) -> Iterator[Verdict]:
     found = [one for one in node.storage or () if one.remote]
     if not found:
         yield Verdict(Status.SKIP, "the role storage mounts no remote data" if node.storage else NO_STORAGE)
@@ -78,6 +78,6 @@ def remote_data(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # n
         elif one.mounted_type is None:
             yield verdict(Status.FAIL, f"{one.source} is not mounted", expected=one.type, measured="nothing")
         elif one.size_mib is None:
-            yield verdict(Status.ERROR, "whether it answers was not told")
+            yield verdict(Status.ERROR, "whether it answers is unknown")
         else:
             yield verdict(Status.PASS, f"{one.source} answers ({one.mounted_type})", measured=one.mounted_type)

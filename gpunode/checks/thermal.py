@@ -51,9 +51,9 @@ READ_AGAIN = "nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows the reading again; 
     actions=("fix_configuration", "replace_hardware"),
 )
 def throttling(gpu: SeenGpu) -> Verdict:
-    reasons = gpu.said.get("throttle_reasons")
+    reasons = gpu.reported.throttle_reasons
     if reasons is None:
-        return gpu.untold("what slows it down", expected=gpu.for_servers)
+        return gpu.not_reported("what slows it down", expected=gpu.for_servers)
     hard = [reason for reason in reasons if reason in HARDWARE]
     soft = [reason for reason in reasons if reason in SOFTWARE_HEAT]
     measured = ", ".join(reasons) or "none"
@@ -78,9 +78,9 @@ def throttling(gpu: SeenGpu) -> Verdict:
     thresholds=(NEAR, MEMORY_MOST, MEMORY_MARGIN),
 )
 def temperature(gpu: SeenGpu) -> Verdict:
-    now = gpu.said.get("temperature_c")
+    now = gpu.reported.temperature_c
     if now is None:
-        return gpu.untold("its temperature", expected=gpu.for_servers)
+        return gpu.not_reported("its temperature", expected=gpu.for_servers)
     hot = _memory_heat(gpu)
     if hot is not None:
         return hot
@@ -89,19 +89,19 @@ def temperature(gpu: SeenGpu) -> Verdict:
         return Verdict(Status.ERROR, message, measured=now, unit="°C", remedy=READ_AGAIN)
     slowdown = _slowdown_c(gpu, now)
     if slowdown is None:
-        return gpu.untold(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)
-    told = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
+        return gpu.not_reported(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)
+    verdict = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
     if now >= slowdown:
-        return told(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
+        return verdict(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
     near = NEAR.of(gpu.match)
     if now > slowdown - near:
-        return told(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the card slows down")
-    return told(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
+        return verdict(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the card slows down")
+    return verdict(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
 
 
 def _memory_heat(gpu: SeenGpu) -> Verdict | None:
     """The verdict on memory that is too hot. Cards with T.Limit print no limit in degrees for it: others' holds."""
-    memory, most = gpu.said.get("memory_temperature_c"), gpu.said.get("memory_max_temperature_c")
+    memory, most = gpu.reported.memory_temperature_c, gpu.reported.memory_max_temperature_c
     if memory is None:
         return None
     limit, source = (most, OWN_LIMIT) if most is not None else (MEMORY_MOST.of(gpu.match), HBM_SOURCE)
@@ -114,15 +114,15 @@ def _memory_heat(gpu: SeenGpu) -> Verdict | None:
 
 def _implausible(gpu: SeenGpu) -> bool:
     """True where the distance to the limit reads 0, and neither hardware nor software slows the GPU down for heat."""
-    reasons = set(gpu.said.get("throttle_reasons") or ())
-    at_limit = gpu.said.get("tlimit_c") == 0 and gpu.said.get("slowdown_temperature_c") is None
+    reasons = set(gpu.reported.throttle_reasons or ())
+    at_limit = gpu.reported.tlimit_c == 0 and gpu.reported.slowdown_temperature_c is None
     return at_limit and not reasons & (HARDWARE | SOFTWARE_HEAT)
 
 
 def _slowdown_c(gpu: SeenGpu, now: float) -> float | None:
     """Where the card slows down. Newer cards tell in its place how far they are from their limit (T.Limit)."""
-    slowdown = gpu.said.get("slowdown_temperature_c")
-    margin, margin_at_slowdown = gpu.said.get("tlimit_c"), gpu.said.get("slowdown_tlimit_c")
+    slowdown = gpu.reported.slowdown_temperature_c
+    margin, margin_at_slowdown = gpu.reported.tlimit_c, gpu.reported.slowdown_tlimit_c
     if slowdown is None and margin is not None and margin_at_slowdown is not None:
         slowdown = now + margin - margin_at_slowdown
     return slowdown

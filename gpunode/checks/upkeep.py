@@ -12,7 +12,7 @@ from gpunode.checks.gpus import model_of
 from gpunode.checks.installed import driver_packages
 from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment
 from gpunode.checks.words import counted, listed
@@ -45,8 +45,7 @@ FOREIGN_WORDS = {
 def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     loaded = node.loaded_driver
     if loaded is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-        return
+        raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if expect.driver is not None and not f"{loaded.version}.".startswith(f"{expect.driver}."):
         message = f"driver {loaded.version} is loaded, {expect.driver} expected"
         yield Verdict(Status.FAIL, message, expected=expect.driver, measured=loaded.version, source=SITE)
@@ -74,18 +73,15 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
     state="drain",
     actions=("fix_configuration",),
 )
-def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def signed(node: NodeFacts) -> Iterator[Verdict]:
     strict = node.lockdown not in (None, "none")
     if not node.module_files:
-        yield Verdict(Status.SKIP, "no NVIDIA module is on disk (driver.module-built reports the cause)")
-        return
+        raise Skip("no NVIDIA module is on disk (driver.module-built reports the cause)")
     unseen = node.gap("secure_boot")
     if unseen is not None and is_container(node):
-        yield Verdict(Status.SKIP, "in a container the firmware is the host's")
-        return
+        raise Skip("in a container the firmware is the host's")
     if unseen is not None:
-        yield Verdict(Status.ERROR, unseen)
-        return
+        raise Undetermined(unseen)
     matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
     unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]
     if not node.secure_boot and not strict:
@@ -106,10 +102,9 @@ def signed(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: 
     state="drain",
     actions=("fix_configuration",),
 )
-def driver_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def driver_libraries(node: NodeFacts) -> Iterator[Verdict]:
     if not any(library.name in DRIVER_LIBRARIES for library in node.libraries or ()):
-        yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
-        return
+        raise Skip("no NVIDIA driver library is installed")
     for name in DRIVER_LIBRARIES:
         copies = _copies([library for library in node.libraries or () if library.name == name])
         if copies:
@@ -154,7 +149,7 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def stack_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def stack_libraries(node: NodeFacts) -> Iterator[Verdict]:
     present = [name for name in STACK_LIBRARIES if any(library.name == name for library in node.libraries or ())]
     if not present:
         yield Verdict(Status.PASS, "the host has no NCCL and no cuDNN that could be in the way")
@@ -178,7 +173,7 @@ def stack_libraries(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]: 
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
-def foreign_installs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def foreign_installs(node: NodeFacts) -> Iterator[Verdict]:
     if not node.foreign_installs:
         yield Verdict(Status.PASS, "no trace of another installer", expected=0, measured=0)
         return
@@ -201,7 +196,7 @@ def foreign_installs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_configure",),
 )
-def automatic_updates(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def automatic_updates(node: NodeFacts) -> Iterator[Verdict]:
     updates = node.automatic_updates
     if updates is None:
         yield Verdict(Status.PASS, "the system makes no upgrade by itself")
@@ -247,7 +242,7 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
     state="observe",
     actions=("restart_os",),
 )
-def reboot_pending(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def reboot_pending(node: NodeFacts) -> Iterator[Verdict]:
     waiting = node.reboot_required or ()
     if waiting:
         yield Verdict(Status.WARN, f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
@@ -266,10 +261,9 @@ def reboot_pending(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  
     actions=("fix_configuration",),
     thresholds=(UPDATE_AGE,),
 )
-def security_updates(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def security_updates(node: NodeFacts) -> Iterator[Verdict]:
     if node.pending_updates is None:
-        yield Verdict(Status.SKIP, "the node records no pending updates (role updates)")
-        return
+        raise Skip("the node records no pending updates (role updates)")
     now, old, unknown = moment(node.collected_at), [], []
     for update in node.pending_updates:
         since = moment(update.since)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
 
@@ -17,10 +17,9 @@ from gpunode.facts.node import NodeFacts
     actions=("run_role:gpu_tools:gpu_tools_install",),
     category="host",
 )
-def tools(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def tools(node: NodeFacts) -> Iterator[Verdict]:
     if node.tools is None:
-        yield Verdict(Status.SKIP, "the role gpu_tools installed no programs")
-        return
+        raise Skip("the role gpu_tools installed no programs")
     missing = sorted(name for name, path in node.tools.items() if path is None)
     count = counted(len(node.tools), "program")
     if missing:

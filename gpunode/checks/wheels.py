@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Undetermined, Verdict, registry
 from gpunode.checks.words import listed
 from gpunode.checks.workload import image_of, of, one, record_check, where
 from gpunode.facts.models.workload import CudaValues, Record, TorchValues
@@ -67,7 +67,7 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     state="observe",
     actions=("fix_configuration",),
 )
-def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def wheel(node: NodeFacts) -> Iterator[Verdict]:
     answer = one(node, "versions.torch", TorchValues)
     if isinstance(answer, Verdict):
         yield answer if answer.status is not Status.SKIP else _without_torch(node, answer)
@@ -75,8 +75,7 @@ def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
     record, torch = answer
     present = capabilities(node)
     if not present:
-        yield Verdict(Status.ERROR, "the compute capability of the GPUs is neither seen nor in the catalog")
-        return
+        raise Undetermined("the compute capability of the GPUs is neither seen nor in the catalog")
     remedy = _build_for(node, present)
     if torch.cuda is None:
         if node.simulated:
@@ -88,10 +87,9 @@ def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
             yield Verdict(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
         return
     if not torch.architectures:
-        yield Verdict(Status.ERROR, f"PyTorch {torch.version} does not say what it was compiled for")
-        return
+        raise Undetermined(f"PyTorch {torch.version} does not say what it was compiled for")
     left = [str(capability) for capability in present if not runs_on(torch.architectures, capability)]
-    told = partial(
+    verdict = partial(
         Verdict,
         expected=listed([str(capability) for capability in present]),
         measured=listed(torch.architectures, most=12),
@@ -99,9 +97,9 @@ def wheel(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: A
     )
     if left:
         what = f"PyTorch {torch.version} holds no code for compute capability {listed(left)}{where(record)}"
-        yield told(Status.FAIL, what)
+        yield verdict(Status.FAIL, what)
     else:
-        yield told(Status.PASS, f"PyTorch {torch.version} (CUDA {torch.cuda}) holds code for every GPU")
+        yield verdict(Status.PASS, f"PyTorch {torch.version} (CUDA {torch.cuda}) holds code for every GPU")
 
 
 def _without_torch(node: NodeFacts, answer: Verdict) -> Verdict:
@@ -160,15 +158,15 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
             Status.ERROR, f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER
         )
     row = rows[0]
-    told = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
+    verdict = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
-        return told(_fault(row, "builds"), f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
+        return verdict(_fault(row, "builds"), f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
     floor = Version(row.min_compute_capability)
     below = [str(capability) for capability in capabilities(node) if capability < floor]
     if below:
         what = f"cuDNN {values.cudnn} needs compute capability {floor}, here is {listed(below)}{where(record)}"
-        return told(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
-    return told(Status.PASS, f"cuDNN {values.cudnn} is made for CUDA {cuda.major} and these GPUs")
+        return verdict(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
+    return verdict(Status.PASS, f"cuDNN {values.cudnn} is made for CUDA {cuda.major} and these GPUs")
 
 
 @record_check(
@@ -196,15 +194,17 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
             Status.ERROR, f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER
         )
     row = max(older, key=lambda one_row: Version(one_row.id))
-    told = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
+    verdict = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:
-        return told(_fault(row, "cuda_majors"), f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}")
+        return verdict(
+            _fault(row, "cuda_majors"), f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}"
+        )
     floor = row.min_compute_capability.get(cuda.major)
     below = [str(each) for each in capabilities(node) if floor is not None and each < Version(floor)]
     if below:
         what = f"NCCL {values.nccl} for CUDA {cuda.major} needs compute capability {floor}, here is {listed(below)}"
-        return told(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
-    return told(Status.PASS, f"NCCL {values.nccl} is made for CUDA {cuda.major} and these GPUs")
+        return verdict(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
+    return verdict(Status.PASS, f"NCCL {values.nccl} is made for CUDA {cuda.major} and these GPUs")
 
 
 def _fault(row: Row, field: str) -> Status:

@@ -53,7 +53,7 @@ def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Ve
 
 
 def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FAIL, message: str = "") -> str | None:
-    """The first of the checks with that status on this node: what it found brings others down, and is told once.
+    """The first of the checks with that status on this node: what it found brings others down, and is reported once.
 
     ``message``: with which its own begins.
     """
@@ -79,7 +79,7 @@ def where(record: Record) -> str:
 
 
 def component(node: NodeFacts, record: Record) -> str:
-    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is told.
+    """``gpu3`` as nvidia-smi on the host counts it, by UUID or slot; what the record calls it where neither is known.
 
     A MIG device is ``gpu3/mig1``.
     """
@@ -94,11 +94,10 @@ def component(node: NodeFacts, record: Record) -> str:
 
 def gpu_named(node: NodeFacts, uuid: str | None, pci_bus_id: str | None = None) -> str | None:
     """``gpu3``: the GPU of the host with that UUID, or at that slot; None where there is none."""
-    document = (node.smi.document if node.smi else None) or {}
-    for gpu in document.get("gpus", ()):
-        same_uuid = uuid is not None and gpu.get("uuid") == uuid
-        if same_uuid or (pci_bus_id is not None and gpu.get("pci_bus_id") == pci_bus_id):
-            return f"gpu{gpu['index']}"
+    for gpu in node.smi_gpus:
+        same_uuid = uuid is not None and gpu.uuid == uuid
+        if same_uuid or (pci_bus_id is not None and gpu.pci_bus_id == pci_bus_id):
+            return f"gpu{gpu.index}"
     return None
 
 
@@ -140,7 +139,7 @@ def record_check(  # noqa: PLR0913
     """
 
     def decorate(function: JudgeValues[AnyValues]) -> JudgeValues[AnyValues]:
-        def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+        def judge(node: NodeFacts) -> Iterator[Verdict]:
             ended = nothing_ran(node)
             found = of(node, record)
             if ended is not None:

@@ -9,7 +9,7 @@ from gpunode.catalog import GpuMatch, load
 from gpunode.checks.actions import State
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.words import counted, listed
 from gpunode.checks.xid_incidents import GAP, Incident, by_gpu, cancelled, incidents
 from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
@@ -68,7 +68,7 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     scope="gpu",
     thresholds=(GAP, ECC_MOST, REPEATED),
 )
-def xid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def xid(node: NodeFacts) -> Iterator[Verdict]:
     events = [event for event in _events(node, "xid") if event.xid is not None]
     if not events:
         yield nothing_found(node, "Xid")
@@ -128,13 +128,13 @@ def xid_verdict(
     when = f", last at {last.time}" if last.time else ""
     who = f", process {last.process}" if last.process else ""
     beside = f"; in the same incident: Xid {listed([str(other) for other in others])}" if others else ""
-    told = Verdict(
+    verdict = Verdict(
         Status.WARN, "", component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
     )
     if known is None or known.severity == "unused":
         said = f" ({last.message})" if last.message else ""
         message = f"Xid {number}{often}{when}{who}: the catalog has no meaning for it{said}{beside}"
-        return replace(told, message=message, actions=("open_support_case",))
+        return replace(verdict, message=message, actions=("open_support_case",))
     status = Status.FAIL if known.severity in BAD else Status.PASS if known.severity in HARMLESS else Status.WARN
     if known.cancelled_by and status is Status.PASS:
         status = Status.WARN  # a state that holds until another Xid ends it
@@ -149,8 +149,8 @@ def xid_verdict(
         status = Status.PASS if RECOVERED.search(last.message) else status
     by_application = known.severity == "application"
     follow = f" (where Xid {' or '.join(known.follow)} follows, that one decides)" if known.follow else ""
-    told = replace(
-        told,
+    verdict = replace(
+        verdict,
         status=status,
         message=f"Xid {number}{often}{when}{who}: {meaning}{beside}",
         remedy=f"{known.action}{follow}",
@@ -159,10 +159,10 @@ def xid_verdict(
     )
     decoded = judge(events, alone=not others) if number == NVLINK_ERROR and _has_registers(model) else None
     if decoded is None:
-        return told
+        return verdict
     message = f"Xid {number}{often}{when}{who}: {meaning}; {decoded.meaning}{beside}"
     source = f"{SOURCE}; {REGISTERS}"
-    return replace(told, status=decoded.status, message=message, actions=decoded.actions, source=source)
+    return replace(verdict, status=decoded.status, message=message, actions=decoded.actions, source=source)
 
 
 def _has_registers(model: GpuMatch | None) -> bool:
@@ -180,7 +180,7 @@ def _has_registers(model: GpuMatch | None) -> bool:
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
-def sxid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def sxid(node: NodeFacts) -> Iterator[Verdict]:
     events = _events(node, "sxid")
     if not events and not nvswitches(node):
         yield Verdict(Status.SKIP, "no NVSwitch is on the PCI bus")
@@ -211,7 +211,7 @@ def sxid(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: AR
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
-def driver_log(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def driver_log(node: NodeFacts) -> Iterator[Verdict]:
     events = (*_events(node, "nvrm"), *_events(node, "nouveau"))
     if not events:
         yield nothing_found(node, "trouble of the driver")
@@ -254,8 +254,7 @@ def model_at(node: NodeFacts, event: KernelEvent) -> GpuMatch | None:
 
 def gpu_of(node: NodeFacts, event: KernelEvent) -> str:
     """``gpu3`` by nvidia-smi's order, the slot where that is not known."""
-    document = (node.smi.document if node.smi else None) or {"gpus": ()}
-    found = next((gpu["index"] for gpu in document["gpus"] if gpu.get("pci_bus_id") == event.pci_bus_id), None)
+    found = next((gpu.index for gpu in node.smi_gpus if gpu.pci_bus_id == event.pci_bus_id), None)
     if found is not None:
         return f"gpu{found}"
     return f"gpu at {event.pci_bus_id}" if event.pci_bus_id else "node"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.times import moment
 from gpunode.checks.words import counted, listed
@@ -43,12 +43,11 @@ BOOTS = Threshold(
     scope="gpu",
     thresholds=(LOOK_BACK, BOOTS),
 )
-def xid_earlier(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def xid_earlier(node: NodeFacts) -> Iterator[Verdict]:
     boots = node.earlier_boots or ()
     if not boots:
         where = "in a container the journal is the container's" if is_container(node) else "the journal keeps no other"
-        yield Verdict(Status.SKIP, f"this boot alone is known: {where}")
-        return
+        raise Skip(f"this boot alone is known: {where}")
     seen: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
     in_boots: dict[tuple[str, int], int] = defaultdict(int)
     for boot in boots:
@@ -83,9 +82,12 @@ def _is_recent(node: NodeFacts, event: KernelEvent) -> bool:
 
 
 def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEvent], boots: int) -> Verdict:
-    told = xid_verdict(component, number, events, model_at(node, events[-1]))
+    verdict = xid_verdict(component, number, events, model_at(node, events[-1]))
     again = boots >= BOOTS.value
-    words = [told.message, f"in {counted(boots, 'boot')}: a reboot does not mend it" if again else "before this boot"]
+    words = [
+        verdict.message,
+        f"in {counted(boots, 'boot')}: a reboot does not mend it" if again else "before this boot",
+    ]
     return Verdict(
         Status.FAIL if again else Status.WARN,
         listed(words),

@@ -1,7 +1,9 @@
 """The command line: one module per verb, loaded when it is called."""
 
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gpunode.cli.streams import guard
 
@@ -28,10 +30,25 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     try:
-        # Most of the time until a verb begins goes into this; Ctrl-C may come here too.
-        from gpunode.cli.root import answer  # noqa: PLC0415
+        with loading():
+            # Most of the time until a verb begins goes into this; Ctrl-C may come here too.
+            from gpunode.cli.root import answer  # noqa: PLC0415
 
         return answer(argv)
     except KeyboardInterrupt:
         sys.stderr.write("gpunode: interrupted\n")
         return 130
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Keep the garbage collector from what is loaded meanwhile: nothing of it is garbage, and it is large."""
+    enabled, known = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if len(sys.modules) > known:
+            gc.freeze()
+        if enabled:
+            gc.enable()

@@ -192,7 +192,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @_name
-@click.option("-v", "--verbose", is_flag=True, help="Let ssh say what it does.")
+@click.option("-v", "--verbose", is_flag=True, help="Print what ssh does.")
 @click.argument("node")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[CMD]...")
 def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:

@@ -8,7 +8,7 @@ from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 from gpunode.expectations import is_metric, tools
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers.kinds import KINDS, decoded
+from gpunode.facts.parsers.kinds import decoded, parsed
 
 PROGRAMS = {"nvbandwidth": "nvbandwidth", "nccl-tests": "nccl-tests", "dcgm-diag": "dcgmi"}
 CHECKS = {
@@ -64,7 +64,7 @@ def _record(kind: str, file: Path) -> dict[str, Any]:
             f"--log {file}: {len(text)} characters, at most {MOST_BYTES} are judged: leave out NCCL's own log"
         )
     try:
-        answer = KINDS[kind](text)
+        answer = parsed(kind, text)
     except ParseError as err:
         raise UsageError(f"--log {file}: not read as {kind}: {err}") from None
     program = PROGRAMS[kind]

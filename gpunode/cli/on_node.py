@@ -42,7 +42,7 @@ MOST_BYTES = 64 << 20
     help="slurm: one line, STATE: REASON.",
 )
 @click.option(
-    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site says of its nodes, in YAML."
+    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site expects of its nodes, in YAML."
 )
 @click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="How strict to be, in YAML.")
 @click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")

@@ -64,13 +64,13 @@ def outputs(ctx: click.Context) -> list[Output]:
             taken.append(False)
             continue
         if not found or taken[-1]:
-            raise UsageError(f"--output {value}: say its --format before it, as in --format json --output {value}")
+            raise UsageError(f"--output {value}: give its --format before it, as in --format json --output {value}")
         found[-1] = Output(found[-1].format, None if value in STDOUT else Path(value))
         taken[-1] = True
     found = found or [Output("console", None)]
     places = [output.path for output in found]
     if places.count(None) > 1:
-        raise UsageError("two formats for stdout: say --output FILE after one of them")
+        raise UsageError("two formats for stdout: add --output FILE after one of them")
     for path in places:
         if path is not None:
             _must_be_writable(path)

@@ -151,7 +151,7 @@ def _mutant_problem(case: Case, mutant: Mutant, node: NodeFacts, before: Mapping
 
 
 def _missing_problem(check_id: str, field: str, node: NodeFacts) -> str | None:
-    gaps = {**node.gaps, field: "taken away by the test"}
+    gaps = {**node.gaps, field: "removed by the test"}
     without = node.model_copy(update={field: None, "gaps": gaps})
     status = _status(_findings(check_id, without))
     return None if status in (Status.ERROR, Status.SKIP) else f"it is {status.value}: missing data must not be judged"

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import click
@@ -11,14 +10,14 @@ from gpunode.catalog import load
 from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers import dmesg
-from gpunode.facts.parsers.kinds import KINDS, Parser, decoded
+from gpunode.facts.parsers.dmesg import XidMeaning
+from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
 
 
 @click.command("parse")
 @click.argument("kind", metavar="KIND")
 @click.argument("file", metavar="FILE|-")
-@click.option("-v", "--verbose", is_flag=True, help="Say on stderr what was read.")
+@click.option("-v", "--verbose", is_flag=True, help="Print on stderr what was read.")
 def command(*, kind: str, file: str, verbose: bool) -> int:
     """Read one tool's raw output (FILE, or - for stdin) and print it as one JSON document.
 
@@ -43,7 +42,7 @@ def command(*, kind: str, file: str, verbose: bool) -> int:
     if verbose:
         click.echo(f"gpunode: {name}: {len(data)} bytes read as {kind}", err=True)
     try:
-        answer = _parser(kind)(decoded(data))
+        answer = parsed(kind, decoded(data), _xids() if kind == "dmesg" else None)
     except ParseError as err:
         raise UsageError(f"{name}: not read as {kind}: {err}") from None
     click.echo(json.dumps(answer, indent=1, allow_nan=False))
@@ -59,9 +58,6 @@ def _read(file: str) -> bytes:
         raise UsageError(f"{file}: cannot be read: {err.strerror}") from None
 
 
-def _parser(kind: str) -> Parser:
-    """The kind's parser; the one of the kernel's log with the catalog's meanings of Xids."""
-    if kind != "dmesg":
-        return KINDS[kind]
-    xids = {xid.number: xid for xid in load().xids.values() if xid.severity != "unused"}
-    return partial(dmesg.parse, xids=xids)
+def _xids() -> dict[int, XidMeaning]:
+    """Return the catalog's meanings of Xids."""
+    return {xid.number: xid for xid in load().xids.values() if xid.severity != "unused"}

@@ -90,7 +90,7 @@ class Options:
 @click.option("-i", "--inventory", "inventories", multiple=True, metavar="INVENTORY", help="Plan for its hosts.")
 @click.option("-l", "--limit", metavar="PATTERN", help="Host pattern within the inventory.")
 @click.option("--replay", multiple=True, metavar="BUNDLE|DIR", help="Plan for saved bundles.  [repeatable]")
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME|PCI-ID", help="A GPU of a thought node.  [repeatable]")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME|PCI-ID", help="A GPU of a hypothetical node.  [repeatable]")
 @click.option("--count", type=click.IntRange(1, 64), metavar="N", help="How many of each --gpu.")
 @click.option("--platform", metavar="NAME", help="A board, server or cloud shape: hgx-h100-8.")
 @click.option("--os", "system", metavar="SYSTEM", help="Operating system: ubuntu-24.04.")
@@ -127,7 +127,7 @@ class Options:
     show_default=True,
     help="What a branch past its published end of life is. An end that is only computed always warns.",
 )
-@click.option("--explain", metavar="RULE", help="Show what one rule means and says about this question: R10.")
+@click.option("--explain", metavar="RULE", help="Show what one rule means and how it applies to this request: R10.")
 @click.option("--diff", nargs=2, metavar="A B", help="Compare two saved plans (--format json or yaml, or a lock).")
 @click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
 @click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")
@@ -141,7 +141,7 @@ class Options:
 def command(**values: Any) -> int:
     """Decide a matched stack: driver, CUDA, fabric, DCGM, containers, package names, and the rule behind each.
 
-    For the hosts of an inventory (-i), for saved bundles (--replay), or for a node that is only thought of (--gpu or
+    For the hosts of an inventory (-i), for saved bundles (--replay), or for a hypothetical node (--gpu or
     --platform, --os ...). Nothing is changed on a node.
 
     Exit codes: 0 decided (--diff: no difference), 1 no stack matches (--diff: they differ), 2 wrong usage, 3 a node
@@ -161,7 +161,7 @@ def command(**values: Any) -> int:
         return _diff(options)
     _must_fit_together(options)
     if not options.inventories:
-        refuse_asking("--replay asks no node" if options.replay else "a thought node is not asked")
+        refuse_asking("--replay asks no node" if options.replay else "a hypothetical node cannot be reached")
     catalog = load(options.overlays)
     request = _request(options, catalog)
     today = _date(options.today)
@@ -240,14 +240,16 @@ def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A00
 def _must_fit_together(options: Options) -> None:
     machines = [name for name, given in (("-i", options.inventories), ("--replay", options.replay)) if given]
     if options.more_bundles and not options.replay:
-        raise UsageError(f"{options.more_bundles[0]}: say --replay before saved bundles")
+        raise UsageError(f"{options.more_bundles[0]}: saved bundles need --replay before them")
     if len(machines) == 2:
         raise UsageError("-i and --replay cannot be combined: plan for an inventory or for saved bundles")
     thought = options.thought
     if machines and thought:
-        raise UsageError(f"{next(iter(thought))} describes a thought node and cannot be combined with {machines[0]}")
+        raise UsageError(
+            f"{next(iter(thought))} describes a hypothetical node and cannot be combined with {machines[0]}"
+        )
     if not machines and not thought:
-        raise UsageError("say what to plan for: --platform or --gpu with --os, -i INVENTORY, or --replay BUNDLE")
+        raise UsageError("nothing to plan for: give --platform or --gpu with --os, -i INVENTORY, or --replay BUNDLE")
     if options.gpus and options.platform:
         raise UsageError("--platform names the GPUs already: leave --gpu out")
     if options.count and not options.gpus:

@@ -25,5 +25,5 @@ def _lines(found: Explanation) -> Iterator[str]:
     for field, text in found.decided.items():
         yield f"  decides {field}: {text}"
     if not found.says and not found.decided:
-        yield "  says nothing about this question"
+        yield "  does not apply to this request"
     yield f"  chosen: {found.chosen}" if found.chosen else "  no stack matches"

@@ -240,7 +240,7 @@ def _free_text_marked(value: Any) -> Any:
 def _folder(sources: tuple[str, ...]) -> Path:
     """Where the inventory's variable folders stand."""
     if len(sources) != 1:
-        raise UsageError("--write needs one inventory: with several it is not said beside which one the lock belongs")
+        raise UsageError("--write needs one inventory: with several the location of the lock is ambiguous")
     path = Path(sources[0])
     if not path.exists():
         raise UsageError(f"--write: {sources[0]} is no file or folder; there is nothing a lock could stand beside")

@@ -68,7 +68,7 @@ def _rule(entry: Mapping[Any, Any], where: str) -> Rule:
     if mode not in MODES:
         raise UsageError(f"{where}: mode: expected {' or '.join(MODES)}, found {mode!r}")
     if not isinstance(reason, str) or not reason.strip():
-        raise UsageError(f"{where}: reason: expected a text that says why, found {reason!r}")
+        raise UsageError(f"{where}: reason: expected a text with the reason, found {reason!r}")
     if isinstance(until, str):
         try:
             until = date.fromisoformat(until)

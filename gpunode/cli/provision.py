@@ -34,7 +34,7 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 @click.option("-l", "--limit", metavar="PATTERN", help="Only these hosts: an Ansible host pattern.")
 @click.option("-t", "--tags", multiple=True, metavar="TAG[,TAG]", help="Only tasks with these tags.")
 @click.option("--skip-tags", multiple=True, metavar="TAG[,TAG]", help="All but tasks with these tags.")
-@click.option("-C", "--check", is_flag=True, help="Change nothing, say what would be changed.")
+@click.option("-C", "--check", is_flag=True, help="Change nothing, report what would change.")
 @click.option("-D", "--diff", is_flag=True, help="Show the changes in files.")
 @click.option(
     "-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables that win over all others."

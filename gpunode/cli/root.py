@@ -9,7 +9,7 @@ from contextlib import suppress
 import click
 
 import gpunode
-from gpunode.cli import VERBS
+from gpunode.cli import VERBS, loading
 from gpunode.cli.nearest import unknown
 from gpunode.cli.streams import ReaderLeft
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
@@ -27,7 +27,8 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"gpunode.cli.{cmd_name}")
+        with loading():
+            module = importlib.import_module(f"gpunode.cli.{cmd_name}")
         command: click.Command = module.command
         return command
 

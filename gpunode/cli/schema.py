@@ -9,18 +9,19 @@ from importlib.resources import files as resource_files
 from typing import Any
 
 import click
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from gpunode.cli.checks import CheckList
 from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
+from gpunode.facts.parsers.kinds import ANSWERS
 from gpunode.probe.bundle import Bundle
 from gpunode.report import Report
 from gpunode.stack import Plan, Stack
 from gpunode.tuning import Tunings
 
-MODELS: dict[str, type[BaseModel]] = {
+MODELS: dict[str, Any] = {
     "bundle": Bundle,
     "checks": CheckList,
     "env": Tunings,
@@ -28,7 +29,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "record": Record,
     "report": Report,
     "stack": Stack,
+    **{f"parse-{kind}": answer for kind, answer in ANSWERS.items()},
 }
+"""What each format's schema is derived from: a model, or the union of a parser's answers."""
 
 
 def from_model(name: str) -> str:
@@ -36,7 +39,7 @@ def from_model(name: str) -> str:
     schema: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"gpunode.{name}/1",
-        **MODELS[name].model_json_schema(by_alias=True, mode="serialization"),
+        **TypeAdapter(MODELS[name]).json_schema(by_alias=True, mode="serialization"),
     }
     if name == "bundle":
         # The probe, which has the bundle's model, knows nothing of facts; what is published says what the results are.

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
-from rich.markup import escape
-from rich.status import Status
 
+from gpunode.cli import loading
 from gpunode.cli.inventories import explained
 from gpunode.cli.seconds import Seconds
 from gpunode.cli.writing import write_bundle
@@ -46,7 +44,8 @@ class Selection:
 
     def targets(self) -> "list[Target]":
         """The nodes; this machine where none is named. Raises UsageError."""
-        from gpunode import fleet  # noqa: PLC0415
+        with loading():
+            from gpunode import fleet  # noqa: PLC0415 (slow to load, and a replay does without)
 
         if self.hosts and self.inventories:
             raise UsageError(
@@ -108,8 +107,8 @@ class Shown:
 
 
 class _OnTerminal(Shown):
-    def __init__(self, status: Status, names: Sequence[str]) -> None:
-        self._status = status
+    def __init__(self, show: Callable[[str], None], names: Sequence[str]) -> None:
+        self._show = show
         self._waiting = set(names)
         self._nodes = len(names)
         self._doing: dict[str, str] = {}
@@ -126,18 +125,20 @@ class _OnTerminal(Shown):
     def _update(self) -> None:
         line = progress(self._waiting, self._nodes)
         latest = [f"{name}: {text}" for name, text in list(self._doing.items())[-1:]]
-        self._status.update(escape(printable("; ".join([line, *latest]))))
+        self._show(printable("; ".join([line, *latest])))
 
 
 @contextmanager
 def shown_progress(names: Sequence[str]) -> Iterator[Shown]:
     """A line on stderr: how many nodes have answered, at the end which have not, and what was last said of one."""
-    console = Console(stderr=True)
-    if not console.is_terminal or "NO_COLOR" in os.environ:
+    if not sys.stderr.isatty() or "NO_COLOR" in os.environ:
         yield Shown()
         return
-    with console.status(progress(set(names), len(names))) as status:
-        yield _OnTerminal(status, names)
+    from rich.console import Console  # noqa: PLC0415 (slow to load, and only a terminal needs it)
+    from rich.markup import escape  # noqa: PLC0415 (the same)
+
+    with Console(stderr=True).status(progress(set(names), len(names))) as status:
+        yield _OnTerminal(lambda text: status.update(escape(text)), names)
 
 
 def progress(waiting: Collection[str], nodes: int) -> str:

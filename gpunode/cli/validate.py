@@ -29,7 +29,7 @@ from gpunode.cli.outputs import CommandWithOutputs, Output
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
 from gpunode.cli.selection import Say, Selection, refuse_asking
-from gpunode.cli.workloads import Options, Workload
+from gpunode.cli.workloads import Options
 from gpunode.cli.write_expect import must_be_writable, write_expectation
 from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
@@ -37,9 +37,10 @@ from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
 from gpunode.printable import printable_json
 from gpunode.probe.bundle import Bundle
-from gpunode.report import NodeReport, Report, console, exit_code, judged, report, unchecked, unreachable
+from gpunode.report import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
 
 if TYPE_CHECKING:
+    from gpunode.cli.workload_run import Workload
     from gpunode.fleet import Collected
 
 Item = TypeVar("Item")
@@ -59,7 +60,7 @@ Item = TypeVar("Item")
     help="How deep to look.  [default: standard; with --replay, what was collected]",
 )
 @click.option(
-    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site says of its nodes, in YAML."
+    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site expects of its nodes, in YAML."
 )
 @click.option(
     "--policy",
@@ -209,12 +210,14 @@ def told_apart(files: Iterable[Path], nodes: Iterable[NodeReport]) -> list[NodeR
     return list(found.values())
 
 
-def following(workload: Options, apart: Apart) -> Callable[[Say], Workload]:
+def following(workload: Options, apart: Apart) -> "Callable[[Say], Workload]":
     """What is run on each node after its probe. Raises UsageError."""
-    wish, limit_s = workloads.read_wish(workload), workload.limit_s
+    from gpunode.cli import workload_run  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
 
-    def then(say: Say) -> Workload:
-        return Workload(wish, limit_s, apart.facts, say)
+    wish, limit_s = workload_run.read_wish(workload), workload.limit_s
+
+    def then(say: Say) -> "Workload":
+        return workload_run.Workload(wish, limit_s, apart.facts, say)
 
     return then
 
@@ -321,13 +324,16 @@ def in_order(work: Callable[[Item], NodeReport], items: Iterable[Item], most: in
 
 def write(document: Report, place: Output, *, verbose: bool) -> None:
     """Write one rendering to its place."""
-    if place.path is None:
-        if place.format == "json":
-            click.echo(printable_json(document.to_json()), nl=False)
+    if place.format == "json":
+        text = printable_json(document.to_json())
+        if place.path is None:
+            click.echo(text, nl=False)
         else:
-            console.write(document, sys.stdout, verbose=verbose)
+            write_whole(place.path, text)
         return
-    write_whole(
-        place.path,
-        printable_json(document.to_json()) if place.format == "json" else console.as_text(document, verbose=verbose),
-    )
+    from gpunode.report import console  # noqa: PLC0415 (rich is slow to load; JSON does without)
+
+    if place.path is None:
+        console.write(document, sys.stdout, verbose=verbose)
+    else:
+        write_whole(place.path, console.as_text(document, verbose=verbose))

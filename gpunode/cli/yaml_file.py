@@ -36,7 +36,7 @@ def read_mapping(option: str, path: Path, known: str) -> tuple[dict[Any, Any], P
         line = f" in line {mark.line + 1}" if mark else ""
         raise UsageError(f"{option} {path}: not YAML{line}: {getattr(err, 'problem', None) or 'unreadable'}") from None
     if content is None:
-        raise UsageError(f"{option} {path}: says nothing; known: {known}")
+        raise UsageError(f"{option} {path}: is empty; known: {known}")
     if not isinstance(content, dict):
         raise UsageError(f"{option} {path}: expected KEY: VALUE lines, found {kind_of(content)}")
     _each_key_once(written, f"{option} {path}", set())

@@ -1,14 +1,14 @@
 """Figures out of the answers of ``gpunode.facts.parsers``: nvbandwidth, nccl-tests, the bandwidth samples of CUDA."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from gpunode.expectations.assess import Figure
 from gpunode.expectations.limits import Where
 from gpunode.expectations.metrics import METRICS
+from gpunode.facts.models.outputs import BandwidthTest, NcclRow, NcclTests, Nvbandwidth, P2pBandwidth
 
-Answer = Mapping[str, Any]
 NVBANDWIDTH_BYTES = 512 * 2**20
 """Its buffers, unless ``--bufferSize`` says otherwise."""
 P2P_BYTES = 160_000_000
@@ -28,37 +28,37 @@ class ToolTrouble:
     what: str
 
 
-def of_nvbandwidth(answer: Answer, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure | ToolTrouble]:
+def of_nvbandwidth(answer: Nvbandwidth, message_bytes: int = NVBANDWIDTH_BYTES) -> Iterator[Figure | ToolTrouble]:
     """Yield one figure for each GPU and direction and for each ordered pair of GPUs, and the tests that failed."""
-    for test in answer["tests"]:
-        if test["status"] in ("failed", "error"):
-            yield ToolTrouble("bad", f"{test['name']} ended with {test['status']}")
-        elif test["status"] != "passed" or test["unit"] != "GB/s" or not test["matrix"]:
+    for test in answer.tests:
+        if test.status in ("failed", "error"):
+            yield ToolTrouble("bad", f"{test.name} ended with {test.status}")
+        elif test.status != "passed" or test.unit != "GB/s" or not test.matrix:
             continue
-        elif test["name"] in HOST_TESTS and len(test["matrix"]) == 1:
-            for gpu, cell in enumerate(test["matrix"][0]):
+        elif test.name in HOST_TESTS and len(test.matrix) == 1:
+            for gpu, cell in enumerate(test.matrix[0]):
                 if cell is not None:
-                    yield Figure(HOST_TESTS[test["name"]], cell, Where(gpu), message_bytes)
-        elif test["name"] in PEER_TESTS:
-            yield from _pairs(test["matrix"], message_bytes)
+                    yield Figure(HOST_TESTS[test.name], cell, Where(gpu), message_bytes)
+        elif test.name in PEER_TESTS:
+            yield from _pairs(test.matrix, message_bytes)
 
 
-def _pairs(matrix: list[list[float | None]], message_bytes: int) -> Iterator[Figure]:
+def _pairs(matrix: Sequence[Sequence[float | None]], message_bytes: int) -> Iterator[Figure]:
     for first, row in enumerate(matrix):
         for second, cell in enumerate(row):
             if first != second and cell is not None:
                 yield Figure("peer_to_peer", cell, Where(first, second), message_bytes)
 
 
-def of_p2p_bandwidth(answer: Answer) -> Iterator[Figure]:
+def of_p2p_bandwidth(answer: P2pBandwidth) -> Iterator[Figure]:
     """Yield one figure for each ordered pair of GPUs, with peer access where the GPUs have it."""
-    matrix = answer["unidirectional_gb_per_s"] or answer["unidirectional_no_p2p_gb_per_s"]
-    yield from _pairs(matrix or [], P2P_BYTES)
+    matrix = answer.unidirectional_gb_per_s or answer.unidirectional_no_p2p_gb_per_s
+    yield from _pairs(matrix or (), P2P_BYTES)
 
 
-def of_bandwidth_test(answer: Answer) -> Iterator[Figure | ToolTrouble]:
+def of_bandwidth_test(answer: BandwidthTest) -> Iterator[Figure | ToolTrouble]:
     """Yield the figures of the largest size."""
-    if answer["pass"] is False:
+    if answer.passed is False:
         yield ToolTrouble("bad", "bandwidthTest reports FAIL")
     metrics = {
         "host_to_device": "host_to_device",
@@ -66,31 +66,31 @@ def of_bandwidth_test(answer: Answer) -> Iterator[Figure | ToolTrouble]:
         "device_to_device": "on_device",
     }
     for direction, metric in metrics.items():
-        rows = [row for row in answer["sizes"] if row["direction"] == direction]
+        rows = [row for row in answer.sizes if row.direction == direction]
         if rows:
-            largest = max(rows, key=lambda row: row["size_bytes"])
-            yield Figure(metric, largest["gb_per_s"], Where(), largest["size_bytes"])
+            largest = max(rows, key=lambda row: row.size_bytes)
+            yield Figure(metric, largest.gb_per_s, Where(), largest.size_bytes)
 
 
 def of_nccl_tests(
-    answer: Answer, collective: str | None = None, nodes: int | None = None
+    answer: NcclTests, collective: str | None = None, nodes: int | None = None
 ) -> Iterator[Figure | ToolTrouble]:
     """Yield the bus bandwidth of the largest message of each run, the better of both placements.
 
     ``collective`` and ``nodes`` stand in for what the log does not say.
     """
-    for run in answer["runs"]:
-        name = run["collective"] or collective
-        messages = f": {run['messages'][0]}" if run["messages"] else ""
-        largest = max(run["rows"], key=lambda row: row["size_bytes"], default=None)
-        if run["wrong_total"] or run["out_of_bounds"]:
-            wrong = run["wrong_total"] or run["out_of_bounds"]
+    for run in answer.runs:
+        name = run.collective or collective
+        messages = f": {run.messages[0]}" if run.messages else ""
+        largest = max(run.rows, key=lambda row: row.size_bytes, default=None)
+        if run.wrong_total or run.out_of_bounds:
+            wrong = run.wrong_total or run.out_of_bounds
             yield ToolTrouble("bad", f"{name or 'a collective'}: {wrong} values wrong")
-        elif not run["complete"]:
+        elif not run.complete:
             yield ToolTrouble("bad", f"{name or 'a collective'} did not come to its end{messages}")
-        elif not run["ok"]:
+        elif not run.ok:
             yield ToolTrouble("bad", f"{name or 'a collective'} failed{messages}")
-        elif run["ranks"] == 1:
+        elif run.ranks == 1:
             yield ToolTrouble("unknown", "a single GPU took part: its bandwidth says nothing of a collective")
         elif name is None:
             yield ToolTrouble("unknown", "the log does not name the collective")
@@ -99,8 +99,8 @@ def of_nccl_tests(
         elif (metric := metric_of(name)) not in METRICS:
             yield ToolTrouble("unknown", f"nothing is expected of the collective {name[:40]}")
         else:
-            where = Where(ranks=run["ranks"], nodes=run["nodes"] or nodes or 1)
-            yield Figure(metric, best, where, largest["size_bytes"])
+            where = Where(ranks=run.ranks, nodes=run.nodes or nodes or 1)
+            yield Figure(metric, best, where, largest.size_bytes)
 
 
 def metric_of(collective: str) -> str:
@@ -108,6 +108,6 @@ def metric_of(collective: str) -> str:
     return f"{COLLECTIVES.get(collective, collective)}_busbw"
 
 
-def _best(row: Answer) -> float | None:
-    placements = [row[key] for key in ("out_of_place", "in_place") if row[key] is not None]
-    return max((place["busbw_gb_per_s"] for place in placements if place["busbw_gb_per_s"] is not None), default=None)
+def _best(row: NcclRow) -> float | None:
+    placements = [place for place in (row.out_of_place, row.in_place) if place is not None]
+    return max((place.busbw_gb_per_s for place in placements if place.busbw_gb_per_s is not None), default=None)

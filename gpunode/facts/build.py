@@ -101,6 +101,7 @@ READERS: Mapping[str, Callable[[Seen], Any]] = {
     "addressed": network.addressed,
     "infiniband": network.infiniband,
     "rdma_nodes": rdma.rdma_nodes,
+    "peer_memory": rdma.peer_memory,
     "link_log": rdma.link_log,
     "packet_filter": exposure.packet_filter,
     "listeners": exposure.listeners,

@@ -1,11 +1,11 @@
 """What the driver's user space says: library, nvidia-smi, and the processes at the GPUs."""
 
 import re
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Smi, SmiGpu, SmiLog
 from gpunode.facts.modules import loaded_driver
-from gpunode.facts.node import GpuProcess, Smi
+from gpunode.facts.node import GpuProcess
 from gpunode.facts.parsers import smi_xml
 from gpunode.facts.seen import Seen, Unseen, first_line
 from gpunode.facts.tools import answer
@@ -25,14 +25,14 @@ def library_version(seen: Seen) -> str | None:
     return match[1]
 
 
-def smi(seen: Seen) -> Smi | None:
+def smi(seen: Seen) -> Smi[SmiLog] | None:
     """``nvidia-smi -q -x``; None where there is no nvidia-smi, or no module in memory that it could talk to."""
     if not seen.ran("nvidia-smi-xml") and loaded_driver(seen) is None:
         return None
     result = seen.command("nvidia-smi-xml")
     if result.missing:
         return None
-    found: Smi = seen.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse))
+    found: Smi[SmiLog] = seen.once("nvidia-smi-xml", lambda: answer(result, smi_xml.parse, Smi[SmiLog]))
     return found
 
 
@@ -43,10 +43,9 @@ def processes(seen: Seen) -> tuple[GpuProcess, ...]:
     """
     if _no_driver(seen):
         return ()
-    document = _smi_document(seen)
-    gpus: list[dict[str, Any]] = document["gpus"] if document else []
-    listed = [(gpu, process) for gpu in gpus for process in gpu["processes"] or ()]
-    complete = bool(gpus) and all(gpu["processes"] is not None for gpu in gpus)
+    gpus = _smi_gpus(seen)
+    listed = [(gpu, process) for gpu in gpus for process in gpu.processes or ()]
+    complete = bool(gpus) and all(gpu.processes is not None for gpu in gpus)
     holders = seen.command("device-holders")
     if not complete and holders.rc != 0:
         raise Unseen(f"processes at the GPUs: {first_line(holders.stderr)}; run the probe as root")
@@ -54,15 +53,14 @@ def processes(seen: Seen) -> tuple[GpuProcess, ...]:
     owners = {**_rows(_process_owners(seen), 3), **held}
     from_smi = tuple(
         GpuProcess(
-            pid=process["pid"],
-            name=process["name"],
-            type=process["type"],
-            user=_known(owners[process["pid"]][0]) if process["pid"] in owners else None,
-            gpu=f"gpu{gpu['index']}",
-            devices=tuple(held[process["pid"]][2].split()) if process["pid"] in held else (),
+            pid=process.pid,
+            name=process.name,
+            type=process.type,
+            user=_known(owners[process.pid][0]) if process.pid in owners else None,
+            gpu=f"gpu{gpu.index}",
+            devices=tuple(held[process.pid][2].split()) if process.pid in held else (),
         )
         for gpu, process in listed
-        if process["pid"] is not None
     )
     named = {process.pid for process in from_smi}
     others = (
@@ -80,12 +78,12 @@ def _no_driver(seen: Seen) -> bool:
         return False
 
 
-def _smi_document(seen: Seen) -> dict[str, Any] | None:
+def _smi_gpus(seen: Seen) -> tuple[SmiGpu, ...]:
     try:
         answer = smi(seen)
     except (Unseen, ParseError):
-        return None
-    return answer.document if answer else None
+        return ()
+    return answer.document.gpus if answer and answer.document else ()
 
 
 def _process_owners(seen: Seen) -> str:

@@ -29,16 +29,16 @@ def machine(seen: Seen) -> Machine:
 def cpu(seen: Seen) -> Cpu:
     """From ``lscpu``."""
     parsed = lscpu.parse(seen.output("lscpu"))
-    if parsed["cpus"] is None:
+    if parsed.cpus is None:
         raise ParseError("lscpu tells no number of processors")
     return Cpu(
-        architecture=parsed["architecture"],
-        model_name=parsed["model_name"],
-        cpus=parsed["cpus"],
-        sockets=parsed["sockets"],
-        cores_per_socket=parsed["cores_per_socket"],
-        threads_per_core=parsed["threads_per_core"],
-        nodes=tuple(CpuNode(node=node["node"], cpus=node["cpus"] or "") for node in parsed["nodes"]),
+        architecture=parsed.architecture,
+        model_name=parsed.model_name,
+        cpus=parsed.cpus,
+        sockets=parsed.sockets,
+        cores_per_socket=parsed.cores_per_socket,
+        threads_per_core=parsed.threads_per_core,
+        nodes=tuple(CpuNode(node=node.node, cpus=node.cpus or "") for node in parsed.nodes),
     )
 
 

@@ -1,8 +1,9 @@
 """Trouble in the kernel's log: the driver's words, PCI Express errors, killed processes, machine checks."""
 
 import re
-from typing import Any
 
+from gpunode.facts.models.outputs import Dmesg, LogEvent
+from gpunode.facts.models.smi import Failure
 from gpunode.facts.node import BootLog, KernelEvent, KernelLog
 from gpunode.facts.parsers import dmesg
 from gpunode.facts.parsers.values import bus_id
@@ -56,37 +57,36 @@ def earlier_boots(seen: Seen) -> tuple[BootLog, ...]:
 def _boot(lines: list[str]) -> BootLog:
     first = _TIME.match(lines[0]) if _BOOT.search(lines[0]) else None
     parsed = dmesg.parse("\n".join(lines))
-    if "error" in parsed:
-        raise Unseen(parsed["error"]["message"])
-    return BootLog(began=first[1] if first else None, events=tuple(map(_of_driver, parsed["events"])))
+    if isinstance(parsed, Failure):
+        raise Unseen(parsed.error.message)
+    return BootLog(began=first[1] if first else None, events=tuple(map(_of_driver, parsed.events)))
 
 
 def parse(text: str, source: str) -> KernelLog:
     """Read the lines that the probe kept: first what the GPU's driver says, then the rest, each in the log's order."""
     lines = [line[:_LINE_LIMIT].strip() for line in text.split("\n")]
-    parsed = dmesg.parse(text) if text.strip() else {"events": []}
-    if "error" in parsed:
-        raise Unseen(parsed["error"]["message"])
+    parsed = dmesg.parse(text) if text.strip() else Dmesg()
+    if isinstance(parsed, Failure):
+        raise Unseen(parsed.error.message)
     of_kernel = (_of_kernel(line) for line in lines)
     return KernelLog(
         source=source,
         complete=any(_BOOT.search(line) for line in lines),
         simulated=any(_SIMULATED.search(line) for line in lines),
-        events=(*map(_of_driver, parsed["events"]), *(event for event in of_kernel if event)),
+        events=(*map(_of_driver, parsed.events), *(event for event in of_kernel if event)),
     )
 
 
-def _of_driver(event: dict[str, Any]) -> KernelEvent:
-    process = event["process"] or {}
-    severity = event["severity"] if event["kind"] == "sxid" else None
+def _of_driver(event: LogEvent) -> KernelEvent:
+    severity = event.severity if event.kind == "sxid" else None
     return KernelEvent(
-        kind=event["kind"],
-        message=event["message"],
-        time=event["time"],
-        xid=event["xid"],
-        pci_bus_id=event["pci_bus_id"],
-        pid=process.get("pid"),
-        process=process.get("name"),
+        kind=event.kind,
+        message=event.message,
+        time=event.time,
+        xid=event.xid,
+        pci_bus_id=event.pci_bus_id,
+        pid=event.process.pid if event.process else None,
+        process=event.process.name if event.process else None,
         fatal={"fatal": True, "non-fatal": False}.get(severity or ""),
     )
 

@@ -37,7 +37,7 @@ def loaded_driver(seen: Seen) -> LoadedDriver | None:
     text = seen.text("/proc/driver/nvidia/version")
     if text is not None:
         parsed = driver_version.parse(text)
-        return LoadedDriver(version=parsed["version"], flavour=parsed["flavour"])
+        return LoadedDriver(version=parsed.version, flavour=parsed.flavour)
     version = seen.text("/sys/module/nvidia/version")
     if version is not None:
         if not _VERSION.fullmatch(version.strip()):

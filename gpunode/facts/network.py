@@ -15,6 +15,7 @@ _DRIVER = re.compile(r"(?m)^DRIVER=(\S{1,80})$")
 _MAPPED = re.compile(r"(?i)(?:0000:){5}ffff:")
 """How an IPv4 address stands in a GID."""
 _RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec.*")
+_PFC = re.compile(r"(?m)^\s*prio-pfc((?: [0-7]:(?:on|off)){1,8})\s*$")
 _STATE = re.compile(r"[0-9]{1,3}: (\S.*)")
 
 
@@ -41,7 +42,31 @@ def _nic(seen: Seen, name: str) -> Nic:
         numa_node=_node(seen, place),
         carrier_changes=seen.number(place + "carrier_changes"),
         counters=_counters(seen, place + "statistics/"),
+        pfc=_pfc(seen, name),
+        ecn=_ecn(seen, place + "ecn/"),
     )
+
+
+def _pfc(seen: Seen, name: str) -> tuple[int, ...] | None:
+    """From ``dcb pfc show``: ``prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off``."""
+    try:
+        found = _PFC.search(seen.output(f"dcb-pfc-{name}"))
+    except Unseen:
+        return None
+    if found is None:
+        return None
+    return tuple(int(word[0]) for word in found[1].split() if word.endswith(":on"))
+
+
+def _ecn(seen: Seen, place: str) -> tuple[int, ...] | None:
+    """From a file a priority, for the notification point (the receiver) and the reaction point (the sender)."""
+    on = {
+        side: {path[-1] for path in seen.under(f"{place}{side}/enable/") if seen.value(path) == "1"}
+        for side in ("roce_np", "roce_rp")
+    }
+    if not seen.under(place):
+        return None
+    return tuple(sorted(map(int, on["roce_np"] & on["roce_rp"])))
 
 
 def addressed(seen: Seen) -> tuple[str, ...]:

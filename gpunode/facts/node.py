@@ -17,7 +17,6 @@ from gpunode.facts.models.gpu import (
     GpuSetting,
     GpuSettings,
     LoadedDriver,
-    Smi,
     ToolRun,
 )
 from gpunode.facts.models.host import (
@@ -36,6 +35,7 @@ from gpunode.facts.models.host import (
 )
 from gpunode.facts.models.network import Gid, IbDevice, IbPort, LinkEvent, LinkLog, Nic, RdmaNode
 from gpunode.facts.models.pci import Iommu, PciAcs, PciDevice, PciLink, PciPort
+from gpunode.facts.models.smi import Nvlink, PeerAccess, Smi, SmiGpu, SmiLog, Topology
 from gpunode.facts.models.software import (
     CdiSpec,
     ContainerSettings,
@@ -117,6 +117,7 @@ __all__ = [
     "Nic",
     "NodeFacts",
     "NumaNode",
+    "Nvlink",
     "Nvme",
     "OperatingSystem",
     "Package",
@@ -125,15 +126,19 @@ __all__ = [
     "PciDevice",
     "PciLink",
     "PciPort",
+    "PeerAccess",
     "PendingUpdate",
     "Process",
     "RdmaNode",
     "Record",
     "Repository",
     "Smi",
+    "SmiGpu",
+    "SmiLog",
     "SshDaemon",
     "TimeSync",
     "ToolRun",
+    "Topology",
     "Unit",
 ]
 
@@ -153,6 +158,7 @@ MAY_BE_NONE = frozenset(
         "gpu_settings",
         "tools",
         "packet_filter",
+        "peer_memory",
         "pending_updates",
         "ssh_daemon",
         "storage",
@@ -193,7 +199,7 @@ class NodeFacts(Fact):
     """Of the driver, CUDA, NCCL, cuDNN, DCGM, and of container engines and runtimes."""
     driver_library_version: str | None = None
     """Of the libnvidia-ml.so.1 that the linker finds; None without a gap: there is none."""
-    smi: Smi | None = None
+    smi: Smi[SmiLog] | None = None
     """None without a gap: there is no nvidia-smi, or no module for it to talk to."""
     units: tuple[Unit, ...] | None = None
     """Failed units, and those that the node has of the GPU stack, containers, time, RDMA and schedulers. A gap where it
@@ -219,13 +225,13 @@ class NodeFacts(Fact):
     """From ``/proc/driver/nvidia/params``; empty where no module is loaded."""
     module_parameters: dict[str, dict[str, str]] | None = None
     """Module to parameters, of ``nvidia*`` and ``nvidia_*`` in ``/sys/module``."""
-    topology: Smi | None = None
+    topology: Smi[Topology] | None = None
     """``nvidia-smi topo -m``; this and the next three are None without a gap where ``smi`` is."""
-    peer_access: Smi | None = None
-    """``nvidia-smi topo -p2p r``: ``{"gpus": ["GPU0", …], "links": {"GPU0": {"GPU1": "OK"}}}``; OK, CNS, NS …"""
-    nvlink: Smi | None = None
+    peer_access: Smi[PeerAccess] | None = None
+    """``nvidia-smi topo -p2p r``."""
+    nvlink: Smi[Nvlink] | None = None
     """``nvidia-smi nvlink --status``."""
-    nvlink_errors: Smi | None = None
+    nvlink_errors: Smi[Nvlink] | None = None
     """``nvidia-smi nvlink -e``."""
     gpu_virtualization: tuple[str, ...] | None = None
     """nvidia-smi's words, one a GPU in its order: ``None``, ``Pass-Through``, ``VGPU``, ``Host VGPU`` …; None without a
@@ -290,6 +296,9 @@ class NodeFacts(Fact):
     """Interfaces with an IPv4 network of their own, bonds and bridges among them; the ports of these have none."""
     infiniband: tuple[IbDevice, ...] | None = None
     rdma_nodes: tuple[RdmaNode, ...] | None = None
+    peer_memory: bool | None = None
+    """Memory of other devices can register with the kernel's RDMA, as nvidia-peermem does it: MLNX_OFED, DOCA-OFED, and
+    kernels patched for it. None without a gap: ib_core is not loaded."""
     link_log: LinkLog | None = None
     """By the drivers and daemons that report links (mlx5_core, systemd-networkd)."""
 
@@ -347,6 +356,16 @@ class NodeFacts(Fact):
         if self.pci is None:
             return None
         return tuple(device for device in self.pci if device.is_nvidia_gpu)
+
+    @property
+    def smi_gpus(self) -> tuple[SmiGpu, ...]:
+        """The GPUs that nvidia-smi reports; none where it does not answer."""
+        return self.smi.document.gpus if self.smi and self.smi.document else ()
+
+    @property
+    def gpu_links(self) -> dict[str, dict[str, str]]:
+        """What connects every two elements by ``nvidia-smi topo -m``; empty where it does not answer."""
+        return self.topology.document.links if self.topology and self.topology.document else {}
 
     def gap(self, field: str) -> str | None:
         """Why ``field`` was not seen; None where it was."""

@@ -2,6 +2,7 @@
 
 import re
 
+from gpunode.facts.errors import ParseError
 from gpunode.facts.models.network import LinkEvent, LinkLog, RdmaNode
 from gpunode.facts.seen import Seen, Unseen, whole
 
@@ -36,6 +37,19 @@ def rdma_nodes(seen: Seen) -> tuple[RdmaNode, ...]:
                 )
             )
     return tuple(nodes)
+
+
+def peer_memory(seen: Seen) -> bool | None:
+    """Return whether memory of other devices can register with the kernel's RDMA; None where that is not loaded."""
+    if not seen.ran("peer-memory"):
+        seen.require_finished("peer-memory")
+        if not seen.ran("rdma-nodes"):
+            raise Unseen("the peer memory interface was not looked for")
+        return None
+    found = seen.look("peer-memory")
+    if found not in (("yes",), ("no",)):
+        raise ParseError(f"expected yes or no of the peer memory interface, found '{' '.join(found)[:40]}'")
+    return found == ("yes",)
 
 
 def link_log(seen: Seen) -> LinkLog:

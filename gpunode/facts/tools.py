@@ -1,10 +1,10 @@
 """How NVIDIA's tools ended, whatever they printed, and what their exit status means."""
 
 from collections.abc import Callable
-from typing import Any
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.models.gpu import Smi, ToolRun
+from gpunode.facts.models.gpu import ToolRun
+from gpunode.facts.models.smi import DocumentT, Failure, Smi, ToolError
 from gpunode.facts.parsers import smi_error
 from gpunode.facts.seen import NOT_RUN, Seen, Unseen, first_line, last_line, shown, signal_of
 from gpunode.probe.bundle import CommandResult
@@ -90,37 +90,38 @@ def _run(field: str, result: CommandResult) -> ToolRun:
     )
 
 
-def answer(result: CommandResult, parse: Callable[[str], dict[str, Any]]) -> Smi:
+def answer(
+    result: CommandResult, parse: Callable[[str], DocumentT | Failure], of: type[Smi[DocumentT]]
+) -> Smi[DocumentT]:
     """Return nvidia-smi's answer with its exit status and the messages that it printed on either stream.
 
     Raise ParseError or Unseen where it printed neither an answer nor a message by which it fails.
     """
     on_stdout = bool(result.stdout.strip())
     try:
-        document = parse(result.stdout if on_stdout else result.stderr)
+        found = parse(result.stdout if on_stdout else result.stderr)
     except ParseError as err:
-        document = _failure(result, err)
-    beside = [*document.get("messages", ()), *smi_error.remarks(result.stderr if on_stdout else "")]
+        found = _failure(result, err)
+    beside = [*getattr(found, "messages", ()), *smi_error.remarks(result.stderr if on_stdout else "")]
     messages = tuple(dict.fromkeys(line[:200] for line in beside))[:_MESSAGES_MOST]
-    error = document.get("error")
-    if error is None:
-        return Smi(document=document, exit_status=result.rc, messages=messages)
-    return Smi(
-        error_kind=error["kind"],
-        error_message=error["message"],
-        error_nvml_version=error["nvml_version"],
+    if not isinstance(found, Failure):
+        return of(document=found, exit_status=result.rc, messages=messages)
+    return of(
+        error_kind=found.error.kind,
+        error_message=found.error.message,
+        error_nvml_version=found.error.nvml_version,
         exit_status=result.rc,
         messages=messages,
     )
 
 
-def _failure(result: CommandResult, refused: ParseError) -> dict[str, Any]:
+def _failure(result: CommandResult, refused: ParseError) -> Failure:
     """Return the error that a message or the exit status alone names; raise for what neither explains."""
     error = smi_error.find(result.stdout) or smi_error.find(result.stderr)
     if error is not None and result.rc != 0:
         return error
     if result.rc in _KINDS and not result.stdout.strip() and not result.stderr.strip():
-        return {"error": {"kind": _KINDS[result.rc], "message": meaning_of(result.rc), "nvml_version": None}}
+        return Failure(error=ToolError(kind=_KINDS[result.rc], message=meaning_of(result.rc)))
     if result.rc != 0:
         said = first_line(result.stderr) or first_line(result.stdout)
         raise Unseen(f"{shown(result)} failed with {meaning_of(result.rc)}{f' ({said})' if said else ''}")

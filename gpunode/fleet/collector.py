@@ -63,7 +63,7 @@ class _Work:
     started: float
     ends: float
     abort: Abort
-    stage: str = "it did not let us in"
+    stage: str = "login did not succeed"
     """How far it came, for the case that it goes no further."""
     node: Node | None = None
     """Once it let us in."""
@@ -211,7 +211,7 @@ def _probe(work: _Work, common: _Common) -> bytes:
     target, deadline = work.target, work.started + common.timeout_s
 
     def started() -> None:
-        work.stage = "the probe was started and did not end"
+        work.stage = "the probe started and did not end"
 
     if target.ssh is None:
         node = work.node = Node(target, None, work.abort, common.become_password)
@@ -228,7 +228,7 @@ def _probe(work: _Work, common: _Common) -> bytes:
         passphrase=target.key_passphrase,
     )
     work.abort.add(connection.close)
-    work.stage = "it let us in and did not start the probe"
+    work.stage = "login succeeded, the probe did not start"
     node = work.node = Node(target, connection, work.abort, common.become_password, unchecked)
     what = _probing(node, deadline)
     session = start(connection, what.command, deadline)

@@ -110,6 +110,6 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
         place = self._keys.trusted[0]
         return (
             f"the host key has changed: {shown} is not the one in {place.file} "
-            f"line {place.line}; if the node was installed anew, remove the old one: "
+            f"line {place.line}; if the node was reinstalled, remove the old one: "
             f"ssh-keygen -f {place.file} -R '{self._keys.name}', else somebody may stand in between"
         )

@@ -1,6 +1,7 @@
 """The inventory as Ansible reads it: through ``ansible-inventory``, ``ansible-config`` and ``ansible`` as programs.
 
-No code of Ansible is imported; what is used is the JSON that these programs print.
+No code of Ansible is imported here; what is used is the JSON that these programs print. Those that are needed together
+share one start of Python: see ``ansible_programs``.
 """
 
 import base64
@@ -8,9 +9,11 @@ import binascii
 import difflib
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from gpunode.content import ansible_environment, ansible_program
@@ -40,7 +43,17 @@ def read(sources: Sequence[str], limit: str | None = None, vault: Sequence[str] 
     ``vault`` are arguments such as ``--vault-password-file FILE``. Raises UsageError with one line for a source that
     is missing or cannot be read, an inventory without hosts, and a pattern that matches nothing.
     """
-    listing = _list(sources, limit, vault)
+    (done,) = _programs([_listing(sources, limit, vault)])
+    return _read(done, sources, limit, vault)
+
+
+def _read(done: process.Completed, sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> Inventory:
+    if done.rc != 0:
+        _explain(done.stderr, sources, limit, vault)
+    try:
+        listing: dict[str, Any] = json.loads(done.stdout, object_hook=_without_tag)
+    except ValueError:
+        raise UsageError(f"ansible-inventory printed no JSON for {_named(sources)}: {_error(done.stderr)}") from None
     groups = tuple(name for name in listing if name != "_meta")
     hosts = _hosts(listing)
     if not hosts:
@@ -70,60 +83,71 @@ def resolve_values(inventory: Inventory, wanted: Iterable[str]) -> Inventory:
     return Inventory(inventory.sources, hosts, inventory.groups, inventory.vault)
 
 
-def settings(names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    """Settings of Ansible that the user changed (ansible.cfg, environment), by Ansible's own names.
+_KINDS: Mapping[str, tuple[str, ...]] = {"base": (), "ssh": ("connection", "ssh"), "sudo": ("become", "sudo")}
+"""The sections of ``settings``, with the kind and the name of a plugin."""
 
-    ``names`` maps a section of ``ansible-config dump --type all`` to the settings wanted: ``"base"``, or the name of a
-    plugin such as ``"ssh"`` or ``"sudo"``. The answer's keys are ``section.name``; what is at its default is no key.
+
+def settings(names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return settings of Ansible that the user changed (ansible.cfg, environment), by Ansible's own names.
+
+    ``names`` maps a section, ``"base"``, ``"ssh"`` or ``"sudo"``, to the settings wanted. The answer's keys are
+    ``section.name``; what is at its default is no key.
     """
-    done = process.run(
-        [ansible_program("ansible-config"), "dump", "--only-changed", "--format", "json", "--type", "all"],
-        timeout_s=TIMEOUT_S,
-        env=ansible_environment(),
-    )
-    if done.rc != 0:
-        raise UsageError(f"ansible-config cannot read Ansible's configuration: {_error(done.stderr)}")
+    return _changed(_programs(_dumps(names)), names)
+
+
+def _dumps(names: Iterable[str]) -> list[list[str]]:
+    """The command line of each section. ``--type all`` would load every plugin there is."""
+    dump = ["ansible-config", "dump", "--only-changed", "--format", "json", "--type"]
+    return [[*dump, *(_KINDS[section] or (section,))] for section in names]
+
+
+def _changed(dumps: Sequence[process.Completed], names: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for entry in json.loads(done.stdout):
-        if "name" in entry:
-            if entry["name"] in names.get("base", ()):
-                found[f"base.{entry['name']}"] = entry["value"]
-            continue
-        for plugins in entry.values():
-            for plugin in plugins if isinstance(plugins, list) else ():
-                for section, values in plugin.items():
-                    for value in values:
-                        if value["name"] in names.get(section, ()):
-                            found[f"{section}.{value['name']}"] = value["value"]
+    for done, (section, wanted) in zip(dumps, names.items(), strict=True):
+        if done.rc != 0:
+            raise UsageError(f"ansible-config cannot read Ansible's configuration: {_error(done.stderr)}")
+        entries = json.loads(done.stdout)
+        if section != "base":
+            entries = [entry for plugin in entries for entry in plugin.get(section, ())]
+        found |= {f"{section}.{entry['name']}": entry["value"] for entry in entries if entry.get("name") in wanted}
     return found
 
 
 def read_with_settings(
     sources: Sequence[str], limit: str | None, names: Mapping[str, tuple[str, ...]], vault: Sequence[str] = ()
 ) -> tuple[Inventory, dict[str, Any]]:
-    """``read`` and ``settings`` side by side: each starts an interpreter and takes most of a second."""
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        later = pool.submit(settings, names)
-        inventory = read(sources, limit, vault)
-        return inventory, later.result()
+    """``read`` and ``settings`` side by side."""
+    listed, *dumps = _programs([_listing(sources, limit, vault), *_dumps(names)])
+    return _read(listed, sources, limit, vault), _changed(dumps, names)
 
 
-def _list(sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> dict[str, Any]:
+def _listing(sources: Sequence[str], limit: str | None, vault: Sequence[str]) -> list[str]:
+    limited = ["--limit", limit] if limit is not None else []
+    return ["ansible-inventory", "--list", *_source_words(sources), *vault, *limited]
+
+
+def _programs(lines: Sequence[Sequence[str]]) -> list[process.Completed]:
+    """Run programs of Ansible side by side and return how each of them ended."""
+    for name in dict.fromkeys(line[0] for line in lines):
+        ansible_program(name)  # it says what is missing
     env = ansible_environment()
     # Ansible only warns of all three and goes on with fewer hosts than were meant.
     env["ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED"] = "True"
     env["ANSIBLE_HOST_PATTERN_MISMATCH"] = "error"
-    argv = [ansible_program("ansible-inventory"), "--list", *_source_words(sources), *vault]
-    if limit is not None:
-        argv += ["--limit", limit]
-    done = process.run(argv, timeout_s=TIMEOUT_S, env=env)
-    if done.rc != 0:
-        _explain(done.stderr, sources, limit, vault)
+    # Isolated, it does not look where a user's own packages are: Ansible may be among them.
+    argv = [sys.executable, "-I", str(Path(__file__).with_name("ansible_programs.py")), *_folder_of("ansible")]
+    done = process.run(argv, timeout_s=TIMEOUT_S, env=env, stdin=json.dumps(lines))
     try:
-        listing: dict[str, Any] = json.loads(done.stdout, object_hook=_without_tag)
-    except ValueError:
-        raise UsageError(f"ansible-inventory printed no JSON for {_named(sources)}: {_error(done.stderr)}") from None
-    return listing
+        return [process.Completed(*answer) for answer in json.loads(done.stdout)]
+    except (ValueError, TypeError):
+        # A configuration that cannot be read ends all of them before they begin.
+        return [process.Completed(done.rc or 1, "", done.stderr)] * len(lines)
+
+
+def _folder_of(package: str) -> list[str]:
+    spec = find_spec(package)
+    return [str(Path(spec.origin).parents[1])] if spec is not None and spec.origin else []
 
 
 def _without_tag(value: dict[str, Any]) -> Any:

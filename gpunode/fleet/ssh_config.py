@@ -185,7 +185,7 @@ def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:
         answer.setdefault(key.lower(), []).append(value)
     if answer.get("host", [alias])[0].lower() != alias.lower():
         word = answer["host"][0]
-        raise UsageError(f"host {host}: the word {word} in {_place(options, word)} is no option of ssh")
+        raise UsageError(f"host {host}: the word {word} in {_place(options, word)} is not a valid ssh option")
     return answer
 
 

@@ -56,6 +56,7 @@ DRAIN_S = 0.5
 STUCK_S = 1.0
 """A process seen in state D at both ends of this time is told."""
 NVME_S = 5.0
+DCB_S = 5.0
 TREE_ENTRIES = 1024
 """As many network interfaces, PCI functions … are looked at; thousands of virtual functions are not."""
 KERNEL_LINES = 4000
@@ -210,7 +211,9 @@ TREES = (
         "device/uevent",
         ("operstate", "speed", "mtu", "carrier_changes", "device/uevent", "device/numa_node")
         + tuple("statistics/" + name for name in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"))
-        + ("statistics/rx_crc_errors", "statistics/rx_missed_errors"),
+        + ("statistics/rx_crc_errors", "statistics/rx_missed_errors")
+        # Of drivers of MLNX_OFED and DOCA-OFED.
+        + ("ecn/roce_*/enable/[0-7]",),
     ),
     (
         "/sys/class/infiniband/",
@@ -334,6 +337,7 @@ GPU_STACK_AND_KERNELS = re.compile(GPU_STACK.pattern + r"|^kernel(-|\t)")
 # The GPU's own module under its names: nvidia, nvidia-current (Debian), nvidia-tesla-470, nvidia-legacy-390xx,
 # nvidia-current-open. Not nvidia-uvm, nvidia-drm, nvidia-wmi-ec-backlight.
 GPU_MODULE = re.compile(r"/nvidia([-_](current|tesla|legacy|open|srv|server|\d+(xx)?))*\.ko(\.(gz|xz|zst))?$")
+PEER_MEMORY = b" ib_register_peer_memory_client"
 GPU_DEVICE = re.compile(r"/dev/nvidia(\d|ctl|-uvm|-caps/|-modeset)")
 
 TOOLS_RECORD = "/etc/gpunode/tools.json"
@@ -1391,6 +1395,35 @@ def rdma_nodes(probe: Probe) -> None:
     probe.note_look("rdma-nodes", "look at /dev/infiniband", lines, problems)
 
 
+def peer_memory(probe: Probe) -> None:
+    """Whether the loaded ib_core lets memory of other devices register, as nvidia-peermem does: ``yes`` or ``no``."""
+    if not os.path.isdir(probe.real("/sys/module/ib_core")):
+        return
+    lines, problems = [], []
+    try:
+        with open(probe.real("/proc/kallsyms"), "rb") as stream:
+            lines.append("yes" if any(PEER_MEMORY in line for line in stream) else "no")
+    except OSError as err:
+        problems.append("/proc/kallsyms: %s" % err.strerror)
+    probe.note_look("peer-memory", "look for the peer memory interface", lines, problems)
+
+
+def flow_control(probe: Probe) -> None:
+    """``dcb pfc show`` of each Ethernet interface of an RDMA adapter."""
+    for name in names_like(probe, "/sys/class/net/", r".")[:TREE_ENTRIES]:
+        folder = probe.real("/sys/class/net/" + name)
+        try:
+            with open(folder + "/type", "rb") as stream:
+                ethernet = stream.read(16).strip() == b"1"
+        except OSError:
+            continue
+        if not ethernet or not os.path.isdir(folder + "/device/infiniband"):
+            continue
+        found = probe.run("dcb-pfc-%s" % name, ["dcb", "pfc", "show", "dev", name], DCB_S)
+        if found and found["rc"] in (126, 127):
+            break
+
+
 def user_name(number: int) -> str:
     """A user's name, its number where it has none."""
     try:
@@ -1728,6 +1761,8 @@ PASSIVE = (
     link_log,
     bmc,
     rdma_nodes,
+    peer_memory,
+    flow_control,
     stuck_processes,
 )
 

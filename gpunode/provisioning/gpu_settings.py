@@ -221,10 +221,8 @@ def parsed_rules(rules: Any) -> list[dict[str, Any]]:
 
 
 def seen_gpus(state: NodeState) -> list[dict[str, Any]]:
-    """Return the GPUs as nvidia-smi reports them; none where it does not answer."""
-    smi = state.facts.smi
-    document = smi.document if smi is not None else None
-    return [gpu for gpu in (document or {}).get("gpus", []) if gpu.get("uuid")]
+    """Return the GPUs as ``gpunode parse`` prints them, for the program that runs on nodes; none without nvidia-smi."""
+    return [gpu.model_dump(mode="json") for gpu in state.facts.smi_gpus if gpu.uuid]
 
 
 def read_report(state: NodeState) -> dict[str, dict[str, dict[str, Any]]]:

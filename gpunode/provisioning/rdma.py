@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from gpunode.errors import UsageError
 from gpunode.provisioning import node_stack
+from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.departures import departures
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    Question,
+    UnitState,
+)
+from gpunode.provisioning.rdma_parts import (
+    PARTS,
+    PEERMEM,
+    PROFILE,
+    REPLACED,
+    USER_SPACE,
+    Part,
+    Path,
+    doca_problems,
+    headers_of,
+    part_problems,
+    path_of,
+    unbuilt,
+)
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
 from gpunode.tuning.kernel import in_container
@@ -18,74 +43,281 @@ ROLE = "rdma"
 MODULES = "/etc/modules-load.d/gpunode-rdma.conf"
 MEMORY = "/var/lib/gpunode/rdma"
 BEFORE = f"{MEMORY}/packages-before"
-LOOK = Look(paths=(MODULES, MEMORY), contents=(BEFORE,))
-USER_SPACE = {
-    "apt": ("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags"),
-    "dnf": ("rdma-core", "libibverbs", "libibverbs-utils", "librdmacm-utils", "infiniband-diags"),
-}
-"""Binary packages of rdma-core: its debian/control and redhat/rdma-core.spec."""
+MARKER = "/run/gpunode/rdma-reboot"
+"""DOCA's modules wait for a boot. It is gone with that boot, as is the need."""
+SOURCES, KEY = "/etc/apt/sources.list.d/gpunode-doca.sources", "/etc/apt/keyrings/gpunode-doca.asc"
+PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
+YUM, RPM_KEY = "/etc/yum.repos.d/gpunode-doca.repo", "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-doca"
+OPENIBD = "openibd.service"
+DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
+LOOK = Look(paths=(MODULES, MEMORY, *DOCA_FILES), contents=(BEFORE, MARKER, MODULES, KEY, RPM_KEY))
+# DOCA's repository has a dkms of its own; azhpc-images (install_doca.sh) keeps the distribution's in the same way.
+PINS = (
+    "# Managed by gpunode (role rdma): dkms stays the one that builds the driver.\n"
+    "Package: dkms\nPin: release l=DOCA-HOST*\nPin-Priority: -1\n"
+)
+
+
+@dataclass
+class Draft:
+    """A plan of the role as it grows."""
+
+    state: NodeState
+    settings: Mapping[str, Any]
+    context: Context
+    stack: Stack | None
+    files: list[ManagedFile] = field(default_factory=list)
+    questions: dict[str, Question] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    wanted: list[str] = field(default_factory=list)
+    """Packages to have."""
+
+    @property
+    def manager(self) -> str:
+        """The node's package manager."""
+        return "dnf" if self.state.apt is None else "apt"
+
+    @property
+    def doca(self) -> bool:
+        """DOCA-OFED is requested."""
+        return str(self.settings["source"]) == "doca"
+
+    @property
+    def installed(self) -> dict[str, str]:
+        """Packages that are there, in check mode with those of the roles before."""
+        return self.context.planned.installed(self.state.installed)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The optional parts that are requested."""
+        return [part for part in PARTS if self.settings[part.setting]]
+
+    def answer(self, name: str, names: Sequence[str], files: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the answer to what the node's repositories offer of some names; None where it has to be asked."""
+        found = self.context.answers.get(name)
+        if found is None:
+            body = {"names": sorted(names), "files": {**self.context.planned.files, **files}}
+            self.questions[name] = Question(kind="package_offers", body=body)
+        return found
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
-    """Return what the role changes on a node."""
+    """Return what the role changes on a node. Raises UsageError for malformed settings."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     if state.apt is None and state.dnf is None:
         return Manifest(role=ROLE, refusals=("no-package-manager: the role rdma installs with apt or dnf",))
     if settings["state"] == "absent":
         return _absent(state, settings)
-    stack = _stack(state, context)
-    modules = _fabric_modules(stack)
-    live = _not_loaded(state, modules)
+    driver = context.settings_of("nvidia_driver")["state"] == "present"
+    draft = Draft(state, settings, context, node_stack.of_context(state.facts, context).stack if driver else None)
+    archive = _repository(draft)
+    path = path_of(state.facts, draft.stack, str(settings["gpudirect"]), str(settings["source"]))
+    draft.refusals += [path.problem] if path.problem else []
+    if not draft.questions and not draft.refusals:
+        _packages(draft, archive)
+    if draft.questions or draft.refusals:
+        return Manifest(role=ROLE, questions=draft.questions, refusals=tuple(draft.refusals))
+    return _present(draft, archive, path)
+
+
+def _present(draft: Draft, archive: ArchiveFiles, path: Path) -> Manifest:
+    state = draft.state
+    fabric = tuple(draft.stack.nvlsm.kernel_modules) if draft.stack is not None and draft.stack.nvlsm else ()
+    chosen = (*fabric, *([PEERMEM] if path.kind == "peermem" else ()), *(part.module for part in draft.parts))
+    live = _to_load(draft, fabric, chosen)
+    # A module that cannot be loaded would fail at every boot: the run that loads nvidia-peermem lists it.
+    there = {*live, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
+    modules = tuple(name for name in chosen if name != PEERMEM or name in there)
+    text = modules_text(modules) if modules else None
+    change = _change(draft, archive)
+    unit = state.unit(OPENIBD)
     return Manifest(
         role=ROLE,
-        files=(ManagedFile(path=MODULES, content=modules_text(modules) if modules else None, phase="after"),),
+        files=(*draft.files, ManagedFile(path=MODULES, content=text, phase="after")),
         folders=(ManagedFolder(path=MEMORY),),
-        packages=_packages(state, settings),
+        packages=change,
+        units=(UnitState(name=OPENIBD, enabled=True),) if unit is not None and draft.doca else (),
+        notes=(*draft.notes, *_notes(draft, path)),
+        reboot_reasons=("DOCA-OFED's kernel modules are loaded at the next boot",) if _waits(state) else (),
         due_reasons=tuple(f"module {name} is not loaded" for name in live),
-        values={"state": "present", "modprobe": live},
+        values={
+            "state": "present",
+            "path": path.kind,
+            "modprobe": live,
+            "marker": MARKER,
+            "doca": draft.doca and PROFILE not in state.installed,
+            "undo": _undo(draft, change),
+            "problem": unbuilt(state.facts) if draft.doca and PROFILE in state.installed else None,
+        },
     )
 
 
-def modules_text(names: tuple[str, ...]) -> str:
+def modules_text(names: Sequence[str]) -> str:
     """Return the list of modules that are loaded at boot."""
     head = "# Managed by gpunode (role rdma): what RDMA needs and nothing else loads.\n"
     return head + "".join(f"{name}\n" for name in names)
 
 
-def _stack(state: NodeState, context: Context) -> Stack | None:
-    if context.settings_of("nvidia_driver")["state"] != "present":
-        return None
-    return node_stack.of_context(state.facts, context).stack
+def _repository(draft: Draft) -> ArchiveFiles:
+    """Return the files of DOCA's repository; refuse what cannot be one."""
+    settings, url, key = draft.settings, str(draft.settings["doca_url"]), str(draft.settings["doca_key"])
+    if not draft.doca or not url:
+        draft.files += [ManagedFile(path=path, content=None) for path in DOCA_FILES]
+        return ArchiveFiles()
+    if not url.startswith(("http://", "https://", "file:/")) or url != "".join(url.split()):
+        raise UsageError(
+            f"rdma_doca_url: {settings['doca_url']} is no address (example: https://HOST/doca/3.2.1/OS/ARCH)"
+        )
+    if not key:
+        raise UsageError(
+            "rdma_doca_key: name the key that signs the repository, a file on the controller or an https address: "
+            "gpunode knows no fingerprint to verify it by"
+        )
+    file, key_file = (SOURCES, KEY) if draft.state.apt is not None else (YUM, RPM_KEY)
+    archive = archive_files(
+        Archive(role=ROLE, purpose="NVIDIA's DOCA-OFED", file=file, key_file=key_file, uri=url, key=key, suite="./"),
+        draft.state,
+        draft.context,
+    )
+    draft.questions |= archive.questions or {}
+    draft.refusals += archive.refusals
+    draft.files += archive.files
+    if draft.state.apt is not None:
+        draft.files.append(ManagedFile(path=PREFERENCES, content=PINS))
+    return archive
 
 
-def _fabric_modules(stack: Stack | None) -> tuple[str, ...]:
-    """Return what boards with fifth-generation NVLink need: their switches are managed over InfiniBand's datagrams."""
-    return tuple(stack.nvlsm.kernel_modules) if stack is not None and stack.nvlsm is not None else ()
+def _packages(draft: Draft, archive: ArchiveFiles) -> None:
+    """Decide which packages the node gets, as far as its repositories offer them."""
+    names = USER_SPACE[draft.manager]
+    if draft.doca:
+        headers = headers_of(draft.state)
+        names = (PROFILE, *([headers] if headers else ()))
+    groups = [*((name,) for name in names), *(group for part in draft.parts for group in part.packages[draft.manager])]
+    missing = [name for group in groups if not draft.installed.keys() & set(group) for name in group]
+    offered: Mapping[str, Any] = {}
+    if missing:
+        answer = draft.answer("offers", missing, archive.texts)
+        if answer is None:
+            return
+        problem = answer.get("error")
+        if problem and not draft.doca:
+            draft.refusals.append(f"package-manager: {problem}")
+            return
+        offered = answer.get("offered") or {}
+        if draft.doca:
+            draft.refusals += doca_problems(draft.state, offered, str(problem) if problem else None)
+    for name in names:
+        if name in draft.installed or name in offered:
+            draft.wanted.append(name)
+        elif name == "rdma-core":
+            draft.refusals.append("no-rdma-core: no repository of the node offers rdma-core")
+        elif not draft.doca:
+            draft.notes.append(f"{name}: no repository of the node offers it; the others are installed")
+    for part in draft.parts:
+        _part(draft, part, offered)
 
 
-def _not_loaded(state: NodeState, modules: tuple[str, ...]) -> list[str]:
+def _part(draft: Draft, part: Part, offered: Mapping[str, Any]) -> None:
+    """Add an optional part, or refuse it by name."""
+    there = draft.installed
+    chosen = [
+        next((name for name in names if name in there), None) or next((name for name in names if name in offered), None)
+        for names in part.packages[draft.manager]
+    ]
+    versions = [str(there.get(name) or (offered.get(name) or [""])[0]) for name in chosen if name]
+    draft.refusals += part_problems(part, draft.state.facts, draft.stack, versions)
+    lacking = [" or ".join(names) for names, name in zip(part.packages[draft.manager], chosen, strict=True) if not name]
+    if lacking:
+        draft.refusals.append(
+            f"{part.setting}: rdma_{part.setting} is true, and no repository of the node offers "
+            f"{' and '.join(lacking)}: add one that does (role nvidia_repository, or a repository of the site)"
+        )
+    draft.wanted += [name for name in chosen if name]
+
+
+def _to_load(draft: Draft, fabric: Sequence[str], modules: Sequence[str]) -> list[str]:
     """Return the modules to load now; none in a container, whose kernel is the host's."""
-    if in_container(state.facts) and not state.facts.simulated:
+    facts = draft.state.facts
+    if in_container(facts) and not facts.simulated:
         return []
-    return [name for name in modules if name not in (state.facts.modules or ())]
+    ready = set(fabric) if facts.gpus_on_bus else set()
+    if facts.loaded_driver is not None:
+        # A request is tried where ib_core is not loaded yet.
+        may = facts.peer_memory or (facts.peer_memory is None and draft.settings["gpudirect"] == "peermem")
+        ready |= {PEERMEM} if may and not _waits(draft.state) else set()
+        ready |= {part.module for part in PARTS if set(part.names(draft.manager)) & draft.state.installed.keys()}
+    return [name for name in modules if name in ready and name not in (facts.modules or ())]
 
 
-def _packages(state: NodeState, settings: Mapping[str, Any]) -> AptChange | DnfChange:
-    wait = int(settings["lock_wait_s"])
-    if state.apt is None:
-        return DnfChange(install=USER_SPACE["dnf"], never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
-    return AptChange(install=USER_SPACE["apt"], never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
+def _waits(state: NodeState) -> bool:
+    return state.contents.get(MARKER) is not None
+
+
+def _notes(draft: Draft, path: Path) -> list[str]:
+    notes = []
+    if path.kind is None and draft.settings["gpudirect"] == "auto" and draft.state.facts.gpus_on_bus:
+        notes.append(f"GPU memory is reached through main memory: {path.why}")
+    if path.kind == "peermem" and draft.doca and not draft.state.facts.peer_memory:
+        notes.append(
+            "nvidia-peermem is loaded by the first run after the boot with DOCA-OFED's modules; the driver's modules "
+            "have to be built after DOCA-OFED came, with whose interface they register"
+        )
+    problem = unbuilt(draft.state.facts) if draft.doca and PROFILE in draft.state.installed else None
+    notes += [problem] if problem else []
+    if not draft.doca and PROFILE in draft.installed:
+        notes.append(f"{PROFILE} is installed and stays: rdma_state: absent removes what this role installed of it")
+    return notes
+
+
+def _change(draft: Draft, archive: ArchiveFiles) -> AptChange | DnfChange:
+    wait = int(draft.settings["lock_wait_s"])
+    install = tuple(draft.wanted)
+    if draft.state.apt is None:
+        return DnfChange(install=install, never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
+    files = {**archive.texts, **({PREFERENCES: PINS} if archive.files else {})}
+    return AptChange(install=install, never=DRIVER_PACKAGES, memory=BEFORE, files=files, lock_wait_s=wait)
+
+
+def _undo(draft: Draft, change: AptChange | DnfChange) -> dict[str, Any] | None:
+    """Return what takes back the transaction in which DOCA came; None where it was there, or is not requested."""
+    before = draft.state.contents.get(BEFORE)
+    if not draft.doca or PROFILE in (draft.state.installed if before is None else before.split()):
+        return None
+    paths = [file.path for file in draft.files if draft.state.files[file.path].kind == "absent"]
+    new = tuple(entry for entry in change.install if entry not in (before or "").split())
+    back, _ = _going(draft.state, new, change.lock_wait_s)
+    return {
+        "files": [ManagedFile(path=path, content=None).model_dump(mode="json") for path in paths],
+        "packages": None if back is None else back.model_dump(mode="json"),
+    }
 
 
 def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    names = USER_SPACE["dnf" if state.apt is None else "apt"]
-    packages, leaving = departures(state, names, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]))
+    manager = "dnf" if state.apt is None else "apt"
+    names = (*USER_SPACE[manager], PROFILE, *(name for part in PARTS for name in part.names(manager)))
+    packages, leaving = _going(state, names, int(settings["lock_wait_s"]))
+    loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
+    ours = state.files[MODULES].kind == "file"
+    adapters = ["DOCA-OFED's modules stay loaded until the next boot"] if f"{PROFILE} has to go" in leaving else []
     return Manifest(
         role=ROLE,
-        files=tuple(ManagedFile(path=path, content=None, phase="after") for path in (MODULES, BEFORE)),
+        files=tuple(
+            ManagedFile(path=path, content=None, phase="after") for path in (MODULES, *DOCA_FILES, BEFORE, MARKER)
+        ),
         folders=(ManagedFolder(path=MEMORY, state="absent_if_empty", phase="after"),),
         packages=packages,
+        notes=(*(f"module {name} stays loaded until the next boot" for name in loaded if ours), *adapters),
         due_reasons=tuple(leaving),
         values={"state": "absent"},
     )
+
+
+def _going(state: NodeState, names: Sequence[str], wait: int) -> tuple[AptChange | DnfChange | None, list[str]]:
+    """Return the transaction that removes these packages, and what of them is there; DOCA's versions go back."""
+    change, leaving = departures(state, names, memory=BEFORE, lock_wait_s=wait)
+    if isinstance(change, AptChange):
+        change = change.model_copy(update={"restore": REPLACED})
+    return change, leaving

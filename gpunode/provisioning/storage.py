@@ -13,6 +13,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
 from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, Question
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.provisioning.storage_answer import StorageAnswer, parsed
 from gpunode.provisioning.storage_mounts import (
     Mount,
     Remote,
@@ -88,16 +89,16 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     questions = _questions(state, disks, [mount.path for mount in wanted], caches, erase, names, text)
     if unanswered := {name: one for name, one in questions.items() if name not in context.answers}:
         return Manifest(role=ROLE, questions=unanswered)
-    seen, offers = context.answers["disks"], context.answers.get("offers", {"offered": {}})
-    if problem := seen.get("error") or offers.get("error"):
+    seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
+    if problem := seen.error or offers.get("error"):
         return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {problem}",))
-    against += [f"disk: {line}" for line in seen["refusals"]]
-    if not seen["autofs"] and any(mount.automatic for mount in wanted):
+    against += [f"disk: {line}" for line in seen.refusals]
+    if not seen.autofs and any(mount.automatic for mount in wanted):
         against.append("automount: the node has no /dev/autofs, as in a container: nothing can be mounted on demand")
     against += [
         f"package: no repository of the node offers {name}"
         for name in names
-        if name not in state.installed and name not in offers["offered"]
+        if name not in state.installed and name not in (offers.get("offered") or {})
     ]
     lines, fresh = own_lines(text), [mount.line for mount in wanted]
     leaving = [path_of(line) for line in lines if line not in fresh]
@@ -192,36 +193,36 @@ def _questions(  # noqa: PLR0913, PLR0917
 
 
 def _in_the_way(
-    mount: Mount, seen: Mapping[str, Any], leaving: Sequence[str], disks: Mapping[str, Any] | None
+    mount: Mount, seen: StorageAnswer, leaving: Sequence[str], disks: Mapping[str, Any] | None
 ) -> list[str]:
     """Return why nothing can be mounted on a path: something else is, or files would be hidden."""
-    place = seen["paths"][mount.path]
-    if place["kind"] == "other":
+    place = seen.place(mount.path)
+    if place.kind == "other":
         return [f"path: {mount.path} is no folder"]
     if mount.path in leaving:
         return []
-    if place["entries"]:
-        return [f"path: {mount.path} holds {place['entries']} entries, which a mount would hide: move them away"]
+    if place.entries:
+        return [f"path: {mount.path} holds {place.entries} entries, which a mount would hide: move them away"]
     kinds = ("autofs", mount.fstype, "nfs4" if mount.fstype == "nfs" else mount.fstype, "fuse.rclone")
-    for one in place["mounts"]:
-        own = one["source"] == seen["target"] if not mount.automatic and disks is not None else one["fstype"] in kinds
+    for one in place.mounts:
+        own = one.source == seen.target if not mount.automatic and disks is not None else one.fstype in kinds
         if not own:
-            return [f"path: {one['source']} is mounted on {mount.path}: unmount it, or choose another path"]
+            return [f"path: {one.source} is mounted on {mount.path}: unmount it, or choose another path"]
     return []
 
 
-def _busy(paths: Sequence[str], seen: Mapping[str, Any]) -> list[str]:
+def _busy(paths: Sequence[str], seen: StorageAnswer) -> list[str]:
     return [
         f"in use: {path} has to be unmounted, and {', '.join(users[:5])} uses it: end that first"
         for path in paths
-        if (users := seen["paths"].get(path, {}).get("users"))
+        if path in seen.paths and (users := seen.paths[path].users)
     ]
 
 
 def _present(  # noqa: PLR0913, PLR0917
     state: NodeState,
     settings: Mapping[str, Any],
-    seen: Mapping[str, Any],
+    seen: StorageAnswer,
     wanted: Sequence[Mount],
     disks: dict[str, Any] | None,
     caches: Sequence[str],
@@ -230,22 +231,22 @@ def _present(  # noqa: PLR0913, PLR0917
 ) -> Manifest:
     text = str(state.contents[FSTAB])
     due = []
-    if disks is not None and not seen["filesystem"]:
+    if disks is not None and not seen.filesystem:
         due.append(f"{', '.join(disks['disks'])}: the file system has to be made")
     start = []
     for mount in wanted:
-        kinds = [one["fstype"] for one in seen["paths"][mount.path]["mounts"]]
+        kinds = [one.fstype for one in seen.place(mount.path).mounts]
         if mount.path in leaving or ("autofs" if mount.automatic else "xfs") not in kinds:
             start.append(mount)
             due.append(f"{mount.path} is not mounted" + (" on demand" if mount.automatic else ""))
     scratch = next((mount.path for mount in wanted if not mount.automatic), None)
     mode = f"{int(str(settings['scratch_mode']), 8):04o}"
-    if scratch is not None and seen["paths"][scratch]["mode"] != mode:
+    if scratch is not None and seen.place(scratch).mode != mode:
         due.append(f"{scratch} has not the mode {mode}")
-    due += [f"{path} is missing" for path in caches if seen["paths"][path]["kind"] == "absent"]
+    due += [f"{path} is missing" for path in caches if seen.place(path).kind == "absent"]
     due += ["hooks are run each time"] if settings["hooks"] else []
-    trim = disks is not None and bool(settings["trim"])
-    if trim and (seen["trim"]["enabled"] != "enabled" or seen["trim"]["active"] != "active"):
+    trim = disks is not None and bool(settings["trim"]) and seen.trim.enabled != ""
+    if trim and (seen.trim.enabled != "enabled" or seen.trim.active != "active"):
         due.append("fstrim.timer does not run")
     helper = any(mount.fstype == "rclone" for mount in wanted)
     link = state.files.get(HELPER)
@@ -271,9 +272,9 @@ def _present(  # noqa: PLR0913, PLR0917
             "disks": None
             if disks is None
             else {**disks, "name": ARRAY, "erase": list(settings["confirm_erase"] or ())},
-            "stop": _units(leaving),
+            "stop": _units([line for line in own_lines(text) if path_of(line) in leaving]),
             "start": [mount.unit for mount in start],
-            "folders": [mount.path for mount in wanted if seen["paths"][mount.path]["kind"] == "absent"],
+            "folders": [mount.path for mount in wanted if seen.place(mount.path).kind == "absent"],
             "caches": list(caches),
             "scratch": None if scratch is None else {"path": scratch, "mode": mode},
             "helper": HELPER if helper else None,
@@ -291,7 +292,8 @@ def _fstab(state: NodeState, content: str, phase: Literal["before", "after"]) ->
         owner=there.owner or "root",
         group=there.group or "root",
         phase=phase,
-        validate_with=("findmnt", "--tab-file", "%s", "--noheadings"),
+        # It fails for a table without a line.
+        validate_with=("findmnt", "--tab-file", "%s", "--noheadings") if foreign_paths(content) else None,
         expect_sha256=there.sha256,
     )
 
@@ -307,18 +309,28 @@ def _array_line(array: str | None) -> str | None:
     )
 
 
-def _memory(state: NodeState, seen: Mapping[str, Any], wanted: Sequence[Mount], caches: Sequence[str]) -> str:
+def _memory(state: NodeState, seen: StorageAnswer, wanted: Sequence[Mount], caches: Sequence[str]) -> str:
     """Return what a removal restores: whether the timer started at boot, and the folders that were not there."""
     before = _document(state, BEFORE)
     paths = [*(mount.path for mount in wanted), *caches]
-    absent = [path for path in paths if seen["paths"][path]["kind"] == "absent"]
-    folders = sorted({*before.get("folders", ()), *absent})
-    return json.dumps({"trim": before.get("trim", seen["trim"]), "folders": folders}, indent=1) + "\n"
+    absent = [path for path in paths if seen.place(path).kind == "absent"]
+    folders = sorted({*_folders(before), *absent})
+    return json.dumps({"trim": before.get("trim", seen.trim.model_dump()), "folders": folders}, indent=1) + "\n"
 
 
-def _units(paths: Sequence[str]) -> list[str]:
-    """Return the units that stop what is mounted: the one that waits for users first, or it would mount again."""
-    return [f"{escaped(path)}.{kind}" for path in paths for kind in ("automount", "mount")]
+def _folders(before: Mapping[str, Any]) -> list[str]:
+    """Return the folders that were not there before the role."""
+    found = before.get("folders")
+    return [path for path in found if isinstance(path, str)] if isinstance(found, list) else []
+
+
+def _units(lines: Sequence[str]) -> list[str]:
+    """Return the units that stop what these lines of fstab mounted: what is mounted, then what waits for users."""
+    found = []
+    for line in lines:
+        kinds = ("mount", "automount") if "x-systemd.automount" in line else ("mount",)
+        found += [f"{escaped(path_of(line))}.{kind}" for kind in kinds]
+    return found
 
 
 def _recorded_disks(state: NodeState) -> dict[str, Any] | None:
@@ -369,14 +381,13 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, era
     body = {"disks": disks["disks"] if disks else [], "own": own, "paths": sorted(paths), "erase": []}
     if "disks" not in context.answers:
         return Manifest(role=ROLE, questions={"disks": Question(kind="block_devices", body=body)})
-    seen = context.answers["disks"]
-    if seen.get("error"):
-        return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {seen['error']}",))
+    seen = parsed(context.answers["disks"])
+    if seen.error:
+        return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {seen.error}",))
     if against := _busy(paths, seen):
         return Manifest(role=ROLE, refusals=tuple(against))
-    folders = [path for path in before.get("folders", ()) if isinstance(path, str)]
+    folders = _folders(before)
     kept = [one for one in (disks or {"disks": []})["disks"] if one not in erase]
-    trim = before.get("trim") or {}
     return Manifest(
         role=ROLE,
         files=(
@@ -396,8 +407,8 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, era
         values={
             "state": "absent",
             "disks": {**disks, "name": ARRAY, "erase": list(erase)} if disks and erase else None,
-            "stop": _units(paths),
+            "stop": _units(lines),
             "helper": HELPER if any(line.split()[2:3] == ["rclone"] for line in lines) else None,
-            "trim_off": trim.get("enabled") == "disabled",
+            "trim_off": before.get("trim") == {"enabled": "disabled", "active": "inactive"},
         },
     )

@@ -131,7 +131,7 @@ class _Writer:
             self.line(Text("no node was judged", STYLE[Status.ERROR]))
         if simulated:
             some = "The node is" if len(document.nodes) == 1 else f"{len(simulated)} of {len(document.nodes)} nodes are"
-            self.line(Text(f"{some} simulated: this says nothing about a real GPU.", "yellow"))
+            self.line(Text(f"{some} simulated: the result does not apply to a real GPU.", "yellow"))
 
 
 def in_words(counts: Counts) -> str:

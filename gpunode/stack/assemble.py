@@ -160,7 +160,7 @@ def _kernel_flavour(case: Case) -> KernelFlavour | None:
 def _assumed(case: Case) -> Iterator[Warn]:
     """What was not said, and what was taken for it."""
     if case.question.node.os is None:
-        text = f"no operating system was said: {case.candidate.system.name} is assumed"
+        text = f"the operating system is not given: {case.candidate.system.name} is assumed"
         yield Warn(rule="preference", text=text)
     flavours = _kernel_flavours(case)
     if len(flavours) > 1:
@@ -256,7 +256,7 @@ def _why_driver(case: Case) -> Reason:
     if candidate.decided_by == "wish" and case.question.driver_version is None:
         release = f"{candidate.version} is installed and stays; {branch.number}-latest moves to the newest"
     if candidate.installed:
-        return Reason(rule="installed", text=f"{candidate.version} is installed and satisfies every wish and rule")
+        return Reason(rule="installed", text=f"{candidate.version} is installed and satisfies every request and rule")
     if wish is None:
         return Reason(rule="preference", text=f"the best branch that every rule allows ({kind}); {release}")
     of_a_range = f"{wish} is requested, and {branch.number} is {kind}"

@@ -89,7 +89,7 @@ def gpudirect(case: Case) -> Iterator[Choice]:
         yield Choice("gpudirect_rdma", False, f"not over dma-buf: {'; '.join(against)}")
     elif kernel is None:
         yield Choice(
-            "gpudirect_rdma", None, f"over dma-buf with kernel {DMA_BUF_KERNEL} or newer; the kernel was not said"
+            "gpudirect_rdma", None, f"over dma-buf with kernel {DMA_BUF_KERNEL} or newer; the kernel is not given"
         )
     else:
         yield Choice(

@@ -113,7 +113,7 @@ def _state(lock: Stack | None, installed: Installed | None, newest: Stack | None
     if lock is not None and not _satisfies(installed, lock):
         return "differs-from-lock", f"{have} is installed and {_words(lock)} is locked"
     if _newer(newest, installed.version):
-        return "newer-available", f"{have} is installed; the wishes allow {_words(newest)} today"
+        return "newer-available", f"{have} is installed; the request allows {_words(newest)} today"
     return "in-step", f"{have} is installed, as locked" if lock else f"{have} is installed"
 
 

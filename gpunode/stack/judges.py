@@ -308,11 +308,11 @@ def repo_mix(question: Question) -> Iterator[Verdict]:
             yield warn(f"a driver from a .run file is on the node: take it away first, with {installed.runfile}")
     elif len(installed.origins) > 1:
         yield refuse(
-            f"drivers from {' and '.join(installed.origins)} are mixed on the node; a wished source replaces them"
+            f"drivers from {' and '.join(installed.origins)} are mixed on the node; a requested source replaces them"
         )
     elif installed.origins != (question.source,):
         yield refuse(
-            f"the installed driver is from {installed.origins[0]}, not from {question.source}: a wished source "
+            f"the installed driver is from {installed.origins[0]}, not from {question.source}: a requested source "
             "replaces it"
         )
 

@@ -17,7 +17,7 @@ def cuda_compat(case: Case) -> Iterator[Choice]:
     """The package that carries a newer CUDA on an older branch: on the host only for the host's own toolkit."""
     compat = case.candidate.compat
     if compat is None:
-        yield Choice("cuda_compat", None, "not needed: the driver itself reaches the wished CUDA")
+        yield Choice("cuda_compat", None, "not needed: the driver itself reaches the requested CUDA")
         return
     if not compat_on_host(case):
         yield Choice("cuda_compat", None, f"not on the host: the image must bring {compat.package}")
@@ -82,7 +82,7 @@ def toolkit(case: Case) -> Iterator[Choice]:
         yield Choice("toolkit", None, f"{case.source_name} has no CUDA toolkit {case.question.request.toolkit}")
         return
     value = Library(version=case.question.request.toolkit, packages=tuple(package.name for package in packages))
-    yield Choice("toolkit", value, f"wished on the host: {case.question.request.toolkit}", packages)
+    yield Choice("toolkit", value, f"requested on the host: {case.question.request.toolkit}", packages)
 
 
 @rules.decides("R04-arch-cuda", "cudnn", "nccl")

@@ -41,7 +41,7 @@ def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
     for field in ("os", "packages", "pci"):
         reason = facts.gap(field)
         if reason is not None:
-            return f"{field} could not be seen: {reason}"
+            return f"{field} could not be determined: {reason}"
     if picture.unknown_gpus:
         return _unknown_gpus(picture.unknown_gpus)
     if picture.os is None:

@@ -246,7 +246,7 @@ class Question:
     def _board_by_count(self, term: GpuTerm) -> Board:
         depends = (
             f"{term.label}: whether NVSwitches are there, and a fabric manager with them, depends on the board; "
-            "say --count or --platform"
+            "give --count or --platform"
         )
         if term.count is None:
             return Board(unknown=depends, why=depends)
@@ -256,7 +256,7 @@ class Question:
         if not rows and len(behind) == len(term.models) and (larger := self._more_than_one_board(term)) is not None:
             return larger
         if not rows or len({row.services for row in rows}) > 1 or (rows[0].services and len(behind) < len(term.models)):
-            known = f"{term.label} x {term.count}: the catalog knows no one board with that number; say --platform"
+            known = f"{term.label} x {term.count}: the catalog knows no one board with that number; give --platform"
             return Board(unknown=known, why=known)
         row = rows[0]
         unsure = None if row.sure("services") else f"the catalog is not sure of the services of {row.name}"
@@ -273,7 +273,7 @@ class Question:
             return None
         board = max(switched, key=lambda row: row.gpu_count)
         why = f"{term.count} x {term.label}: taken as more than one {board.name}"
-        unsure = f"the catalog knows no board with {term.count} x {term.label}; say --platform"
+        unsure = f"the catalog knows no board with {term.count} x {term.label}; give --platform"
         return Board(board.services, board.kernel_modules, unsure=unsure, why=why)
 
 

@@ -5,7 +5,7 @@ from gpunode.stack.rules import Rules
 DECLARED = (
     (
         "R01-minor-floor",
-        "The driver reaches the floor of the wished CUDA's major (11: 450.80.02, 12: 525.60.13, 13: 580.65.06), "
+        "The driver reaches the floor of the requested CUDA's major (11: 450.80.02, 12: 525.60.13, 13: 580.65.06), "
         "or a cuda-compat package fills the gap",
         "cuda_majors, toolkits",
     ),
@@ -27,8 +27,8 @@ DECLARED = (
     ),
     (
         "R05-arch-first-cuda",
-        "The wished CUDA, and the driver's own, know the GPU's architecture (Blackwell from 12.8, Ada and Hopper from "
-        "11.8)",
+        "The requested CUDA, and the driver's own, support the GPU's architecture (Blackwell from 12.8, Ada and Hopper "
+        "from 11.8)",
         "architectures, branches",
     ),
     ("R06-open-required", "Blackwell and Grace Hopper run with the open kernel modules alone", "gpus, architectures"),
@@ -123,7 +123,7 @@ DECLARED = (
     ),
     (
         "R24-toolkit-source",
-        "The source has the toolkit wished on the host, in that version",
+        "The source has the toolkit requested on the host, in that version",
         "systems, packages",
     ),
     (

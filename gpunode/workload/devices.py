@@ -44,8 +44,7 @@ def without_empty_mig(use: Use, node: NodeFacts) -> Use:
     """The GPUs of a run without those on which nothing can run: MIG is on, and has no instance."""
     if not use.indices:
         return use
-    gpus = ((node.smi.document if node.smi else None) or {}).get("gpus", ())
-    empty = [gpu["index"] for gpu in gpus if gpu.get("mig_mode") and not gpu.get("mig_devices")]
+    empty = [gpu.index for gpu in node.smi_gpus if gpu.mig_mode and not gpu.mig_devices]
     able = tuple(index for index in use.indices if index not in empty)
     if able:
         return replace(use, indices=able)
@@ -60,17 +59,16 @@ def of_gpus(use: Use, node: NodeFacts) -> Iterator[Device]:
 
     Raises LaunchFailure where nvidia-smi does not tell which MIG device one is.
     """
-    document = (node.smi.document if node.smi else None) or {}
-    for gpu in document.get("gpus", ()):
-        if gpu["index"] not in use.indices:
+    for gpu in node.smi_gpus:
+        if gpu.index not in use.indices:
             continue
-        if gpu.get("mig_mode"):
-            for one in gpu.get("mig_devices") or ():
-                if one["index"] is None:
-                    raise LaunchFailure("unknown", f"nvidia-smi tells no index of a MIG device of gpu{gpu['index']}")
-                yield Device(gpu["index"], mig=one["index"])
+        if gpu.mig_mode:
+            for one in gpu.mig_devices:
+                if one.index is None:
+                    raise LaunchFailure("unknown", f"nvidia-smi reports no index of a MIG device of gpu{gpu.index}")
+                yield Device(gpu.index, mig=one.index)
         else:
-            yield Device(gpu["index"], gpu.get("uuid"))
+            yield Device(gpu.index, gpu.uuid)
 
 
 def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:

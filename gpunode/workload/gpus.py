@@ -1,8 +1,10 @@
 """Which GPUs of a node the payload may use: those that nobody computes on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpunode.facts import NodeFacts
+from gpunode.facts.node import SmiGpu
 from gpunode.workload.way import LaunchFailure
 
 
@@ -32,7 +34,7 @@ def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
         if without:
             return Use()
         return Use(skipped="no NVIDIA GPU on the PCI bus; --image IMAGE or --no-container tries the processor alone")
-    gpus = (node.smi.document or {}).get("gpus") if node.smi else None
+    gpus = node.smi_gpus
     if not gpus:
         reason = node.gap("smi") or (node.smi and node.smi.error_message) or "nvidia-smi lists none"
         raise LaunchFailure("unknown", f"the driver shows no GPU, so nothing was started: {reason}")
@@ -53,16 +55,16 @@ def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
         # A process on a GPU that is not known may be on any of them.
         return Use(busy=busy, all=False, skipped=f"GPUs are in use: {', '.join(busy)}; --force uses them all the same")
     taken = {process.gpu for process in node.gpu_processes if process.computes}
-    use = _handed([gpu for gpu in gpus if f"gpu{gpu['index']}" not in taken], busy)
+    use = _handed([gpu for gpu in gpus if f"gpu{gpu.index}" not in taken], busy)
     if not use.indices:
         return Use(busy=busy, all=False, skipped=f"all GPUs are in use: {', '.join(busy)}; --force uses them")
     return use
 
 
-def _handed(gpus: list[dict[str, object]], busy: tuple[str, ...]) -> Use:
+def _handed(gpus: Sequence[SmiGpu], busy: tuple[str, ...]) -> Use:
     return Use(
-        tuple(int(str(gpu["index"])) for gpu in gpus),
-        tuple(str(gpu["uuid"]) for gpu in gpus if gpu.get("uuid")),
+        tuple(gpu.index for gpu in gpus),
+        tuple(gpu.uuid for gpu in gpus if gpu.uuid),
         busy,
         all=not busy,
     )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.workload import Record, RecordContainer
+from gpunode.facts.node import SmiGpu
 from gpunode.workload import container, devices, engine, gpus
 from gpunode.workload.causes import REGENERATE
 from gpunode.workload.container import KIND, Confinement, Devices, Job, Program
@@ -243,7 +244,7 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
     settings = {
         **wish.settings,
         # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
-        "gpus": {str(gpu["uuid"]): _in_use_mib(run.node, gpu) for gpu in _handed(run) if gpu.get("uuid")},
+        "gpus": {gpu.uuid: _in_use_mib(run.node, gpu) for gpu in _handed(run) if gpu.uuid},
         "force": wish.force,
         "level": wish.level,
         "storage": wish.storage,
@@ -262,23 +263,22 @@ def sent(main: str, limit_s: float, *words: str) -> Program:
     return Program(START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
 
 
-def _handed(run: _Run) -> list[dict[str, Any]]:
-    gpus = ((run.node.smi.document if run.node.smi else None) or {}).get("gpus", ())
-    return [gpu for gpu in gpus if gpu["index"] in run.use.indices]
+def _handed(run: _Run) -> list[SmiGpu]:
+    return [gpu for gpu in run.node.smi_gpus if gpu.index in run.use.indices]
 
 
-def _in_use_mib(node: NodeFacts, gpu: Mapping[str, Any]) -> int | None:
+def _in_use_mib(node: NodeFacts, gpu: SmiGpu) -> int | None:
     """MiB in use on a GPU; None where that says nothing of who computes: the system keeps its own pages there too."""
-    mode = gpu.get("addressing_mode")
+    mode = gpu.addressing_mode
     if mode == "ATS" or (mode is None and node.architecture == "aarch64"):
         return None
-    used = gpu.get("memory_used_mib")
+    used = gpu.memory_used_mib
     return int(used) if used is not None else None
 
 
 def _uuids(run: _Run) -> list[str]:
     """Of the GPUs of a run, as nvidia-smi has them on the node: the payload compares them with what it was given."""
-    return [str(gpu["uuid"]) for gpu in _handed(run) if gpu.get("uuid")]
+    return [gpu.uuid for gpu in _handed(run) if gpu.uuid]
 
 
 def _records(run: _Run, kind: str, error: str | None) -> list[dict[str, Any]]:

@@ -59,6 +59,8 @@ DPKG_UPDATES = Path("/var/lib/dpkg/updates")
 JOURNAL = Path("/var/lib/gpunode/transaction")
 """Names of the packages of a transaction, from before it begins until it has ended well."""
 MAKE_LOGS = "/var/lib/dkms/*/*/build/make.log"
+NVIDIAS = re.compile(r"\|(NVIDIA CUDA|DOCA-HOST[^|]*)$")
+"""How apt's list of repositories ends for NVIDIA's, by their labels."""
 POLICY_TEXT = (
     "#!/bin/sh\n# Of gpunode, for as long as a transaction runs: no service is started or restarted by it.\nexit 101\n"
 )
@@ -243,9 +245,10 @@ def leaving(question, present):
 
 
 def restored(question, staying):
-    """NAME=VERSION of what stays and came from NVIDIA's repository though the distribution has it too, as dkms does.
+    """NAME=VERSION of what stays and came from a repository of NVIDIA's though the distribution has it too, as dkms
+    from CUDA's and rdma-core from DOCA's.
 
-    Its epoch would keep it above all that the distribution will ever have.
+    Its epoch or number would keep it above all that the distribution will ever have.
     """
     there = sorted(name for name in question["restore"] if name in staying)
     if not there:
@@ -255,7 +258,7 @@ def restored(question, staying):
             patient(lambda: refresh(["apt-get", *question["options"]], UPDATE_LIMIT_S), question["lock_wait_s"])
     form = "$(REPO_URI)|$(LABEL)"
     targets = output_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"], ANSWER_LIMIT_S)
-    nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if line.endswith("|NVIDIA CUDA")}
+    nvidias = {line.partition("|")[0].rstrip("/") for line in targets.splitlines() if NVIDIAS.search(line)}
     found: dict[str, list[str]] = {}
     for line in output_of(["apt-cache", "madison", *there], ANSWER_LIMIT_S).splitlines():
         name, version, where = (part.strip() for part in line.split("|")[:3])

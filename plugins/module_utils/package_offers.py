@@ -1,10 +1,12 @@
 """Which packages the repositories of this node offer, by exact name or shell pattern. Changes nothing on the node.
 
-The question is ``{"names": [names and shell patterns]}``, the answer ``{"offered": {name: [versions, newest first]}}``,
-or ``{"error": one line}`` where the package manager cannot be asked. apt's lists are fetched into a private folder.
+The question is ``{"names": [names and shell patterns], "files": {path: text}}`` with files of /etc/apt or
+/etc/yum.repos.d as they would be, which may be left out; the answer ``{"offered": {name: [versions, newest first]}}``,
+or ``{"error": one line}`` where the package manager cannot be asked. Lists are fetched into a private folder.
 """
 
 import fnmatch
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,10 +25,10 @@ DNF_LIMIT_S = 300
 MOST = 200
 
 
-def by_apt(names: Sequence[str]) -> dict[str, list[str]]:
+def by_apt(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
     """Names to versions, from lists that are fetched for it and thrown away."""
     with private_folder() as folder:
-        lay_over(folder, {})
+        lay_over(folder, files or {})
         apt_get, apt_cache = ([tool, "-c", f"{folder}/apt.conf"] for tool in ("apt-get", "apt-cache"))
         failed = refresh(apt_get, UPDATE_LIMIT_S)
         known = output_of([*apt_cache, "pkgnames"], ANSWER_LIMIT_S).split()
@@ -37,10 +39,14 @@ def by_apt(names: Sequence[str]) -> dict[str, list[str]]:
         return found
 
 
-def by_dnf(names: Sequence[str]) -> dict[str, list[str]]:
+def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict[str, list[str]]:
     """Names to versions, by dnf's own client: dnf 4 and 5 understand the same words."""
+    # What is asked is metadata alone: packages are verified when they are installed.
+    texts = [text for path, text in (files or {}).items() if path.endswith(".repo") and isinstance(text, str)]
+    found_in = [section for text in texts for section in re.findall(r"(?ms)^\[([\w.-]+)\].*?^baseurl=(\S+)", text)]
+    options = [f"--repofrompath={name}-asked,{url}" for name, url in found_in]
     done = subprocess.run(
-        ["dnf", "--quiet", "repoquery", "--queryformat", "%{name} %{evr}\n", *names],
+        ["dnf", "--quiet", *options, "repoquery", "--queryformat", "%{name} %{evr}\n", *names],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -63,6 +69,6 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     names = [str(name) for name in question["names"]]
     ask = by_apt if Path("/usr/bin/apt-get").exists() else by_dnf
     try:
-        return {"offered": ask(names)}
+        return {"offered": ask(names, question.get("files") or {})}
     except (AptError, OSError, subprocess.TimeoutExpired) as error:
         return {"error": " ".join(str(error).split())[:500]}

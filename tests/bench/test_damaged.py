@@ -26,7 +26,7 @@ from test_captures import FOLDER, PARSED
 from gpunode.checks import Status
 from gpunode.facts.errors import ParseError
 from gpunode.facts.links import parse_peer_access
-from gpunode.facts.parsers.kinds import KINDS, decoded
+from gpunode.facts.parsers.kinds import decoded, parsed
 
 WHOLE = os.environ.get("GPUNODE_BENCH") == "all"
 TEXTS, BUNDLES = (100_000, 2_000) if WHOLE else (1_500, 50)
@@ -95,9 +95,10 @@ def test_mutated_texts_are_answered_or_refused(texts: list[tuple[str, str]], see
     chance = random.Random(seed)  # noqa: S311
     for _ in range(TEXTS // 10):
         kind, text = chance.choice(texts)
-        parse = parse_peer_access if kind == "peer-access" else KINDS[kind]
+        damaged = mutated(text, chance)
         with suppress(ParseError):
-            json.dumps(parse(mutated(text, chance)), allow_nan=False)
+            answer = parse_peer_access(damaged).model_dump() if kind == "peer-access" else parsed(kind, damaged)
+            json.dumps(answer, allow_nan=False)
 
 
 def damaged(chance: random.Random) -> Iterator[tuple[str, str]]:

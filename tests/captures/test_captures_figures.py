@@ -4,6 +4,7 @@ Healthy machines pass, known slow or faulty ones do not. Without ../shared the t
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from gpunode.catalog import Catalog
 from gpunode.checks.figures import GROSS
 from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, of_platform, tools
+from gpunode.facts.models.outputs import BandwidthTest, NcclTests, Nvbandwidth, P2pBandwidth
 from gpunode.facts.parsers.kinds import KINDS, decoded
 
 HERE = Path(__file__).resolve().parent
@@ -50,15 +52,18 @@ def shape_of(log: dict[str, Any]) -> Shape:
 def judged(name: str, log: dict[str, Any]) -> list[Assessment | tools.ToolTrouble]:
     kind = "p2p-bandwidth" if "p2p" in name else KIND[name.partition("/")[0]]
     answer = KINDS[kind](decoded((FOLDER / name).read_bytes()))
-    match kind:
-        case "nccl-tests":
+    found: Iterator[Figure | tools.ToolTrouble]
+    match answer:
+        case NcclTests():
             found = tools.of_nccl_tests(answer, log.get("collective"), log.get("nodes"))
-        case "nvbandwidth":
+        case Nvbandwidth():
             found = tools.of_nvbandwidth(answer)
-        case "bandwidth-test":
+        case BandwidthTest():
             found = tools.of_bandwidth_test(answer)
-        case _:
+        case P2pBandwidth():
             found = tools.of_p2p_bandwidth(answer)
+        case _:
+            pytest.fail(f"no figures of {kind}")
     shape = shape_of(log)
     return [assess(one, shape, CATALOG, RULES) if isinstance(one, Figure) else one for one in found]
 

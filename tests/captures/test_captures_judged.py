@@ -21,8 +21,9 @@ from bundles import hgx, t4
 from gpunode.checks import Expectation, Finding, Status, judge, registry
 from gpunode.facts import facts_from_bundle
 from gpunode.facts.kernel_log import parse as parse_log
-from gpunode.facts.node import GpuProcess, IbDevice, IbPort, Iommu, LoadedDriver, NodeFacts, PciDevice, PciLink, Smi
-from gpunode.facts.parsers import ibstat, lspci, smi_nvlink, smi_q, smi_topo, smi_xml
+from gpunode.facts.models.smi import Nvlink, PeerAccess, Smi, SmiLog, Topology
+from gpunode.facts.node import GpuProcess, IbDevice, IbPort, Iommu, LoadedDriver, NodeFacts, PciDevice, PciLink
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.probe.bundle import Bundle
 
 SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
@@ -150,14 +151,14 @@ def with_smi(document: dict[str, Any]) -> NodeFacts:
     daemon = GpuProcess(pid=900, name="nvidia-persiste", type=None, devices=held)
     return facts(t4()).model_copy(
         update={
-            "smi": Smi(document=document),
+            "smi": Smi[SmiLog](document=document),
             "pci": pci,
             "pci_ports": (),
             "gpu_processes": (daemon, *processes),
-            "topology": Smi(document={"gpus": ["GPU0"], "links": {"GPU0": {}}}),
-            "peer_access": Smi(document={"gpus": ["GPU0"], "links": {"GPU0": {}}}),
-            "nvlink": Smi(document={"gpus": []}),
-            "nvlink_errors": Smi(document={"gpus": []}),
+            "topology": Smi[Topology](document={"gpus": ["GPU0"], "links": {"GPU0": {}}}),
+            "peer_access": Smi[PeerAccess](document={"gpus": ["GPU0"], "links": {"GPU0": {}}}),
+            "nvlink": Smi[Nvlink](document={"gpus": []}),
+            "nvlink_errors": Smi[Nvlink](document={"gpus": []}),
             "loaded_driver": LoadedDriver(version=driver, flavour=None),
             "driver_library_version": driver,
             "cdi_specs": (),
@@ -184,7 +185,8 @@ def with_nvlink(document: dict[str, Any]) -> NodeFacts:
     node = facts(hgx())
     assert node.smi is not None
     assert node.smi.document is not None
-    some = node.smi.document["gpus"][0]
+    document_of_node = node.smi.document.model_dump()
+    some = document_of_node["gpus"][0]
     device_ids = {"A100": "10de:20b2", "H100": "10de:2330", "H200": "10de:2335", "L40S": "10de:26b9"}
     gpus = [
         some
@@ -197,8 +199,8 @@ def with_nvlink(document: dict[str, Any]) -> NodeFacts:
         }
         for gpu in document["gpus"]
     ]
-    smi = Smi(document=node.smi.document | {"gpus": gpus, "attached_gpus": len(gpus)})
-    return node.model_copy(update={"smi": smi, "nvlink": Smi(document=document)})
+    smi = Smi[SmiLog](document=document_of_node | {"gpus": gpus, "attached_gpus": len(gpus)})
+    return node.model_copy(update={"smi": smi, "nvlink": Smi[Nvlink](document=document)})
 
 
 def with_topology(document: dict[str, Any]) -> NodeFacts:
@@ -206,7 +208,7 @@ def with_topology(document: dict[str, Any]) -> NodeFacts:
     models = {"NV18": "10de:2330", "NV12": "10de:20b2"}
     model = models.get(document["links"]["GPU0"].get("GPU1", ""), "10de:1e81")
     pci = tuple(device(f"0000:{number + 16:02x}:00.0", model) for number in range(len(document["gpus"])))
-    return node.model_copy(update={"topology": Smi(document=document), "pci": pci})
+    return node.model_copy(update={"topology": Smi[Topology](document=document), "pci": pci})
 
 
 def with_lspci(document: dict[str, Any]) -> NodeFacts:
@@ -259,18 +261,18 @@ def node_with(name: str) -> tuple[NodeFacts, set[str]]:
     text = read(name)
     match name.partition("/")[0]:
         case "smi-xml":
-            return with_smi(smi_xml.parse(text)), OF_SMI
+            return with_smi(parsed("nvidia-smi-xml", text)), OF_SMI
         case "smi-q":
-            return with_smi(smi_q.parse(text)), OF_SMI
+            return with_smi(parsed("nvidia-smi-q", text)), OF_SMI
         case "smi-nvlink":
-            return with_nvlink(smi_nvlink.parse(text)), {"nvlink.count", "nvlink.state", "nvlink.speed"}
+            return with_nvlink(parsed("nvidia-smi-nvlink", text)), {"nvlink.count", "nvlink.state", "nvlink.speed"}
         case "smi-topo":
-            return with_topology(smi_topo.parse(text)), {"link.topology"}
+            return with_topology(parsed("nvidia-smi-topo", text)), {"link.topology"}
         case "lspci":
             links = {"link.pcie-width", "link.pcie-speed"} if "-vvv" in name else set()
-            return with_lspci(lspci.parse(text)), {"gpu.present", "gpu.model", *links}
+            return with_lspci(parsed("lspci", text)), {"gpu.present", "gpu.model", *links}
         case "ib":
-            return with_ibstat(ibstat.parse(text)), {"rdma.ports", "rdma.errors"}
+            return with_ibstat(parsed("ibstat", text)), {"rdma.ports", "rdma.errors"}
     log = parse_log(text, "dmesg").model_copy(update={"complete": True})
     checks = {"gpu.xid", "nvswitch.sxid", "driver.log", "host.pcie-errors", "host.killed-processes"}
     return facts(hgx()).model_copy(update={"kernel_log": log}), checks

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.facts.parsers import lspci
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware import describe
 
 SHARED = Path(os.environ.get("GPUNODE_SHARED", Path(__file__).resolve().parents[2].parent / "shared"))
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
-    devices: list[dict[str, Any]] = lspci.parse((FOLDER / "lspci" / name).read_text(encoding="utf-8"))["devices"]
+    devices: list[dict[str, Any]] = parsed("lspci", (FOLDER / "lspci" / name).read_text(encoding="utf-8"))["devices"]
     return devices
 
 

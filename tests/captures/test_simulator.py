@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.facts.parsers import smi_q, smi_table, smi_xml
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware.describe import describe
 from gpunode.lab.simulator import smi, state
 
@@ -230,13 +230,13 @@ def compare(capture: str, real: str, answer: Callable[..., str]) -> Compared:
     mine, theirs = lines(ours), lines(real)
     found = Compared(len(mine & theirs), theirs - mine, mine - theirs)
     if prefix == "smi-xml/":
-        found.values = other_values(smi_xml.parse(ours), smi_xml.parse(real))
+        found.values = other_values(parsed("nvidia-smi-xml", ours), parsed("nvidia-smi-xml", real))
     elif "PAGE_RETIREMENT" in words:
         pass  # no GPU's name in it: the lines are all there is
     elif prefix == "smi-q/":
-        found.values = other_values(smi_q.parse(ours), smi_q.parse(real))
+        found.values = other_values(parsed("nvidia-smi-q", ours), parsed("nvidia-smi-q", real))
     elif prefix == "smi-table/":
-        found.values = other_table_values(smi_table.parse(ours), smi_table.parse(real))
+        found.values = other_table_values(parsed("nvidia-smi-table", ours), parsed("nvidia-smi-table", real))
     elif prefix == "smi-csv/":
         found.values = other_cells(ours, real)
     return found

@@ -67,12 +67,14 @@ def host_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         "/var/log/nvidia-installer.log",
     ):
         yield path, None
-    interfaces = [f"ib{number}" for number in range(len(machine.hcas))]
-    yield "/sys/class/net/", "".join(f"{name}\n" for name in sorted(["eth0", *interfaces, "lo"]))
-    for name, (_, slot) in zip(interfaces, machine.hcas, strict=True):
+    yield "/sys/class/net/", "".join(f"{name}\n" for name in sorted(["eth0", *machine.interfaces, "lo"]))
+    for name, (_, slot) in zip(machine.interfaces, machine.hcas, strict=True):
         yield f"/sys/class/net/{name}/operstate", "up\n"
         yield f"/sys/class/net/{name}/mtu", "4092\n"
         yield f"/sys/class/net/{name}/device/uevent", f"DRIVER=mlx5_core\nPCI_SLOT_NAME={slot}\n"
+        for side in ("np", "rp") if machine.roce else ():
+            for priority in range(8):
+                yield f"/sys/class/net/{name}/ecn/roce_{side}/enable/{priority}", f"{int(priority == 3)}\n"
     yield "/sys/class/net/eth0/operstate", "up\n"
     yield "/sys/class/net/eth0/device/uevent", "DRIVER=e1000e\n"
 
@@ -214,9 +216,9 @@ EARLIER_BOOTS = """\
 def links(machine: Machine) -> str:
     """The log of links: all came up with the boot."""
     head = f"2026-11-20T09:00:00+0000 {machine.name} kernel: Linux version {machine.kernel} (simulated)\n"
-    up = "2026-11-20T09:00:09+0000 {name} kernel: mlx5_core {slot} ib{number}: Link up\n"
-    slots = [slot for _, slot in machine.hcas]
-    return head + "".join(up.format(name=machine.name, slot=slot, number=at) for at, slot in enumerate(slots))
+    up = "2026-11-20T09:00:09+0000 {name} kernel: mlx5_core {slot} {interface}: Link up\n"
+    slots = zip(machine.interfaces, (slot for _, slot in machine.hcas), strict=True)
+    return head + "".join(up.format(name=machine.name, slot=slot, interface=interface) for interface, slot in slots)
 
 
 FANS = """\

@@ -38,7 +38,7 @@ def pci_files(machine: Machine) -> Iterator[tuple[str, str | None]]:
         )
     for number, (name, slot) in enumerate(machine.hcas):
         yield f"{PCI}{slot}/uevent", f"DRIVER=mlx5_core\nPCI_CLASS=20700\nPCI_ID=15B3:1021\nPCI_SLOT_NAME={slot}\n"
-        yield from infiniband(name, slot, number)
+        yield from infiniband(machine, name, slot, number)
     yield "/sys/class/infiniband/", "".join(f"{name}\n" for name, _ in machine.hcas) or None
     numbers = range(len(machine.hcas))
     yield "/sys/class/infiniband_verbs/", "".join(f"uverbs{number}\n" for number in numbers) or None
@@ -54,7 +54,7 @@ def link(place: str, speed: str, told: bool) -> Iterator[tuple[str, str]]:
         yield place + "max_link_width", "16\n"
 
 
-def infiniband(name: str, slot: str, number: int) -> Iterator[tuple[str, str]]:
+def infiniband(machine: Machine, name: str, slot: str, number: int) -> Iterator[tuple[str, str]]:
     place = f"/sys/class/infiniband/{name}/"
     yield place + "fw_ver", "28.39.1002\n"
     yield place + "board_id", "MT_0000000838\n"
@@ -63,13 +63,17 @@ def infiniband(name: str, slot: str, number: int) -> Iterator[tuple[str, str]]:
     yield place + "ports/1/state", "4: ACTIVE\n"
     yield place + "ports/1/phys_state", "5: LinkUp\n"
     yield place + "ports/1/rate", "400 Gb/sec (4X NDR)\n"
-    yield place + "ports/1/link_layer", "InfiniBand\n"
-    yield place + "ports/1/gid_attrs/ndevs/0", f"ib{number}\n"
+    yield place + "ports/1/link_layer", "Ethernet\n" if machine.roce else "InfiniBand\n"
+    yield place + "ports/1/gid_attrs/ndevs/0", f"{machine.interfaces[number]}\n"
     yield f"/sys/class/infiniband_verbs/uverbs{number}/ibdev", f"{name}\n"
     yield f"/sys/class/infiniband_mad/umad{number}/ibdev", f"{name}\n"
     yield f"/sys/class/infiniband_mad/umad{number}/port", "1\n"
     for counter in ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors"):
         yield f"{place}ports/1/counters/{counter}", "0\n"
+
+
+# As the manual page of dcb-pfc prints it (iproute2 6.1), with another priority.
+PFC = "pfc-cap 8 macsec-bypass off delay 4096 \nprio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off \n"
 
 
 def pci_commands(machine: Machine) -> dict[str, Document]:
@@ -82,6 +86,10 @@ def pci_commands(machine: Machine) -> dict[str, Document]:
             "".join(f"{path}\tcharacter\n" for path in files), argv=("(probe)", "look at /dev/infiniband")
         ),
     }
+    if machine.hcas:
+        commands["peer-memory"] = answer("no\n", argv=("(probe)", "look for the peer memory interface"))
+    for name in machine.interfaces if machine.roce else ():
+        commands[f"dcb-pfc-{name}"] = answer(PFC, argv=("dcb", "pfc", "show", "dev", name))
     if bridges:
         lines = "".join(f"{slot}\t005f\t0000\n" for slot in bridges)
         commands["pci-acs"] = answer(lines, argv=("(probe)", "read configuration space"))

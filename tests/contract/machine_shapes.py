@@ -111,6 +111,8 @@ class Machine:
     nvswitches: tuple[str, ...] = ()
     hcas: tuple[tuple[str, str], ...] = ()
     """(name, slot) of InfiniBand devices."""
+    roce: bool = False
+    """Their ports are Ethernet's, with flow control."""
     nvme: bool = True
     way: str = "SYS"
     """Between any two GPUs, in the words of nvidia-smi topo."""
@@ -120,6 +122,11 @@ class Machine:
     extra_units: tuple[str, ...] = field(default=())
     gpu_settings: bool = False
     """The role gpu_settings locks the SM clock and sets the power limit."""
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Network interfaces of the InfiniBand devices."""
+        return tuple(f"{'rail' if self.roce else 'ib'}{number}" for number in range(len(self.hcas)))
 
 
 HGX = Machine(
@@ -164,6 +171,7 @@ HGX_4 = replace(
     way="NV6",
     extra_units=("gpunode-gpu-settings.service",),
     gpu_settings=True,
+    roce=True,
 )
 """Each GPU is linked to each: 18 links to three others."""
 PCIE_4 = Machine(

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 - lines are as long as the tools print them
 """Mutants of the checks on processors, power, RDMA adapters beside each other, the BMC, and Xids that belong together."""
 
-from bundles import GONE, Edit, grace, guest, hgx, hgx_b200, not_run, stdout, t4, text, timed_out
+from bundles import GONE, Edit, grace, guest, hgx, hgx_4, hgx_b200, not_run, stdout, t4, text, timed_out
 from machines import PCI
 from mutant import Missing, Mutant, cut, garbled
 from mutants_gpu import smi, tag
@@ -12,6 +12,7 @@ WARN = Status.WARN
 CPUS = "/sys/devices/system/cpu/"
 NODES = "/sys/devices/system/node/"
 HCA = "/sys/class/infiniband/mlx5_1/"
+VERSION, OPEN, CLOSED = "/proc/driver/nvidia/version", "Open Kernel Module for x86_64", "x86_64 Kernel Module"
 BOOT = "2026-11-20T09:00:00+0000 n kernel: Linux version 6 (simulated)\n"
 UP = "2026-11-20T09:00:09+0000 hgx-h100-8 kernel: mlx5_core 0000:2c:00.0 ib1: Link up\n"
 LINK = "2026-11-20T{time}+0000 n kernel: mlx5_core 0000:2c:00.0 ib1: Link {word}\n"
@@ -110,6 +111,21 @@ MUTANTS = [
         [stdout("journal-links", UP, UP + UP.replace("0000:2c:00.0 ib1", "0000:77:00.0 ib9"))],
     ),
     Mutant("rdma.mtu", "one interface differs", hgx, [text("/sys/class/net/ib1/mtu", None, "2044\n")], becomes=WARN),
+    Mutant(
+        "rdma.flow-control",
+        "one interface without PFC",
+        hgx_4,
+        [stdout("dcb-pfc-rail1", "3:on", "3:off")],
+        becomes=WARN,
+    ),
+    Mutant(
+        "rdma.flow-control",
+        "one interface that heeds no marks",
+        hgx_4,
+        [text("/sys/class/net/rail1/ecn/roce_np/enable/3", None, "0\n")],
+        becomes=WARN,
+    ),
+    Mutant("rdma.gpudirect", "the proprietary modules", hgx, [text(VERSION, OPEN, CLOSED)], becomes=WARN),
     Mutant("rdma.devices", "no uverbs device", hgx, [text("/sys/class/infiniband_verbs/", "uverbs1\n", "")]),
     Mutant("rdma.devices", "no file for it", hgx, [stdout("rdma-nodes", "/dev/infiniband/umad1\tcharacter\n", "")]),
     Mutant("rdma.firmware", "one differs", hgx, [text(HCA + "fw_ver", None, "28.35.2000\n")], becomes=WARN),
@@ -200,6 +216,8 @@ MISSING: Missing = {
     "rdma.peers": [(hgx, [text(HCA + "ports/1/state", None, None)])],
     "rdma.adapters": [(hgx, [text(PCI, None, None)])],
     "rdma.mtu": [(hgx, [text("/sys/class/net/ib1/mtu", None, None)]), (hgx, [text("/sys/class/net/", None, None)])],
+    "rdma.flow-control": [(hgx_4, [text("/sys/class/net/", None, None)]), (hgx_4, [not_run("dcb-pfc-rail1")])],
+    "rdma.gpudirect": [(hgx, [text(VERSION, None, "garbage\n")])],
     "rdma.devices": [(hgx, [not_run("rdma-nodes")]), (hgx, garbled("rdma-nodes"))],
     "rdma.firmware": [(hgx, [text(HCA + "fw_ver", None, None)])],
     "bmc.events": [(t4, timed_out("ipmi-events")), (t4, [not_run("ipmi-devices")])],

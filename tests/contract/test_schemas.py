@@ -10,6 +10,7 @@ from bundles import DRIVER_NODE, driver_node, with_two_gpus
 
 from gpunode.cli import run
 from gpunode.cli.schema import MODELS, from_file, from_model
+from gpunode.facts.parsers.kinds import KINDS
 
 SCHEMAS = {name: json.loads(from_file(name)) for name in MODELS}
 
@@ -80,3 +81,31 @@ def test_the_schema_refuses_what_lacks_a_part(
     del inner[place[-1]]
     with pytest.raises(jsonschema.ValidationError):
         obeys(document, name)
+
+
+SAMPLES = sorted((Path(__file__).parents[1] / "unit/facts/samples").glob("*.*"))
+FAILURES = {
+    "nvidia-smi-xml": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n",
+    "dmesg": "dmesg: read kernel buffer failed: Operation not permitted\n",
+}
+PARSED = [(path.name.partition(".")[0], path) for path in SAMPLES if path.name.partition(".")[0] in KINDS]
+
+
+@pytest.mark.parametrize(("kind", "path"), PARSED, ids=[path.name for _, path in PARSED])
+def test_a_parsed_output_obeys(kind: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    obeys(printed(capsys, "parse", kind, str(path)), f"parse-{kind}")
+
+
+def test_every_kind_has_a_sample() -> None:
+    assert {kind for kind, _ in PARSED} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_the_failure_of_a_tool_obeys(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "output"
+    output.write_text(FAILURES[kind])
+    document = printed(capsys, "parse", kind, str(output))
+    obeys(document, f"parse-{kind}")
+    del document["error"]["kind"]
+    with pytest.raises(jsonschema.ValidationError):
+        obeys(document, f"parse-{kind}")

@@ -23,6 +23,7 @@ from gpunode.catalog import Catalog, Row, catalog, load
 from gpunode.catalog.read import read
 from gpunode.checks import Finding, Status, gpus, nvlink, registry
 from gpunode.facts import facts_from_bundle
+from gpunode.facts.models.smi import NvlinkLink, SmiGpu
 from gpunode.probe.bundle import Bundle
 
 TABLES = (mutants_driver, mutants_gpu, mutants_links, mutants_host, mutants_workload, mutants_measured)
@@ -122,7 +123,7 @@ def test_a_count_of_nvlinks_that_is_not_sure_warns() -> None:
     """H100 NVL: its sources contradict each other on the number of links."""
     (row,) = load().find_gpu("h100-nvl").gpus
     assert not row.sure("nvlink")
-    said = {"index": 0, "pci_bus_id": "0000:1a:00.0", "pci_device_id": row.pci[0], "minor_number": 0}
-    gpu = gpus.SeenGpu(said, None, gpus.match_of(row.pci[0], None))
-    link = {"link": 0, "active": True, "speed_gb_per_s": 25.0}
+    reported = SmiGpu(index=0, pci_bus_id="0000:1a:00.0", pci_device_id=row.pci[0], minor_number=0)
+    gpu = gpus.SeenGpu(reported, None, gpus.match_of(row.pci[0], None))
+    link = NvlinkLink(link=0, active=True, speed_gb_per_s=25.0)
     assert nvlink._count_of(nvlink.Linked(gpu, (link,), all_inactive=False)).status is Status.WARN

@@ -27,8 +27,8 @@ WHOLE_LIMIT_S = 150.0
 KINDS = dict(zip(NAMES[7::16], BAD, strict=True))
 REASONS = {
     "silent": "does not speak SSH within 20 s",
-    "hangs": f"no answer within {NODE_LIMIT_S:g} s, it let us in and did not start the probe",
-    "half": f"no answer within {NODE_LIMIT_S:g} s, the probe was started and did not end",
+    "hangs": f"no answer within {NODE_LIMIT_S:g} s, login succeeded, the probe did not start",
+    "half": f"no answer within {NODE_LIMIT_S:g} s, the probe started and did not end",
     "refused": "Connection refused",
     "closes": "accepts the connection and closes it before it speaks SSH",
     "floods": "the node sent more than 32 MiB",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from gpunode.errors import UsageError
-from gpunode.facts.parsers import lspci
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab import Lab, LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -103,7 +103,7 @@ def validated(lab: Lab, node: LabNode) -> Judged:
 
 
 def test_lspci_sees_the_hardware(bare: LabNode) -> None:
-    devices = lspci.parse(good(bare, "lspci", "-nn"))["devices"]
+    devices = parsed("lspci", good(bare, "lspci", "-nn"))["devices"]
     ids = [f"{device['vendor_id']}:{device['device_id']}" for device in devices]
     assert (ids.count("10de:2330"), ids.count("10de:22a3"), ids.count("15b3:1021")) == (8, 4, 8)
     described = json.loads(good(bare, "cat", "/etc/gpunode/lab-hardware.json"))
@@ -112,7 +112,7 @@ def test_lspci_sees_the_hardware(bare: LabNode) -> None:
 
 
 def test_lspci_reads_links_and_tree(bare: LabNode) -> None:
-    (gpu,) = lspci.parse(good(bare, "lspci", "-nn", "-vv", "-s", "19:00.0"))["devices"]
+    (gpu,) = parsed("lspci", good(bare, "lspci", "-nn", "-vv", "-s", "19:00.0"))["devices"]
     assert gpu["link"] == {
         "speed_gt_per_s": 32.0,
         "width": 16,

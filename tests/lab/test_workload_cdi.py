@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.cli.workloads import NodeWay
+from gpunode.cli.workload_run import NodeWay
 from gpunode.fleet import Node, collect, targets_from_inventory
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect

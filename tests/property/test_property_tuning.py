@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpunode.checks.host import DEBUGGING
 from gpunode.facts import NodeFacts
+from gpunode.facts.models.smi import Smi, Topology
 from gpunode.facts.node import (
     Cpu,
     CpuFrequency,
@@ -20,7 +21,6 @@ from gpunode.facts.node import (
     Nic,
     NumaNode,
     PciDevice,
-    Smi,
 )
 from gpunode.tuning import PROFILES, WORKLOADS, Tuning, nccl_conf, node_shell, tune, tune_node
 from gpunode.tuning.libraries import usable_cores
@@ -115,7 +115,7 @@ def nodes(draw: st.DrawFn) -> NodeFacts:
         "nics": draw(optional(st.lists(NIC, max_size=5).map(tuple))),
         "addressed": draw(optional(st.lists(NAMES, max_size=4).map(tuple))),
         "infiniband": hcas,
-        "topology": draw(st.sampled_from([None, Smi(document=document)])),
+        "topology": draw(st.sampled_from([None, Smi[Topology](document=document)])),
         "numa": draw(optional(NUMA)),
         "virtualization": draw(optional(st.sampled_from(["none", "kvm", "docker"]))),
         "iommu": draw(optional(st.just(Iommu(units=("dmar0",), group_types={1: "DMA-FQ"})))),

@@ -1,9 +1,25 @@
 """What all facts have in common."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gpunode.facts.errors import ParseError
+
+FactT = TypeVar("FactT", bound="Fact")
 
 
 class Fact(BaseModel):
     """Base of all facts: immutable, closed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def checked(model: type[FactT], values: object, output: str) -> FactT:
+    """Return a parser's values as their model; raise ParseError where the output has a value of another type."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as err:
+        first = err.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])[:100]
+        raise ParseError(f"expected {output}, found a value of another type in {place}: {first['msg']}") from None

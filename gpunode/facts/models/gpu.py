@@ -72,19 +72,6 @@ class ToolRun(Fact):
         return None
 
 
-class Smi(Fact):
-    """An answer of nvidia-smi as parsed: exactly one of ``document`` and ``error_kind`` is set."""
-
-    document: dict[str, Any] | None = None
-    """The shape of ``gpunode parse KIND``: ``nvidia-smi-xml``, ``nvidia-smi-topo``, ``nvidia-smi-nvlink``."""
-    error_kind: str | None = None
-    error_message: str | None = None
-    error_nvml_version: str | None = None
-    exit_status: int = 0
-    messages: tuple[str, ...] = ()
-    """Lines that nvidia-smi printed beside its answer, on either stream: ``WARNING: infoROM is corrupted at gpu …``."""
-
-
 class DriverGpu(Fact):
     """A GPU as the loaded module lists it in ``/proc/driver/nvidia/gpus``, without any of NVIDIA's tools."""
 

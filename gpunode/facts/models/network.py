@@ -21,6 +21,10 @@ class Nic(Fact):
     """Since boot: a link that flaps counts up."""
     counters: dict[str, int] = Field(default_factory=dict)
     """``rx_errors``, ``tx_errors``, ``rx_dropped``, ``rx_crc_errors`` …, since boot."""
+    pfc: tuple[int, ...] | None = None
+    """Priorities with priority-based flow control, by ``dcb``; None: it was not asked, or has no answer."""
+    ecn: tuple[int, ...] | None = None
+    """Priorities on which RoCE heeds congestion marks, as receiver and as sender; None: the driver does not say."""
 
 
 class LinkEvent(Fact):

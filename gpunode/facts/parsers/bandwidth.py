@@ -1,9 +1,10 @@
 """The CUDA samples bandwidthTest and p2pBandwidthLatencyTest."""
 
 import re
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import BandwidthSize, BandwidthTest, P2pBandwidth
 from gpunode.facts.parsers.values import found, lines_of, number, shorten
 
 _DEVICE = re.compile(r"\s*Device:?\s+(\d{1,4})[:,](.*?)(?:, pciBusID:.*)?")
@@ -40,12 +41,10 @@ _ROW = re.compile(r"\s*(\d{1,4})((?:\s+(?:\d{1,12}(?:\.\d{1,6})?|N/A))*)\s*")
 _LINE_LIMIT = 20_000
 
 
-def parse_bandwidth_test(text: str) -> dict[str, Any]:
-    """``{device, host_to_device_gb_per_s, device_to_host_gb_per_s, device_to_device_gb_per_s, pass, sizes: [...]}``.
+def parse_bandwidth_test(text: str) -> BandwidthTest:
+    """Parse bandwidthTest; ``device`` is the name of the first, ``sizes`` has all figures (a shmoo run has 81).
 
-    ``device`` is the name of the first. A figure is that of the largest size; ``sizes: [{direction, size_bytes,
-    gb_per_s}]`` has all of them (a shmoo run has 81). None where a direction was not run; MB/s of old samples are
-    divided by 1000. Raises ParseError for another text, or one without any result.
+    MB/s of old samples are divided by 1000. Raises ParseError for another text, or one without any result.
     """
     state = _BandwidthTest()
     lines = [line[:_LINE_LIMIT] for line in lines_of(text)]
@@ -59,7 +58,7 @@ def parse_bandwidth_test(text: str) -> dict[str, Any]:
 
 class _BandwidthTest:
     def __init__(self) -> None:
-        self.sizes: list[dict[str, Any]] = []
+        self.sizes: list[BandwidthSize] = []
         self._device: str | None = None
         self._passed: bool | None = None
         self._direction: str | None = None
@@ -86,29 +85,27 @@ class _BandwidthTest:
 
     def _add(self, direction: str, size: str, figure: str, unit: str) -> None:
         value = float(figure) / (1000 if unit == "MB/s" else 1)
-        self.sizes.append({"direction": direction, "size_bytes": int(size), "gb_per_s": value})
+        self.sizes.append(
+            BandwidthSize.model_validate({"direction": direction, "size_bytes": int(size), "gb_per_s": value})
+        )
 
-    def answer(self) -> dict[str, Any]:
-        largest: dict[str, dict[str, Any]] = {}
+    def answer(self) -> BandwidthTest:
+        largest: dict[str, BandwidthSize] = {}
         for entry in self.sizes:
-            known = largest.get(entry["direction"])
-            if known is None or entry["size_bytes"] >= known["size_bytes"]:
-                largest[entry["direction"]] = entry
+            known = largest.get(entry.direction)
+            if known is None or entry.size_bytes >= known.size_bytes:
+                largest[entry.direction] = entry
         figures = {
-            f"{direction}_gb_per_s": largest[direction]["gb_per_s"] if direction in largest else None
+            f"{direction}_gb_per_s": largest[direction].gb_per_s if direction in largest else None
             for direction in ("host_to_device", "device_to_host", "device_to_device")
         }
-        return {"device": self._device, **figures, "pass": self._passed, "sizes": self.sizes}
+        return BandwidthTest.model_validate(
+            {"device": self._device, **figures, "pass": self._passed, "sizes": tuple(self.sizes)}
+        )
 
 
-def parse_p2p(text: str) -> dict[str, Any]:
-    """p2pBandwidthLatencyTest: matrices by row and column of the GPUs' numbers.
-
-    ``p2p_access`` (booleans), ``unidirectional_gb_per_s``, ``bidirectional_gb_per_s``, ``latency_us`` with peer access
-    enabled and the GPU's latencies; ``unidirectional_no_p2p_gb_per_s``, ``bidirectional_no_p2p_gb_per_s``,
-    ``latency_no_p2p_us`` without; ``cpu_latency_us`` and ``cpu_latency_no_p2p_us``; ``devices``, the names. None for
-    a matrix that was not printed. Raises ParseError for another text and for a matrix that is cut.
-    """
+def parse_p2p(text: str) -> P2pBandwidth:
+    """Parse p2pBandwidthLatencyTest. Raises ParseError for another text and for a matrix that is cut."""
     matrices: dict[str, list[list[int | float | None]]] = {}
     devices: list[str] = []
     heading: str | None = None
@@ -140,11 +137,12 @@ def parse_p2p(text: str) -> dict[str, Any]:
         raise ParseError(f"expected matrices of the CUDA sample p2pBandwidthLatencyTest, {found(text)}")
     access = matrices.pop("p2p_access", None)
     names = [name for _, name in _HEADINGS[1:]] + ["cpu_latency_us", "cpu_latency_no_p2p_us"]
-    return {
+    output = {
         "devices": devices,
         "p2p_access": [[bool(cell) for cell in row] for row in access] if access else None,
         **{name: matrices.get(name) for name in names},
     }
+    return checked(P2pBandwidth, output, "matrices of the CUDA sample p2pBandwidthLatencyTest")
 
 
 def _cells(row: re.Match[str], reading: tuple[str, int], index: int) -> list[int | float | None]:

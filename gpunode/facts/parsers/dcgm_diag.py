@@ -5,6 +5,9 @@ import re
 from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import DcgmDiag
+from gpunode.facts.models.smi import Failure
 from gpunode.facts.parsers import dcgm_table
 from gpunode.facts.parsers.dcgm_status import failure, overall, status_of
 from gpunode.facts.parsers.values import shorten, text_or_none, version
@@ -13,13 +16,8 @@ _ROOT = re.compile(r'"(DCGM (?:GPU )?Diagnostic)"\s*:')
 _DRIVER_KEYS = ("Driver Version Detected", "driver_version", "Driver Version")
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{dcgm_version, driver_version, level, overall, tests: [{name, category, status, messages, gpus: [...]}]}``.
-
-    ``status`` is pass, fail, warn, skip or error, ``gpus: [{gpu, status, messages}]`` is empty where no ids are
-    printed, ``messages`` of a test are those that belong to no GPU. ``overall`` is the worst of fail > error > warn >
-    pass, skip only if all are. ``level`` is that of an echoed command, else None: the output does not name it. Where
-    dcgmi failed: ``{"error": {kind, message, nvml_version}}``.
+def parse(text: str) -> DcgmDiag | Failure:
+    """Parse the JSON or the table; where dcgmi failed: its error.
 
     Raises ParseError for another layout, an unknown status, no tests, and a table that is cut (but for a visible Fail).
     """
@@ -29,7 +27,7 @@ def parse(text: str) -> dict[str, Any]:
     return dcgm_table.parse(text)
 
 
-def _from_json(text: str, root: re.Match[str]) -> dict[str, Any]:
+def _from_json(text: str, root: re.Match[str]) -> DcgmDiag | Failure:
     start = text.rfind("{", 0, root.start())
     try:
         document, _ = json.JSONDecoder(parse_constant=lambda _: None).raw_decode(text, start)
@@ -55,13 +53,14 @@ def _from_json(text: str, root: re.Match[str]) -> dict[str, Any]:
     versions = (version(_string(place.get(key))) for place in places for key in ("version", "DCGM Version"))
     drivers = (version(_string(place.get(key))) for place in places for key in _DRIVER_KEYS)
     statuses = [test["status"] for test in tests]
-    return {
+    diagnosis = {
         "dcgm_version": next((value for value in versions if value), None),
         "driver_version": next((value for value in drivers if value), None),
         "level": None,
         "overall": overall([*statuses, "error"] if error else statuses),
         "tests": tests,
     }
+    return checked(DcgmDiag, diagnosis, "the JSON of dcgmi diag")
 
 
 def _string(value: object) -> str | None:

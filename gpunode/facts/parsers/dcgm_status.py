@@ -1,8 +1,7 @@
 """The words of ``dcgmi diag`` for a test's outcome."""
 
-from typing import Any
-
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, ToolError
 from gpunode.facts.parsers.values import shorten
 
 _STATUSES = {
@@ -33,6 +32,6 @@ def overall(statuses: list[str]) -> str:
     return next(status for status in _WORST_FIRST if status in statuses)
 
 
-def failure(message: str) -> dict[str, Any]:
-    """The answer where dcgmi says that it could not run the diagnostic."""
-    return {"error": {"kind": "other", "message": message, "nvml_version": None}}
+def failure(message: str) -> Failure:
+    """Return the answer where dcgmi reports that it could not run the diagnostic."""
+    return Failure(error=ToolError(kind="other", message=message))

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import DcgmDiag
+from gpunode.facts.models.smi import Failure
 from gpunode.facts.parsers.dcgm_status import failure, overall, status_of
 from gpunode.facts.parsers.values import found, lines_of, version
 
@@ -141,7 +144,7 @@ def _joined(pieces: list[str]) -> str:
     return " ".join(text.split())
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse(text: str) -> DcgmDiag | Failure:
     """See ``dcgm_diag.parse``."""
     table = _Table()
     lines = [line[:_LINE_LIMIT] for line in lines_of(text)]
@@ -158,4 +161,5 @@ def parse(text: str) -> dict[str, Any]:
         part = "closing border" if table.has_head else "head"
         raise ParseError(f"expected a whole table of dcgmi diag, found it without its {part} and no Fail in it")
     level = next((int(match[1]) for line in lines if (match := _LEVEL.search(line))), None)
-    return {**table.metadata, "level": level, "overall": overall(statuses), "tests": tests}
+    diagnosis = {**table.metadata, "level": level, "overall": overall(statuses), "tests": tests}
+    return checked(DcgmDiag, diagnosis, "the table of dcgmi diag")

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.outputs import Dmesg, LogEvent, LogProcess
+from gpunode.facts.models.smi import Failure, ToolError
 from gpunode.facts.parsers.values import bus_id, found, lines_of
 
 _LINE_LIMIT = 4096
@@ -48,13 +50,11 @@ class XidMeaning(Protocol):
     def action(self) -> str: ...
 
 
-def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> dict[str, Any]:
-    """``{events: [{kind, xid, pci_bus_id, time, process, message, meaning, severity, action}]}``, one per line.
+def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> Dmesg | Failure:
+    """Parse the lines about errors of a GPU, one event a line; ``xids`` has the meanings of Xids.
 
-    ``kind`` is xid, sxid, nvrm (lines of the driver that tell of an error) or nouveau. ``time`` is the text as printed,
-    ``process`` is ``{pid, name}`` or None. ``meaning``, ``severity`` and ``action`` of an Xid are those of ``xids``; an
-    SXid's severity is the one it prints (``fatal``, ``non-fatal``). A log without such lines has no events. Where dmesg
-    may not read: ``{"error": {kind: permission, message, nvml_version}}``. Raises ParseError where no line is a log's.
+    Of NVRM's lines those that report an error. A log without such lines has no events. Where dmesg may not read: its
+    error. Raises ParseError where no line is a log's.
     """
     events = []
     is_log = False
@@ -66,17 +66,17 @@ def parse(text: str, xids: Mapping[int, XidMeaning] | None = None) -> dict[str, 
             events.append(event)
         is_log = is_log or event is not None or _LOG_LINE.match(line) is not None
     if is_log:
-        return {"events": events}
+        return Dmesg(events=tuple(events))
     failure = next((match for line in lines if (match := _FAILURE.match(line[:_LINE_LIMIT]))), None)
     if failure is None:
         raise ParseError(f"expected lines of the kernel's log, {found(text)}")
     message = failure[0].strip()
     kind = "permission" if re.search(r"permitted|denied", message) else "other"
-    return {"error": {"kind": kind, "message": message, "nvml_version": None}}
+    return Failure(error=ToolError(kind=kind, message=message))
 
 
-def _event(line: str, xids: Mapping[int, XidMeaning]) -> dict[str, Any] | None:
-    """None for a line that tells of no error of a GPU's driver."""
+def _event(line: str, xids: Mapping[int, XidMeaning]) -> LogEvent | None:
+    """Return None for a line that reports no error of a GPU's driver."""
     if "NVRM: " in line:
         match = _XID.search(line)
         if match:
@@ -88,12 +88,12 @@ def _event(line: str, xids: Mapping[int, XidMeaning]) -> dict[str, Any] | None:
         match = _SXID.search(line)
         if match:
             severity = _SEVERITY.match(match["rest"])
-            event = _plain("sxid", line, match)
-            return event | {
+            found_values = {
                 "xid": int(match["xid"]),
                 "pci_bus_id": _address(match["where"]),
                 "severity": severity[1].lower() if severity else None,
             }
+            return _plain("sxid", line, match).model_copy(update=found_values)
     elif "nouveau" in line:
         match = _NOUVEAU.search(line)
         if match:
@@ -101,46 +101,46 @@ def _event(line: str, xids: Mapping[int, XidMeaning]) -> dict[str, Any] | None:
     return None
 
 
-def _plain(kind: str, line: str, match: re.Match[str]) -> dict[str, Any]:
+def _plain(kind: Literal["sxid", "nvrm", "nouveau"], line: str, match: re.Match[str]) -> LogEvent:
     message = match["rest"].strip()
-    return {
-        "kind": kind,
-        "xid": None,
-        "pci_bus_id": _address(message),
-        "time": _time(line[: match.start()]),
-        "process": None,
-        "message": message,
-        "meaning": None,
-        "severity": None,
-        "action": None,
-    }
+    return LogEvent(
+        kind=kind,
+        xid=None,
+        pci_bus_id=_address(message),
+        time=_time(line[: match.start()]),
+        process=None,
+        message=message,
+        meaning=None,
+        severity=None,
+        action=None,
+    )
 
 
-def _xid(line: str, match: re.Match[str], xids: Mapping[int, XidMeaning]) -> dict[str, Any]:
+def _xid(line: str, match: re.Match[str], xids: Mapping[int, XidMeaning]) -> LogEvent:
     number = int(match["xid"])
     known = xids.get(number)
     rest = (match["rest"] or "").strip()
     process = _PROCESS.match(rest)
-    return {
-        "kind": "xid",
-        "xid": number,
-        "pci_bus_id": _address(match["where"]),
-        "time": _time(line[: match.start()]),
-        "process": _known_process(process),
-        "message": rest[process.end() :].strip() if process else rest,
-        "meaning": known.meaning if known else None,
-        "severity": known.severity if known else None,
-        "action": known.action if known else None,
-    }
+    return LogEvent(
+        kind="xid",
+        xid=number,
+        pci_bus_id=_address(match["where"]),
+        time=_time(line[: match.start()]),
+        process=_known_process(process),
+        message=rest[process.end() :].strip() if process else rest,
+        meaning=known.meaning if known else None,
+        severity=known.severity if known else None,
+        action=known.action if known else None,
+    )
 
 
-def _known_process(match: re.Match[str] | None) -> dict[str, Any] | None:
+def _known_process(match: re.Match[str] | None) -> LogProcess | None:
     if match is None:
         return None
     pid = int(match["pid"]) if match["pid"].isdigit() else None
     name = (match["name"] or "").strip("' ")
     name_or_none = name if name and name != "<unknown>" else None
-    return None if pid is None and name_or_none is None else {"pid": pid, "name": name_or_none}
+    return None if pid is None and name_or_none is None else LogProcess(pid=pid, name=name_or_none)
 
 
 def _address(text: str) -> str | None:

@@ -1,9 +1,9 @@
 """``/proc/driver/nvidia/version``: the kernel module in memory."""
 
 import re
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.outputs import DriverVersion
 from gpunode.facts.parsers.values import found, lines_of
 
 _MODULE = re.compile(
@@ -17,12 +17,11 @@ _GCC = re.compile(r"\s*GCC version:\s*(.*)")
 _VERSION = re.compile(r"(?<![\w.~-])(\d{1,3}(?:\.\d{1,3}){2})(?![\w.])")
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{version, flavour: open|proprietary, gcc, built}`` of the loaded NVIDIA kernel module.
+def parse(text: str) -> DriverVersion:
+    """Parse the version of the loaded NVIDIA kernel module.
 
-    ``gcc`` is the compiler's version alone, None for another compiler. ``built`` is the date as printed, in the words
-    of the builder's locale: what follows its name. Both are None where the line is absent or cut.
-    Raises ParseError where there is no complete line ``NVRM version: NVIDIA UNIX …``.
+    ``gcc`` and ``built`` are None where the line is absent or cut. Raises ParseError where there is no complete line
+    ``NVRM version: NVIDIA UNIX …``.
     """
     lines = lines_of(text)
     module = next((match for line in lines if (match := _MODULE.fullmatch(line[:2000]))), None)
@@ -30,12 +29,12 @@ def parse(text: str) -> dict[str, Any]:
         raise ParseError(f"expected a line 'NVRM version: NVIDIA UNIX ... Kernel Module ...', {found(text)}")
     date = _DATE.fullmatch(_BEFORE_DATE.sub("", module["rest"], count=1).strip())
     compiler = next((match[1] for line in lines if (match := _GCC.fullmatch(line[:2000]))), "")
-    return {
-        "version": module["version"],
-        "flavour": "open" if module["open"] or module["open_after"] else "proprietary",
-        "gcc": _compiler_version(compiler),
-        "built": date[0] if date else None,
-    }
+    return DriverVersion(
+        version=module["version"],
+        flavour="open" if module["open"] or module["open_after"] else "proprietary",
+        gcc=_compiler_version(compiler),
+        built=date[0] if date else None,
+    )
 
 
 def _compiler_version(text: str) -> str | None:

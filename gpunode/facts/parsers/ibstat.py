@@ -4,6 +4,9 @@ import re
 from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import Ibstat
+from gpunode.facts.models.smi import Failure, ToolError
 from gpunode.facts.parsers.values import found, lines_of, number, text_or_none
 
 _CA = re.compile(r"\s*CA '([^']{1,64})'\s*")
@@ -28,12 +31,11 @@ _LAST_FIELD = "link_layer"
 _LINE_LIMIT = 1000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{cas: [{name, type, firmware, ports: [...]}], messages: [...]}``.
+def parse(text: str) -> Ibstat | Failure:
+    """Parse the adapters and their ports.
 
-    A port: port, state (``Active``, ``Down``), physical_state, rate_gbit_per_s, link_layer, lid (an integer), guid (the
-    port's, as printed; ibstatus prints none). A listing that broke off keeps what was printed, and ``messages`` says
-    so. Where there is nothing but an error: ``{"error": {kind, message, nvml_version}}``. Raises ParseError otherwise.
+    A listing that broke off keeps what was printed, and ``messages`` has a line about it. Where there is nothing but an
+    error: it. Raises ParseError otherwise.
     """
     lines = [line[:_LINE_LIMIT] for line in lines_of(text)]
     last_is_cut = bool(lines[-1].strip()) and not _FAILURE.fullmatch(lines[-1])
@@ -44,7 +46,7 @@ def parse(text: str) -> dict[str, Any]:
         if not listing.messages:
             raise ParseError(f"expected the listing of ibstat or ibstatus, {found(text)}")
         kind = "no-devices" if re.search(r"\bno (?:CA|IB|InfiniBand|device)", listing.messages[0], re.I) else "other"
-        return {"error": {"kind": kind, "message": listing.messages[0], "nvml_version": None}}
+        return Failure(error=ToolError(kind=kind, message=listing.messages[0]))
     return listing.answer()
 
 
@@ -103,7 +105,7 @@ class _Listing:
         elif self._ca is not None and self._port is None and name in _CA_FIELDS:
             self._ca[_CA_FIELDS[name]] = text_or_none(value)
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Ibstat:
         messages = list(self.messages)
         cas = []
         for ca in self.cas.values():
@@ -112,7 +114,7 @@ class _Listing:
                 messages.append(f"{ca['name']}: {len(ca['ports'])} of {expected} ports are listed")
             messages += [f"{ca['name']} port {port['port']}: the listing breaks off" for port in _cut(ca["ports"])]
             cas.append({key: value for key, value in ca.items() if key != "_ports"})
-        return {"cas": cas, "messages": messages}
+        return checked(Ibstat, {"cas": cas, "messages": messages}, "the listing of ibstat")
 
 
 def _cut(ports: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,8 +1,10 @@
 """The kinds of ``gpunode parse``: which parser reads which tool's output."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, get_type_hints
 
+from gpunode.facts.models.base import Fact
 from gpunode.facts.parsers import (
     bandwidth,
     dcgm_diag,
@@ -23,7 +25,7 @@ from gpunode.facts.parsers import (
     smi_xml,
 )
 
-Parser = Callable[[str], dict[str, Any]]
+Parser = Callable[[str], Fact]
 
 KINDS: Mapping[str, Parser] = {
     "nvidia-smi-xml": smi_xml.parse,
@@ -45,7 +47,20 @@ KINDS: Mapping[str, Parser] = {
     "lscpu": lscpu.parse,
     "driver-version": driver_version.parse,
 }
-"""Every kind with its parser. ``dmesg.parse`` also takes the meanings of Xids, which this table leaves out."""
+"""Every kind with its parser."""
+
+ANSWERS: Mapping[str, Any] = {kind: get_type_hints(parser)["return"] for kind, parser in KINDS.items()}
+"""Every kind with the models that its parser returns."""
+
+
+def parsed(kind: str, text: str, xids: Mapping[int, dmesg.XidMeaning] | None = None) -> dict[str, Any]:
+    """Parse a tool's output into the document that ``gpunode parse`` prints; ``xids`` are the meanings for ``dmesg``.
+
+    Raises ParseError as the kind's parser does.
+    """
+    answer = (partial(dmesg.parse, xids=xids) if kind == "dmesg" else KINDS[kind])(text)
+    return answer.model_dump(mode="json", by_alias=True)
+
 
 _BYTE_ORDER_MARKS = (
     (b"\xef\xbb\xbf", "utf-8"),

@@ -2,9 +2,10 @@
 
 import json
 import re
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import Lscpu, LscpuNode
 from gpunode.facts.parsers.values import found, integer, lines_of, shorten, text_or_none
 
 _NODE = re.compile(r"NUMA node(\d{1,6}) CPU\(s\)")
@@ -14,12 +15,10 @@ _LINE_LIMIT = 60_000
 _LARGEST_LIST = 1_000_000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{architecture, model_name, cpus, sockets, cores_per_socket, threads_per_core, nodes: [{node, cpus}]}``.
+def parse(text: str) -> Lscpu:
+    """Parse the processors and their NUMA nodes.
 
-    ``cpus`` of a node is the list as printed (``0-31,64-95``), None for a node that has memory alone; ``sockets`` is
-    None where lscpu prints ``-``. Raises ParseError for another text (lscpu translates its labels: run it with
-    LC_ALL=C) and for one that is cut.
+    Raises ParseError for another text (lscpu translates its labels: run it with LC_ALL=C) and for one that is cut.
     """
     fields = _from_json(text) if text.lstrip()[:1] == "{" else _from_lines(text)
     names = [name for name, _ in fields]
@@ -29,12 +28,12 @@ def parse(text: str) -> dict[str, Any]:
         raise ParseError("expected the output of one lscpu, found two in one text")
     first = dict(reversed(fields))
     nodes = [
-        {"node": int(match[1]), "cpus": text_or_none(value)}
+        LscpuNode(node=int(match[1]), cpus=text_or_none(value))
         for name, value in fields
         if (match := _NODE.fullmatch(name))
     ]
     _refuse_cut(first, nodes)
-    return {
+    output = {
         "architecture": text_or_none(first.get("Architecture")),
         "model_name": text_or_none(first.get("Model name")),
         "cpus": integer(first.get("CPU(s)")),
@@ -43,6 +42,7 @@ def parse(text: str) -> dict[str, Any]:
         "threads_per_core": integer(first.get("Thread(s) per core")),
         "nodes": nodes,
     }
+    return checked(Lscpu, output, "lscpu")
 
 
 def _from_lines(text: str) -> list[tuple[str, str]]:
@@ -70,12 +70,12 @@ def _from_json(text: str) -> list[tuple[str, str]]:
     return fields
 
 
-def _refuse_cut(first: dict[str, str], nodes: list[dict[str, Any]]) -> None:
+def _refuse_cut(first: dict[str, str], nodes: list[LscpuNode]) -> None:
     count = integer(first.get("NUMA node(s)"))
     if count is not None and count != len(nodes):
         raise ParseError(f"expected {count} lines 'NUMA node... CPU(s):' in lscpu, found {len(nodes)}: the text is cut")
     online = _size(first.get("On-line CPU(s) list", ""))
-    of_nodes = [_size(node["cpus"] or "") for node in nodes]
+    of_nodes = [_size(node.cpus or "") for node in nodes]
     known = [size for size in of_nodes if size is not None]
     if nodes and online and (len(known) < len(of_nodes) or sum(known) < online):
         raise ParseError(f"expected {online} CPUs in the NUMA nodes of lscpu, found {sum(known)}: the text is cut")

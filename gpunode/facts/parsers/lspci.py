@@ -4,6 +4,8 @@ import re
 from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import Lspci
 from gpunode.facts.parsers.values import found, lines_of, number, shorten
 
 _DEVICE = re.compile(r"(?P<slot>(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (?P<rest>\S.*)")
@@ -25,13 +27,11 @@ _VENDORS = {"NVIDIA Corporation": "10de", "Mellanox Technologies": "15b3"}
 _LINE_LIMIT = 1000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{devices: [{slot, class, class_id, vendor_id, device_id, subsystem_id, description, link, kernel_driver}]}``.
-
-    ``slot`` as printed; ids in lower case without ``0x``, from ``-nn`` or ``-n``; without them the device's id where
+def parse(text: str) -> Lspci:
+    """Parse the devices: ids in lower case without ``0x``, from ``-nn`` or ``-n``; without them the device's id where
     lspci knows no name for it (``Device 2330``) and the vendor's for NVIDIA and Mellanox by name, else None.
-    ``link: {speed_gt_per_s, width, speed_max_gt_per_s, width_max}`` is None without ``-vv``, without root, and for what
-    has no PCIe link. Raises ParseError for another text and where the last device's line is cut.
+
+    Raises ParseError for another text and where the last device's line is cut.
     """
     lines = lines_of(text)
     if lines[-1].strip() and not _DEVICE.fullmatch(lines[-1]):
@@ -50,7 +50,7 @@ def parse(text: str) -> dict[str, Any]:
     numbered = sum(device["class_id"] is not None for device in devices)
     if numbered > len(devices) / 2 and not (last["class_id"] and last["device_id"]):
         raise ParseError(f"expected ids in every line of lspci -nn, found the last cut: '{shorten(last['slot'])}'")
-    return {"devices": devices}
+    return checked(Lspci, {"devices": devices}, "lines of lspci")
 
 
 def _device(match: re.Match[str]) -> dict[str, Any]:

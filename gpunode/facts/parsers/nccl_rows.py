@@ -3,8 +3,8 @@
 import itertools
 import math
 import re
-from typing import Any
 
+from gpunode.facts.models.outputs import NcclRow, OldPlacement, Placement
 from gpunode.facts.parsers.nccl_lines import split_at_nccl_log
 
 _LEFT = re.compile(r"\s*(\d{1,20})\s+(\d{1,20})\s+([a-z][a-z0-9_]{1,20})(?=\s|$)")
@@ -35,14 +35,14 @@ class RowReader:
         self._joints = {place for place, name in enumerate(self._right) if name in _TIMES} | {len(self._right)}
         """How many values stand before a place where nccl-tests stops printing to measure."""
         self._pending: tuple[re.Match[str], list[str]] | None = None
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[NcclRow] = []
         self.lost = 0
         """Rows that were begun and could not be read."""
 
     @property
     def ascending(self) -> bool:
         """True where no size comes twice or after a larger one (0 may come twice): the rows of one process."""
-        sizes = [row["size_bytes"] for row in self.rows if row["size_bytes"]]
+        sizes = [row.size_bytes for row in self.rows if row.size_bytes]
         return all(before < after for before, after in itertools.pairwise(sizes))
 
     def take(self, text: str) -> bool:
@@ -97,8 +97,8 @@ class RowReader:
         self.rows.append(_row(match, right, values))
 
 
-def _row(match: re.Match[str], columns: list[str], values: list[str]) -> dict[str, Any]:
-    groups: list[dict[str, Any]] = []
+def _row(match: re.Match[str], columns: list[str], values: list[str]) -> NcclRow:
+    groups: list[dict[str, float | None]] = []
     in_milliseconds = "res" in columns
     for name, value in zip(columns, values, strict=True):
         if name in _TIMES:
@@ -106,13 +106,14 @@ def _row(match: re.Match[str], columns: list[str], values: list[str]) -> dict[st
         key = _KEYS.get(name)
         if key and groups and not (in_milliseconds and key == "time_us"):
             groups[-1][key] = count(value) if key == "wrong" else measure(value)
-    return {
-        "size_bytes": int(match[1]),
-        "count": int(match[2]),
-        "datatype": match[3],
-        "out_of_place": groups[0] if groups else None,
-        "in_place": groups[1] if len(groups) > 1 else None,
-    }
+    placements = [(OldPlacement if "error" in group else Placement).model_validate(group) for group in groups]
+    return NcclRow(
+        size_bytes=int(match[1]),
+        count=int(match[2]),
+        datatype=match[3],
+        out_of_place=placements[0] if placements else None,
+        in_place=placements[1] if len(placements) > 1 else None,
+    )
 
 
 def measure(text: str) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.outputs import NcclDevice, NcclRow, NcclRun, NcclTests, Placement
 from gpunode.facts.parsers import nccl_lines, nccl_rows
 from gpunode.facts.parsers.nccl_lines import Line
 from gpunode.facts.parsers.nccl_rows import RowReader
@@ -15,15 +16,8 @@ _MESSAGES = 200
 _MESSAGE_LENGTH = 500
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{runs: [{version, nccl_version, collective, datatype, ranks, nodes, gpus_per_node, devices, rows, ...}]}``.
-
-    A run has ``rows: [{size_bytes, count, datatype, out_of_place, in_place}]`` with ``{time_us, algbw_gb_per_s,
-    busbw_gb_per_s, wrong}`` per placement (and ``error``, a magnitude, in logs before 2.12), ``avg_busbw_gb_per_s`` as
-    printed, ``max_busbw_gb_per_s`` over both placements, ``wrong_total``, ``out_of_bounds`` (the count of the closing
-    line), ``complete`` (the closing lines are there), ``ok`` (complete, no wrong value, no abort, no FAILED, rows
-    read) and ``messages`` (warnings of NCCL, errors of tests and launchers, what could not be attributed).
-    ``devices: [{rank, host, device, pci_bus_id, name}]``; ``ranks`` is None where no list of ranks is printed.
+def parse(text: str) -> NcclTests:
+    """Parse a log into its runs.
 
     Lines of several processes that were not wired by MPI are told apart by their MPI tag; without tags their rows
     cannot be attributed and are left out. Raises ParseError for a text without anything of nccl-tests.
@@ -40,7 +34,7 @@ def parse(text: str) -> dict[str, Any]:
     log.give_out_notes()
     if not log.runs:
         raise ParseError(f"expected the log of a program of nccl-tests, {found(text)}")
-    return {"runs": [run.answer() for run in log.runs]}
+    return NcclTests(runs=tuple(run.answer() for run in log.runs))
 
 
 @dataclass
@@ -51,7 +45,7 @@ class _Run:
     version: str | None = None
     nccl_version: str | None = None
     collective: str | None = None
-    ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+    ranks: dict[int, NcclDevice] = field(default_factory=dict)
     reader: RowReader | None = None
     out_of_bounds: int | None = None
     average: float | None = None
@@ -67,39 +61,37 @@ class _Run:
         if len(self.messages) < _MESSAGES:
             self.messages.append(text.strip()[:_MESSAGE_LENGTH])
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> NcclRun:
         rows = self.reader.rows if self.reader and not self.unattributed else []
         if self.reader and self.reader.lost and not self.unattributed:
             self.add_message(f"{self.reader.lost} rows could not be read")
-        wrong = _total([placement["wrong"] for placement in _placements(rows)])
-        types = {row["datatype"] for row in rows}
+        wrong = _total([placement.wrong for placement in _placements(rows)])
+        types = {row.datatype for row in rows}
         in_bounds = self.out_of_bounds in {0, None}
         measured = bool(rows) or self.unattributed
-        hosts = [device["host"] for _, device in sorted(self.ranks.items())]
+        hosts = [device.host for _, device in sorted(self.ranks.items())]
         ranks = max(self.ranks) + 1 if self.ranks else None
         whole = ranks == len(self.ranks)
         nodes = len(set(hosts)) if whole else None
         per_node = {hosts.count(host) for host in set(hosts)} if whole else set()
-        return {
-            "version": self.version,
-            "nccl_version": self.nccl_version,
-            "collective": self.collective,
-            "datatype": types.pop() if len(types) == 1 else None,
-            "ranks": ranks,
-            "nodes": nodes,
-            "gpus_per_node": per_node.pop() if len(per_node) == 1 else None,
-            "devices": [device for _, device in sorted(self.ranks.items())],
-            "rows": rows,
-            "avg_busbw_gb_per_s": self.average,
-            "max_busbw_gb_per_s": max(
-                _known(placement["busbw_gb_per_s"] for placement in _placements(rows)), default=None
-            ),
-            "wrong_total": wrong,
-            "out_of_bounds": self.out_of_bounds,
-            "complete": self.complete,
-            "ok": self.complete and measured and in_bounds and not wrong and not self.failed,
-            "messages": self.messages,
-        }
+        return NcclRun(
+            version=self.version,
+            nccl_version=self.nccl_version,
+            collective=self.collective,
+            datatype=types.pop() if len(types) == 1 else None,
+            ranks=ranks,
+            nodes=nodes,
+            gpus_per_node=per_node.pop() if len(per_node) == 1 else None,
+            devices=tuple(device for _, device in sorted(self.ranks.items())),
+            rows=tuple(rows),
+            avg_busbw_gb_per_s=self.average,
+            max_busbw_gb_per_s=max(_known(placement.busbw_gb_per_s for placement in _placements(rows)), default=None),
+            wrong_total=wrong,
+            out_of_bounds=self.out_of_bounds,
+            complete=self.complete,
+            ok=self.complete and measured and in_bounds and not wrong and not self.failed,
+            messages=tuple(self.messages),
+        )
 
 
 class _Log:
@@ -124,8 +116,8 @@ class _Log:
                 self.note(self.runs[place], text)
 
 
-def _placements(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row[place] for row in rows for place in ("out_of_place", "in_place") if row[place] is not None]
+def _placements(rows: list[NcclRow]) -> list[Placement]:
+    return [place for row in rows for place in (row.out_of_place, row.in_place) if place is not None]
 
 
 def _known(values: Any) -> list[Any]:
@@ -222,13 +214,13 @@ class _Stream:
 
     def _take_rank(self, line: Line) -> None:
         rank = int(line.values["rank"])
-        self._first_without(f"rank {rank}").ranks[rank] = {
-            "rank": rank,
-            "host": line.values["host"],
-            "device": int(line.values["device"]),
-            "pci_bus_id": bus_id(line.values["pci"]),
-            "name": text_or_none(line.values["name"]),
-        }
+        self._first_without(f"rank {rank}").ranks[rank] = NcclDevice(
+            rank=rank,
+            host=line.values["host"],
+            device=int(line.values["device"]),
+            pci_bus_id=bus_id(line.values["pci"]),
+            name=text_or_none(line.values["name"]),
+        )
 
     def _take_header(self, line: Line) -> None:
         self._close_if_all_told()

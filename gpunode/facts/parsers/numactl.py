@@ -4,6 +4,9 @@ import re
 from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import Numactl
+from gpunode.facts.models.smi import Failure, ToolError
 from gpunode.facts.parsers.values import found, lines_of, shorten
 
 _AVAILABLE = re.compile(r"\s*available: (\d{1,6}) nodes? \(([\d,-]*)\)\s*")
@@ -20,11 +23,10 @@ _LOCAL = 10
 _LINE_LIMIT = 60_000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{nodes: [{node, cpus: [int], memory_total_mib, memory_free_mib}], distances: [[int]]}``.
+def parse(text: str) -> Numactl | Failure:
+    """Parse the nodes and their distances; numactl's MB are 2^20. Without NUMA: numactl's error.
 
-    Distances are in the order of the nodes, ``[]`` where numactl has none; memory is None where it is not printed
-    (numactl's MB are 2^20). Without NUMA: ``{"error": {kind, message, nvml_version}}``. Raises ParseError for another
+    Raises ParseError for another
     text and for one that is cut.
     """
     reading = _Reading(last_is_open=not text.endswith(("\n", "\r")))
@@ -34,7 +36,7 @@ def parse(text: str) -> dict[str, Any]:
         message = next((match[1] for line in lines_of(text) if (match := _NO_NUMA.match(line[:_LINE_LIMIT]))), None)
         if message is None:
             raise ParseError(f"expected numactl --hardware with a line 'available: N nodes (...)', {found(text)}")
-        return {"error": {"kind": "other", "message": message.strip(), "nvml_version": None}}
+        return Failure(error=ToolError(kind="other", message=message.strip()))
     return reading.answer()
 
 
@@ -78,13 +80,14 @@ class _Reading:
         empty: dict[str, Any] = {"node": number, "cpus": None, "memory_total_mib": None, "memory_free_mib": None}
         return self._nodes.setdefault(number, empty)
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Numactl:
         nodes = [self._nodes[number] for number in sorted(self._nodes)]
         if len(nodes) != self.expected or any(node["cpus"] is None for node in nodes):
             raise ParseError(
                 f"expected {self.expected} nodes in numactl --hardware, found {len(nodes)}: the text is cut"
             )
-        return {"nodes": nodes, "distances": self._distances([node["node"] for node in nodes])}
+        distances = self._distances([node["node"] for node in nodes])
+        return checked(Numactl, {"nodes": nodes, "distances": distances}, "numactl --hardware")
 
     def _distances(self, nodes: list[int]) -> list[list[int]]:
         if self._no_distances and not self._rows:

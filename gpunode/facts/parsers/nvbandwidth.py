@@ -6,6 +6,8 @@ import re
 from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.base import checked
+from gpunode.facts.models.outputs import Nvbandwidth
 from gpunode.facts.parsers.values import found, lines_of, number, shorten, text_or_none, version
 
 _VERSION = re.compile(r"nvbandwidth Version:\s*v?(\S+)\s*")
@@ -21,13 +23,10 @@ _STATUSES = {"passed": "passed", "waived": "waived", "failed": "failed", "error"
 _LINE_LIMIT = 20_000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{version, driver_version, tests: [{name, status, unit, matrix: [[...]], sum, min, max}]}``.
+def parse(text: str) -> Nvbandwidth:
+    """Parse the text or the JSON; a test of the text that has a matrix passed.
 
-    ``status`` is passed, waived, failed or error; a test of the text that has a matrix passed. ``unit`` is as printed
-    (``GB/s``, 10^9; ``ns``). ``matrix`` is None where there is none, a cell None for ``N/A``; ``sum``, ``min``, ``max``
-    as printed, else min and max of the cells (not of the diagonal's 0.00, which stands for no measurement). A test that
-    the text waives without naming it has the name None. Raises ParseError for another text and a matrix that is cut.
+    Raises ParseError for another text and a matrix that is cut.
     """
     key = text.find('"nvbandwidth"')
     if key >= 0:
@@ -35,7 +34,7 @@ def parse(text: str) -> dict[str, Any]:
     return _from_text(text)
 
 
-def _from_json(text: str, key: int) -> dict[str, Any]:
+def _from_json(text: str, key: int) -> Nvbandwidth:
     start = text.rfind("{", 0, key)
     try:
         document, _ = json.JSONDecoder(parse_constant=lambda _: None).raw_decode(text, start)
@@ -45,11 +44,12 @@ def _from_json(text: str, key: int) -> dict[str, Any]:
         raise ParseError("expected the whole JSON of nvbandwidth, found it cut or of another shape") from None
     if not tests:
         raise ParseError("expected tests in the JSON of nvbandwidth, found none")
-    return {
+    output = {
         "version": _bare_version(body.get("version")),
         "driver_version": version(_text(body.get("Driver Version"))),
         "tests": tests,
     }
+    return checked(Nvbandwidth, output, "the JSON of nvbandwidth")
 
 
 def _text(value: object) -> str | None:
@@ -130,7 +130,7 @@ class _Reading:
         return _test(self.name, self.status or "passed", self.unit, self.matrix or None, self.printed)
 
 
-def _from_text(text: str) -> dict[str, Any]:
+def _from_text(text: str) -> Nvbandwidth:
     head: dict[str, str | None] = {"version": None, "driver_version": None}
     tests: list[dict[str, Any] | _Reading] = []
     current: _Reading | None = None
@@ -149,7 +149,7 @@ def _from_text(text: str) -> dict[str, Any]:
     if not tests:
         raise ParseError(f"expected nvbandwidth's lines 'Running TEST.' or its JSON, {found(text)}")
     answers = [test.finished() if isinstance(test, _Reading) else test for test in tests]
-    return {**head, "tests": answers}
+    return checked(Nvbandwidth, {**head, "tests": answers}, "the text of nvbandwidth")
 
 
 def _take(current: _Reading, line: str, tests: list[dict[str, Any] | _Reading]) -> None:

@@ -1,8 +1,8 @@
 """The errors that nvidia-smi prints in place of its output."""
 
 import re
-from typing import Any
 
+from gpunode.facts.models.smi import Failure, ToolError
 from gpunode.facts.parsers.values import lines_of
 
 _KINDS = (
@@ -56,16 +56,14 @@ def remarks(text: str) -> list[str]:
     return [line.strip() for line in lines if is_remark(line)]
 
 
-def find(text: str) -> dict[str, Any] | None:
-    """What nvidia-smi says of its own failure, None where the text says nothing of the kind.
+def find(text: str) -> Failure | None:
+    """Return the failure that nvidia-smi reports, None where the text reports none.
 
-    ``{"error": {kind, message, nvml_version}}``: ``kind`` is one of driver-library-mismatch, no-devices,
-    driver-not-loaded, library-missing, gpu-lost, nvml-unknown, permission, other; ``message`` the first line of the
-    error as printed. To be asked where no output was found.
+    To be called where no output was found.
     """
     lines = lines_of(text[:100_000])[:_SEARCHED_LINES]
     message = next((line.strip() for line in lines if is_error_line(line)), None)
     if message is None:
         return None
     versions = (match[1] for line in lines if (match := _NVML_VERSION.fullmatch(line)))
-    return {"error": {"kind": error_kind(message), "message": message, "nvml_version": next(versions, None)}}
+    return Failure(error=ToolError(kind=error_kind(message), message=message, nvml_version=next(versions, None)))

@@ -4,9 +4,22 @@ Each field names the places where the driver generations put it: XML tags and th
 ``tree.label_of``.
 """
 
-from collections.abc import Callable
-from typing import Any
-
+from gpunode.facts.models.smi import (
+    ApplicationClocks,
+    Ecc,
+    FabricHealth,
+    Number,
+    RemappedRows,
+    RetiredPages,
+    SmiClocks,
+    SmiFabric,
+    SmiGpu,
+    SmiLog,
+    SmiMigDevice,
+    SmiPcie,
+    SmiProcess,
+    SupportedClocks,
+)
 from gpunode.facts.parsers.tree import Node
 from gpunode.facts.parsers.values import (
     bus_id,
@@ -52,70 +65,84 @@ _HARMLESS = frozenset(
 )
 """Fields in which drivers print ``Unknown Error`` for healthy GPUs: what the host or the platform did not tell them."""
 
+_DRAWS = ("power_draw", "average_power_draw", "instant_power_draw", "instantaneous_power_draw")
+_LIMITS = ("enforced_power_limit", "current_power_limit", "power_limit")
 _REASON_PREFIXES = ("clocks_throttle_reason_", "clocks_event_reason_")
 _REASON_NAMES = {"idle": "gpu_idle", "display_clock_setting": "display_clocks_setting"}
 
 
-def document(root: Node, gpus: list[dict[str, Any]], messages: list[str]) -> dict[str, Any]:
-    """The whole answer: the head's fields, the GPUs, and what nvidia-smi said beside them."""
+def document(root: Node, gpus: list[SmiGpu], messages: list[str]) -> SmiLog:
+    """Return the whole answer: the head's fields, the GPUs, and what nvidia-smi printed beside them."""
     attached = integer(root.get("attached_gpus"))
     if attached is not None and attached != len(gpus):
         messages = [*messages, f"{len(gpus)} of {attached} {NOT_LISTED}"]
-    return {
-        "driver_version": version(root.get("kmd_version")) or version(root.get("driver_version")),
-        "cuda_version": version(root.get("cuda_umd_version")) or version(root.get("cuda_version")),
-        "attached_gpus": attached,
-        "gpus": gpus,
-        "messages": messages,
-    }
+    return SmiLog(
+        driver_version=version(root.get("kmd_version")) or version(root.get("driver_version")),
+        cuda_version=version(root.get("cuda_umd_version")) or version(root.get("cuda_version")),
+        attached_gpus=attached,
+        gpus=tuple(gpus),
+        messages=tuple(messages),
+    )
 
 
-def gpu(node: Node, index: int, printed_bus_id: str | None) -> dict[str, Any]:
-    """One GPU; ``printed_bus_id`` is the one of its heading, ``index`` its position in the output."""
+def gpu(node: Node, index: int, printed_bus_id: str | None) -> SmiGpu:
+    """Return one GPU; ``printed_bus_id`` is the one of its heading, ``index`` its position in the output."""
     serial = text_or_none(node.get("serial", "serial_number"))
-    return {
-        "index": index,
-        "pci_bus_id": bus_id(node.get("pci/pci_bus_id", "pci/bus_id")) or bus_id(printed_bus_id),
-        "pci_device_id": device_and_vendor(node.get("pci/pci_device_id", "pci/device_id")),
-        "pci_subsystem_id": device_and_vendor(node.get("pci/pci_sub_system_id", "pci/sub_system_id")),
-        "name": text_or_none(node.get("product_name")),
-        "uuid": text_or_none(node.get("uuid", "gpu_uuid")),
-        "serial": None if serial == "0" else serial,
-        "architecture": text_or_none(node.get("product_architecture")),
-        "vbios_version": text_or_none(node.get("vbios_version")),
-        "gsp_firmware_version": text_or_none(node.get("gsp_firmware_version")),
-        "minor_number": integer(node.get("minor_number")),
-        "persistence_mode": flag(node.get("persistence_mode")),
-        "mig_mode": flag(node.get("mig_mode/current_mig", "mig_mode/current")),
-        "mig_mode_pending": flag(node.get("mig_mode/pending_mig", "mig_mode/pending")),
-        "compute_mode": text_or_none(node.get("compute_mode")),
-        "accounting_mode": flag(node.get("accounting_mode")),
-        "addressing_mode": _printed(node.get("addressing_mode")),
-        "virtualization_mode": _printed(node.get("gpu_virtualization_mode/virtualization_mode")),
-        "performance_state": text_or_none(node.get("performance_state")),
-        "ecc": _ecc(node),
-        "retired_pages": _retired_pages(node.child("retired_pages")),
-        "remapped_rows": _remapped_rows(node.child("remapped_rows")),
-        "pcie": _pcie(node.child("pci")),
-        **_temperatures(node.child("temperature")),
-        **_power(node.child("gpu_power_readings", "power_readings")),
-        "clocks_mhz": _clocks(node.child("clocks")),
-        "max_clocks_mhz": _clocks(node.child("max_clocks")),
-        "application_clocks_mhz": _clocks(node.child("applications_clocks"), "graphics", "memory"),
-        "default_application_clocks_mhz": _clocks(node.child("default_applications_clocks"), "graphics", "memory"),
-        "supported_clocks_mhz": _supported_clocks(node.child("supported_clocks")),
-        "throttle_reasons": _throttle_reasons(node.child("clocks_event_reasons", "clocks_throttle_reasons")),
-        "memory_total_mib": mebibytes(node.get("fb_memory_usage/total", "memory_usage/total")),
-        "memory_used_mib": mebibytes(node.get("fb_memory_usage/used", "memory_usage/used")),
-        "utilization_percent": quantity(node.get("utilization/gpu_util", "utilization/gpu"), "%"),
-        "fabric": _fabric(node.child("fabric")),
-        "recovery_action": _printed(node.get("gpu_recovery_action")),
-        "reset_required": flag(node.get("gpu_reset_status/reset_required")),
-        "drain_and_reset_recommended": flag(node.get("gpu_reset_status/drain_and_reset_recommended")),
-        "mig_devices": [_mig_device(device) for device in _mig_device_nodes(node)],
-        "processes": _processes(node),
-        "errors": _errors(node),
-    }
+    temperature, power = node.child("temperature"), node.child("gpu_power_readings", "power_readings")
+    return SmiGpu(
+        index=index,
+        pci_bus_id=bus_id(node.get("pci/pci_bus_id", "pci/bus_id")) or bus_id(printed_bus_id),
+        pci_device_id=device_and_vendor(node.get("pci/pci_device_id", "pci/device_id")),
+        pci_subsystem_id=device_and_vendor(node.get("pci/pci_sub_system_id", "pci/sub_system_id")),
+        name=text_or_none(node.get("product_name")),
+        uuid=text_or_none(node.get("uuid", "gpu_uuid")),
+        serial=None if serial == "0" else serial,
+        architecture=text_or_none(node.get("product_architecture")),
+        vbios_version=text_or_none(node.get("vbios_version")),
+        gsp_firmware_version=text_or_none(node.get("gsp_firmware_version")),
+        minor_number=integer(node.get("minor_number")),
+        persistence_mode=flag(node.get("persistence_mode")),
+        mig_mode=flag(node.get("mig_mode/current_mig", "mig_mode/current")),
+        mig_mode_pending=flag(node.get("mig_mode/pending_mig", "mig_mode/pending")),
+        compute_mode=text_or_none(node.get("compute_mode")),
+        accounting_mode=flag(node.get("accounting_mode")),
+        addressing_mode=_printed(node.get("addressing_mode")),
+        virtualization_mode=_printed(node.get("gpu_virtualization_mode/virtualization_mode")),
+        performance_state=text_or_none(node.get("performance_state")),
+        ecc=_ecc(node),
+        retired_pages=_retired_pages(node.child("retired_pages")),
+        remapped_rows=_remapped_rows(node.child("remapped_rows")),
+        pcie=_pcie(node.child("pci")),
+        temperature_c=quantity(temperature.get("gpu_temp", "gpu_current_temp", "gpu"), "C"),
+        memory_temperature_c=quantity(temperature.get("memory_temp", "memory_current_temp"), "C"),
+        slowdown_temperature_c=quantity(temperature.get("gpu_temp_slow_threshold", "gpu_slowdown_temp"), "C"),
+        slowdown_tlimit_c=quantity(temperature.get("gpu_temp_slow_tlimit_threshold", "gpu_slowdown_t_limit_temp"), "C"),
+        tlimit_c=quantity(temperature.get("gpu_temp_tlimit", "gpu_t_limit_temp"), "C"),
+        memory_max_temperature_c=quantity(
+            temperature.get("gpu_temp_max_mem_threshold", "memory_max_operating_temp"), "C"
+        ),
+        power_w=_first_watts(power, _DRAWS),
+        power_limit_w=_first_watts(power, _LIMITS),
+        power_default_limit_w=_watts(power.first_below("default_power_limit")),
+        power_min_limit_w=_watts(power.first_below("min_power_limit")),
+        power_max_limit_w=_watts(power.first_below("max_power_limit")),
+        clocks_mhz=_clocks(node.child("clocks")),
+        max_clocks_mhz=_clocks(node.child("max_clocks")),
+        application_clocks_mhz=_application_clocks(node.child("applications_clocks")),
+        default_application_clocks_mhz=_application_clocks(node.child("default_applications_clocks")),
+        supported_clocks_mhz=_supported_clocks(node.child("supported_clocks")),
+        throttle_reasons=_throttle_reasons(node.child("clocks_event_reasons", "clocks_throttle_reasons")),
+        memory_total_mib=mebibytes(node.get("fb_memory_usage/total", "memory_usage/total")),
+        memory_used_mib=mebibytes(node.get("fb_memory_usage/used", "memory_usage/used")),
+        utilization_percent=quantity(node.get("utilization/gpu_util", "utilization/gpu"), "%"),
+        fabric=_fabric(node.child("fabric")),
+        recovery_action=_printed(node.get("gpu_recovery_action")),
+        reset_required=flag(node.get("gpu_reset_status/reset_required")),
+        drain_and_reset_recommended=flag(node.get("gpu_reset_status/drain_and_reset_recommended")),
+        mig_devices=tuple(_mig_device(device) for device in _mig_device_nodes(node)),
+        processes=_processes(node),
+        errors=_errors(node),
+    )
 
 
 def _printed(text: str | None) -> str | None:
@@ -128,19 +155,17 @@ def _sum(values: list[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _ecc(node: Node) -> dict[str, Any]:
+def _ecc(node: Node) -> Ecc:
     errors = node.child("ecc_errors")
-    counts = {
-        f"{period}_{kind}": _ecc_count(errors.child(period), kind)
-        for period in ("volatile", "aggregate")
-        for kind in ("corrected", "uncorrected")
-    }
-    return {
-        "enabled": flag(node.get("ecc_mode/current_ecc", "ecc_mode/current")),
-        "pending": flag(node.get("ecc_mode/pending_ecc", "ecc_mode/pending")),
-        **counts,
-        "sram_threshold_exceeded": flag(errors.get("aggregate/sram_threshold_exceeded")),
-    }
+    return Ecc(
+        enabled=flag(node.get("ecc_mode/current_ecc", "ecc_mode/current")),
+        pending=flag(node.get("ecc_mode/pending_ecc", "ecc_mode/pending")),
+        volatile_corrected=_ecc_count(errors.child("volatile"), "corrected"),
+        volatile_uncorrected=_ecc_count(errors.child("volatile"), "uncorrected"),
+        aggregate_corrected=_ecc_count(errors.child("aggregate"), "corrected"),
+        aggregate_uncorrected=_ecc_count(errors.child("aggregate"), "uncorrected"),
+        sram_threshold_exceeded=flag(errors.get("aggregate/sram_threshold_exceeded")),
+    )
 
 
 def _ecc_count(period: Node, kind: str) -> int | None:
@@ -165,7 +190,7 @@ def _any(flags: list[bool | None]) -> bool | None:
     return any(known) if known else None
 
 
-def _retired_pages(node: Node) -> dict[str, Any]:
+def _retired_pages(node: Node) -> RetiredPages:
     pending = (
         "pending",
         "pending_blacklist",
@@ -173,88 +198,77 @@ def _retired_pages(node: Node) -> dict[str, Any]:
         "pending_page_blacklist",
         "pending_page_retirement",
     )
-    return {
-        "single_bit": integer(node.get("multiple_single_bit_retirement/retired_count", "single_bit_ecc")),
-        "double_bit": integer(node.get("double_bit_retirement/retired_count", "double_bit_ecc")),
-        "pending": _any([flag(node.get(label)) for label in pending]),
-    }
+    return RetiredPages(
+        single_bit=integer(node.get("multiple_single_bit_retirement/retired_count", "single_bit_ecc")),
+        double_bit=integer(node.get("double_bit_retirement/retired_count", "double_bit_ecc")),
+        pending=_any([flag(node.get(label)) for label in pending]),
+    )
 
 
-def _remapped_rows(node: Node) -> dict[str, Any]:
-    return {
-        "correctable": integer(node.get("remapped_row_corr", "correctable_error")),
-        "uncorrectable": integer(node.get("remapped_row_unc", "uncorrectable_error")),
-        "pending": flag(node.get("remapped_row_pending", "pending")),
-        "failure": flag(node.get("remapped_row_failure", "remapping_failure_occurred")),
-    }
+def _remapped_rows(node: Node) -> RemappedRows:
+    return RemappedRows(
+        correctable=integer(node.get("remapped_row_corr", "correctable_error")),
+        uncorrectable=integer(node.get("remapped_row_unc", "uncorrectable_error")),
+        pending=flag(node.get("remapped_row_pending", "pending")),
+        failure=flag(node.get("remapped_row_failure", "remapping_failure_occurred")),
+    )
 
 
-def _pcie(pci: Node) -> dict[str, Any]:
+def _pcie(pci: Node) -> SmiPcie:
     link = pci.child("pci_gpu_link_info", "gpu_link_info")
     generation = link.child("pcie_gen", "pcie_generation")
     width = link.child("link_widths", "link_width")
-    return {
-        "gen_current": integer(generation.get("current_link_gen", "current")),
-        "gen_max": integer(generation.get("max_link_gen", "max")),
-        "gen_max_device": integer(generation.get("max_device_link_gen", "device_max")),
-        "width_current": quantity(width.get("current_link_width", "current"), "x"),
-        "width_max": quantity(width.get("max_link_width", "max"), "x"),
-        "replays": integer(pci.get("replay_counter", "replays_since_reset")),
-    }
+    return SmiPcie(
+        gen_current=integer(generation.get("current_link_gen", "current")),
+        gen_max=integer(generation.get("max_link_gen", "max")),
+        gen_max_device=integer(generation.get("max_device_link_gen", "device_max")),
+        width_current=quantity(width.get("current_link_width", "current"), "x"),
+        width_max=quantity(width.get("max_link_width", "max"), "x"),
+        replays=integer(pci.get("replay_counter", "replays_since_reset")),
+    )
 
 
-def _temperatures(node: Node) -> dict[str, Any]:
-    return {
-        "temperature_c": quantity(node.get("gpu_temp", "gpu_current_temp", "gpu"), "C"),
-        "memory_temperature_c": quantity(node.get("memory_temp", "memory_current_temp"), "C"),
-        "slowdown_temperature_c": quantity(node.get("gpu_temp_slow_threshold", "gpu_slowdown_temp"), "C"),
-        "slowdown_tlimit_c": quantity(node.get("gpu_temp_slow_tlimit_threshold", "gpu_slowdown_t_limit_temp"), "C"),
-        "tlimit_c": quantity(node.get("gpu_temp_tlimit", "gpu_t_limit_temp"), "C"),
-        "memory_max_temperature_c": quantity(node.get("gpu_temp_max_mem_threshold", "memory_max_operating_temp"), "C"),
-    }
-
-
-def _power(node: Node) -> dict[str, Any]:
-    draws = ("power_draw", "average_power_draw", "instant_power_draw", "instantaneous_power_draw")
-    limits = ("enforced_power_limit", "current_power_limit", "power_limit")
-    return {
-        "power_w": _first([node.first_below(label) for label in draws], _watts),
-        "power_limit_w": _first([node.first_below(label) for label in limits], _watts),
-        "power_default_limit_w": _watts(node.first_below("default_power_limit")),
-        "power_min_limit_w": _watts(node.first_below("min_power_limit")),
-        "power_max_limit_w": _watts(node.first_below("max_power_limit")),
-    }
-
-
-def _watts(text: str | None) -> int | float | None:
+def _watts(text: str | None) -> Number | None:
     return quantity(text, "W")
 
 
-def _first(texts: list[str | None], read: Callable[[str | None], int | float | None]) -> int | float | None:
-    return next((value for text in texts if (value := read(text)) is not None), None)
+def _first_watts(power: Node, labels: tuple[str, ...]) -> Number | None:
+    """Return the first of the values that is a number."""
+    values = (_watts(power.first_below(label)) for label in labels)
+    return next((value for value in values if value is not None), None)
 
 
-def _clocks(node: Node, *names: str) -> dict[str, Any]:
-    places = {
-        "sm": ("sm_clock", "sm"),
-        "memory": ("mem_clock", "memory"),
-        "graphics": ("graphics_clock", "graphics"),
-    }
-    return {name: quantity(node.get(*places[name]), "MHz") for name in names or places}
+def _megahertz(node: Node, *labels: str) -> Number | None:
+    return quantity(node.get(*labels), "MHz")
 
 
-def _supported_clocks(node: Node) -> dict[str, Any]:
+def _clocks(node: Node) -> SmiClocks:
+    return SmiClocks(
+        sm=_megahertz(node, "sm_clock", "sm"),
+        memory=_megahertz(node, "mem_clock", "memory"),
+        graphics=_megahertz(node, "graphics_clock", "graphics"),
+    )
+
+
+def _application_clocks(node: Node) -> ApplicationClocks:
+    return ApplicationClocks(
+        graphics=_megahertz(node, "graphics_clock", "graphics"), memory=_megahertz(node, "mem_clock", "memory")
+    )
+
+
+def _supported_clocks(node: Node) -> SupportedClocks:
     """The memory clocks, and the lowest graphics clock; the highest is among the maximum clocks."""
     blocks = node.all("supported_mem_clock")
     graphics = [quantity(one.value, "MHz") for block in blocks for one in block.all("supported_graphics_clock")]
-    return {
-        "memory": sorted(clock for block in blocks if (clock := quantity(block.get("value"), "MHz")) is not None),
-        "graphics_min": min((clock for clock in graphics if clock is not None), default=None),
-    }
+    memory = (quantity(block.get("value"), "MHz") for block in blocks)
+    return SupportedClocks(
+        memory=tuple(sorted(clock for clock in memory if clock is not None)),
+        graphics_min=min((clock for clock in graphics if clock is not None), default=None),
+    )
 
 
-def _throttle_reasons(node: Node) -> list[str] | None:
-    """The active reasons; None where the block is absent, ``N/A``, or tells nothing of any of them."""
+def _throttle_reasons(node: Node) -> tuple[str, ...] | None:
+    """Return the active reasons; None where the block is absent, ``N/A``, or has a value for none of them."""
     active = []
     known = False
     for leaf in node.leaves():
@@ -265,65 +279,64 @@ def _throttle_reasons(node: Node) -> list[str] | None:
             for prefix in _REASON_PREFIXES:
                 name = name.removeprefix(prefix)
             active.append(_REASON_NAMES.get(name, name))
-    return active if known else None
+    return tuple(active) if known else None
 
 
-def _fabric(node: Node) -> dict[str, Any]:
+def _fabric(node: Node) -> SmiFabric:
     health = node.child("health")
-    places = {
-        "summary": ("summary",),
-        "bandwidth": ("bandwidth",),
-        "route_recovery": ("route_recovery_in_progress", "route_recovery"),
-        "route_unhealthy": ("route_unhealthy",),
-        "access_timeout_recovery": ("access_timeout_recovery",),
-        "incorrect_configuration": ("incorrect_configuration",),
-    }
-    return {
-        "state": text_or_none(node.get("state")),
-        "status": text_or_none(node.get("status")),
-        "clique_id": integer(node.get("cliqueid", "clique_id")),
-        "cluster_uuid": text_or_none(node.get("clusteruuid", "cluster_uuid")),
-        "health": {name: _printed(health.get(*labels)) for name, labels in places.items()},
-    }
+    return SmiFabric(
+        state=text_or_none(node.get("state")),
+        status=text_or_none(node.get("status")),
+        clique_id=integer(node.get("cliqueid", "clique_id")),
+        cluster_uuid=text_or_none(node.get("clusteruuid", "cluster_uuid")),
+        health=FabricHealth(
+            summary=_printed(health.get("summary")),
+            bandwidth=_printed(health.get("bandwidth")),
+            route_recovery=_printed(health.get("route_recovery_in_progress", "route_recovery")),
+            route_unhealthy=_printed(health.get("route_unhealthy")),
+            access_timeout_recovery=_printed(health.get("access_timeout_recovery")),
+            incorrect_configuration=_printed(health.get("incorrect_configuration")),
+        ),
+    )
 
 
 def _mig_device_nodes(node: Node) -> list[Node]:
     return node.child("mig_devices").all("mig_device") + node.all("mig_device")
 
 
-def _mig_device(node: Node) -> dict[str, Any]:
-    return {
-        "index": integer(node.get("index")),
-        "gpu_instance_id": integer(node.get("gpu_instance_id")),
-        "compute_instance_id": integer(node.get("compute_instance_id")),
-        "memory_total_mib": mebibytes(node.get("fb_memory_usage/total", "shared_fb_memory_usage/total")),
-    }
+def _mig_device(node: Node) -> SmiMigDevice:
+    return SmiMigDevice(
+        index=integer(node.get("index")),
+        gpu_instance_id=integer(node.get("gpu_instance_id")),
+        compute_instance_id=integer(node.get("compute_instance_id")),
+        memory_total_mib=mebibytes(node.get("fb_memory_usage/total", "shared_fb_memory_usage/total")),
+    )
 
 
-def _processes(node: Node) -> list[dict[str, Any]] | None:
-    """None where no list was seen, or where the driver says that it cannot tell."""
+def _processes(node: Node) -> tuple[SmiProcess, ...] | None:
+    """Return None where no list was printed, or where the driver has none (``Not Supported``)."""
     if not node.has("processes", "compute_processes"):
         return None
     block = node.child("processes", "compute_processes")
     if not block.children and block.value is not None and unbracketed(block.value) not in {"", "None"}:
         return None
-    return [process for entry in block.all("process_info") if (process := _process(entry))]
+    return tuple(process for entry in block.all("process_info") if (process := _process(entry)))
 
 
-def _process(node: Node) -> dict[str, Any] | None:
+def _process(node: Node) -> SmiProcess | None:
     pid = integer(node.get("pid", "process_id"))
     if pid is None:
         return None
-    return {
-        "pid": pid,
-        "name": text_or_none(node.get("process_name", "name")),
-        "type": text_or_none(node.get("type")),
-        "memory_used_mib": mebibytes(node.get("used_memory", "used_gpu_memory")),
-    }
+    return SmiProcess(
+        pid=pid,
+        name=text_or_none(node.get("process_name", "name")),
+        type=text_or_none(node.get("type")),
+        memory_used_mib=mebibytes(node.get("used_memory", "used_gpu_memory")),
+    )
 
 
-def _errors(node: Node) -> list[str]:
-    """Distinct texts of fields that tell of a fault, in order, as printed but for brackets."""
+def _errors(node: Node) -> tuple[str, ...]:
+    """Return the distinct texts of fields that report a fault, in order, as printed but for brackets."""
     texts: dict[str, None] = {}
     for leaf in node.leaves():
         if leaf.value is None or not is_nothing(leaf.value):
@@ -332,4 +345,4 @@ def _errors(node: Node) -> list[str]:
         word = text.lower()
         if word in _HARD_FAULTS or (word in _FAULTS and leaf.label not in _HARMLESS):
             texts[text] = None
-    return list(texts)
+    return tuple(texts)

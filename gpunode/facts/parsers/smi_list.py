@@ -1,9 +1,9 @@
 """``nvidia-smi -L``: GPUs and their MIG devices."""
 
 import re
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, ListedGpu, ListedMigDevice, SmiList
 from gpunode.facts.parsers import smi_error
 from gpunode.facts.parsers.values import MOST_GPUS, found, lines_of, shorten, text_or_none
 
@@ -13,14 +13,13 @@ _MIG_LINE = re.compile(r"\s+MIG (?P<name>\S+)\s+Device\s+(?P<index>\d{1,4}): \(U
 _LINE_LIMIT = 1000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{gpus: [{index, name, uuid, mig_devices: [{name, index, uuid}]}], messages}``.
+def parse(text: str) -> SmiList | Failure:
+    """Parse the list.
 
-    The name of a MIG device is its profile. ``uuid`` is None where drivers up to 304 print a serial number.
-    ``messages`` are what nvidia-smi prints beside the list: of a GPU that was lost, only they tell. Where nvidia-smi
-    failed: ``{"error": {kind, message, nvml_version}}``. Raises ParseError for another text and for a line that is cut.
+    ``messages`` are what nvidia-smi prints beside the list: a GPU that was lost is named there alone. Where nvidia-smi
+    failed: its error. Raises ParseError for another text and for a line that is cut.
     """
-    gpus: list[dict[str, Any]] = []
+    gpus: list[ListedGpu] = []
     messages: list[str] = []
     for raw in lines_of(text):
         line = raw[:_LINE_LIMIT]
@@ -31,8 +30,8 @@ def parse(text: str) -> dict[str, Any]:
             if len(gpus) > MOST_GPUS:
                 raise ParseError(f"expected the list of nvidia-smi -L, found more than {MOST_GPUS} GPUs")
         elif device and gpus:
-            entry = {"name": device["name"], "index": int(device["index"]), "uuid": device["uuid"]}
-            gpus[-1]["mig_devices"].append(entry)
+            entry = ListedMigDevice(name=device["name"], index=int(device["index"]), uuid=device["uuid"])
+            gpus[-1] = gpus[-1].model_copy(update={"mig_devices": (*gpus[-1].mig_devices, entry)})
         elif smi_error.is_remark(line):
             messages.append(line.strip())
         elif line.strip():
@@ -40,21 +39,16 @@ def parse(text: str) -> dict[str, Any]:
                 f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', found '{shorten(line)}'"
             )
     if gpus:
-        if len({gpu["index"] for gpu in gpus}) < len(gpus):
+        if len({gpu.index for gpu in gpus}) < len(gpus):
             raise ParseError("expected every GPU once in nvidia-smi -L, found an index twice")
-        return {"gpus": gpus, "messages": messages}
+        return SmiList(gpus=tuple(gpus), messages=tuple(messages))
     error = smi_error.find(text)
     if error is None:
         raise ParseError(f"expected lines of nvidia-smi -L such as 'GPU 0: NAME (UUID: ...)', {found(text)}")
     return error
 
 
-def _gpu(match: re.Match[str]) -> dict[str, Any]:
+def _gpu(match: re.Match[str]) -> ListedGpu:
     groups = match.groupdict()
     uuid = groups["id"] if groups.get("key") == "UUID" else None
-    return {
-        "index": int(groups["index"]),
-        "name": text_or_none(groups["name"]),
-        "uuid": text_or_none(uuid),
-        "mig_devices": [],
-    }
+    return ListedGpu(index=int(groups["index"]), name=text_or_none(groups["name"]), uuid=text_or_none(uuid))

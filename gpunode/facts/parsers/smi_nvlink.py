@@ -1,9 +1,11 @@
 """``nvidia-smi nvlink --status`` and ``-e``: the links of each GPU, their speed and their error counters."""
 
 import re
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, Number, Nvlink, NvlinkGpu, NvlinkLink
 from gpunode.facts.parsers import smi_error
 from gpunode.facts.parsers.smi_list import GPU_LINE
 from gpunode.facts.parsers.tree import label_of
@@ -22,22 +24,19 @@ _ELISION = re.compile(r"\s*(?:\[\.\.\.\]|\.\.\.|…)?\s*")
 _GPU_MESSAGE = re.compile(r"\s*(?:NVML:|Nvlink quer|Device does not|.*\bnvlink\b)", re.I)
 _ALL_INACTIVE = re.compile(r"all links are inactive", re.I)
 _LINE_LIMIT = 1000
+_Value = TypeVar("_Value", str | None, Number | None)
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{gpus: [{index, name, uuid, links: [{link, state, active, speed_gb_per_s, errors: {replay, crc, ...}}]}]}``.
+def parse(text: str) -> Nvlink | Failure:
+    """Parse a listing; numbers of GPUs and links are those printed.
 
-    Numbers of GPUs and links are those printed. ``state`` is active, inactive or sleep, ``active`` None for the last;
-    both and the speed are None in a listing of errors, whose counters are all in ``errors`` but those of traffic, the
-    rates of bit errors too; ``errors`` is empty in a listing of states. The two listings of one node may follow each
-    other. A GPU also has ``message``, what
-    nvidia-smi prints in place of links, and ``all_inactive`` (True where it says so, None where it says nothing).
-    Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
+    Counters of traffic are left out. The two listings of one node may follow each other. Where nvidia-smi failed: its
+    error.
 
     Raises ParseError for text that is not of the kind, another listing (``nvlink -c``) and a line that is cut.
     """
-    gpus: dict[int, dict[str, Any]] = {}
-    current: dict[str, Any] | None = None
+    gpus: dict[int, _Gpu] = {}
+    current: _Gpu | None = None
     for raw in lines_of(text):
         line = raw[:_LINE_LIMIT]
         heading = GPU_LINE.fullmatch(line)
@@ -56,91 +55,114 @@ def parse(text: str) -> dict[str, Any]:
         if error is None:
             raise ParseError(f"expected the listing of nvidia-smi nvlink --status or -e, {found(text)}")
         return error
-    if current is not None and not current["links"] and current["message"] is None:
-        raise ParseError(f"expected links of GPU {current['index']} in nvidia-smi nvlink, found the text ends there")
-    return {"gpus": [_finished(gpu) for gpu in gpus.values()]}
+    if current is not None and not current.links and current.message is None:
+        raise ParseError(f"expected links of GPU {current.index} in nvidia-smi nvlink, found the text ends there")
+    return Nvlink(gpus=tuple(gpu.finished() for gpu in gpus.values()))
 
 
-def _is_message(gpu: dict[str, Any], line: str) -> bool:
-    """True for what stands below a GPU in place of its links, and for the lines that go on with it."""
+@dataclass
+class _Link:
+    """One link as far as it was read."""
+
+    state: str | None = None
+    speed_gb_per_s: Number | None = None
+    errors: dict[str, Number | None] = field(default_factory=dict)
+
+    def finished(self, number: int) -> NvlinkLink:
+        active = {"active": True, "inactive": False}.get(self.state or "")
+        return NvlinkLink(
+            link=number, state=self.state, active=active, speed_gb_per_s=self.speed_gb_per_s, errors=self.errors
+        )
+
+
+@dataclass
+class _Gpu:
+    """One GPU as far as it was read."""
+
+    index: int
+    name: str | None
+    uuid: str | None
+    links: dict[int, _Link] = field(default_factory=dict)
+    message: str | None = None
+    all_inactive: bool | None = None
+
+    def finished(self) -> NvlinkGpu:
+        states = [link.state for link in self.links.values()]
+        reported = any(state is not None for state in states)
+        return NvlinkGpu(
+            index=self.index,
+            name=self.name,
+            uuid=self.uuid,
+            links=tuple(link.finished(number) for number, link in self.links.items()),
+            message=self.message,
+            all_inactive=all(state == "inactive" for state in states) if reported else self.all_inactive,
+        )
+
+
+def _is_message(gpu: _Gpu, line: str) -> bool:
+    """Return whether a line is printed below a GPU in place of its links, or continues such a line."""
     if _LINK.fullmatch(line) or not line.strip():
         return False
-    bare = line.strip() in _UNKNOWN and not gpu["links"]
-    goes_on = gpu["message"] is not None and not gpu["links"] and not line.lstrip().startswith("Link")
+    bare = line.strip() in _UNKNOWN and not gpu.links
+    goes_on = gpu.message is not None and not gpu.links and not line.lstrip().startswith("Link")
     return bare or goes_on or _GPU_MESSAGE.match(line) is not None
 
 
-def _gpu(gpus: dict[int, dict[str, Any]], heading: re.Match[str]) -> dict[str, Any]:
+def _gpu(gpus: dict[int, _Gpu], heading: re.Match[str]) -> _Gpu:
     index = int(heading["index"])
     uuid = heading["id"] if heading["key"] == "UUID" else None
-    gpu: dict[str, Any] = {
-        "index": index,
-        "name": text_or_none(heading["name"]),
-        "uuid": text_or_none(uuid),
-        "links": {},
-        "message": None,
-        "all_inactive": None,
-    }
+    gpu = _Gpu(index, text_or_none(heading["name"]), text_or_none(uuid))
     known = gpus.setdefault(index, gpu)
-    if (known["name"], known["uuid"]) != (gpu["name"], gpu["uuid"]):
+    if (known.name, known.uuid) != (gpu.name, gpu.uuid):
         raise ParseError(f"expected one node's listing of nvidia-smi nvlink, found two GPUs with the index {index}")
     return known
 
 
-def _take_message(gpu: dict[str, Any], line: str) -> None:
-    gpu["message"] = gpu["message"] or line
+def _take_message(gpu: _Gpu, line: str) -> None:
+    gpu.message = gpu.message or line
     if _ALL_INACTIVE.search(line):
-        gpu["all_inactive"] = True
+        gpu.all_inactive = True
 
 
-def _take_link(gpu: dict[str, Any], line: str) -> None:
-    where = f"GPU {gpu['index']} of nvidia-smi nvlink"
+def _take_link(gpu: _Gpu, line: str) -> None:
+    where = f"GPU {gpu.index} of nvidia-smi nvlink"
     match = _LINK.fullmatch(line)
     if not match:
         raise ParseError(f"expected 'Link 0: ...' below {where}, found '{shorten(line)}'")
-    index = int(match["link"])
-    empty: dict[str, Any] = {"link": index, "state": None, "active": None, "speed_gb_per_s": None, "errors": {}}
-    link = gpu["links"].setdefault(index, empty)
+    link = gpu.links.setdefault(int(match["link"]), _Link())
     rest = match["rest"]
     counter = _COUNTER.fullmatch(rest)
     speed = quantity(rest, "GB/s")
     state = _STATE.fullmatch(rest)
     old = _OLD_COUNTER.fullmatch(rest)
     if old:
-        _set_once(link["errors"], _ENDING.sub("", label_of(old["name"])), _figure(old["value"]), where)
+        _count(link, old, where)
         return
     if counter and _TRAFFIC.fullmatch(counter["name"]):
         return
     if counter and (counter["value"] in _UNKNOWN or _figure(counter["value"]) is not None):
-        name = _ENDING.sub("", label_of(counter["name"]))
-        _set_once(link["errors"], name, _figure(counter["value"]), where)
+        _count(link, counter, where)
     elif speed is not None:
-        _set_once(link, "speed_gb_per_s", speed, where)
-        _set_state(link, "active", where)
+        link.speed_gb_per_s = _once(link.speed_gb_per_s, speed, "speed_gb_per_s", where)
+        link.state = _once(link.state, "active", "state", where)
     elif state:
-        _set_state(link, state["state"].lower(), where)
+        link.state = _once(link.state, state["state"].lower(), "state", where)
     elif rest not in _UNKNOWN:
         raise ParseError(f"expected a speed, <inactive>, <sleep> or a counter below {where}, found '{shorten(line)}'")
 
 
-def _set_state(link: dict[str, Any], state: str, where: str) -> None:
-    _set_once(link, "state", state, where)
-    link["active"] = {"active": True, "inactive": False}.get(state)
+def _count(link: _Link, counter: re.Match[str], where: str) -> None:
+    name = _ENDING.sub("", label_of(counter["name"]))
+    link.errors[name] = _once(link.errors.get(name), _figure(counter["value"]), name, where)
 
 
-def _figure(text: str) -> int | float | None:
+def _figure(text: str) -> Number | None:
     """A counter, or a rate of bit errors (``15e-255``)."""
     return float(text) if _SMALL.fullmatch(text) else number(text)
 
 
-def _set_once(record: dict[str, Any], key: str, value: object, where: str) -> None:
-    if record.get(key) is not None and record[key] != value:
-        raise ParseError(f"expected one value for '{key}' of a link of {where}, found two")
-    record[key] = value
-
-
-def _finished(gpu: dict[str, Any]) -> dict[str, Any]:
-    links = list(gpu["links"].values())
-    if any(link["state"] is not None for link in links):
-        gpu["all_inactive"] = all(link["state"] == "inactive" for link in links)
-    return gpu | {"links": links}
+def _once(before: _Value, value: _Value, what: str, where: str) -> _Value:
+    """Return the value; raise ParseError where another was printed before."""
+    if before is not None and before != value:
+        raise ParseError(f"expected one value for '{what}' of a link of {where}, found two")
+    return value

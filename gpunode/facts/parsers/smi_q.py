@@ -1,9 +1,9 @@
 """``nvidia-smi -q`` as text, whole or with ``-d``: drivers 270 to 620."""
 
 import re
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, SmiGpu, SmiLog
 from gpunode.facts.parsers import smi_error, smi_gpu
 from gpunode.facts.parsers.tree import Node, label_of
 from gpunode.facts.parsers.values import MOST_GPUS, bus_id, found, lines_of, version
@@ -16,11 +16,11 @@ _FIRST_WITH_PROCESSES = 290
 _FIRST_WITH_DISPLAY_CLOCK_REASON = 400
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse(text: str) -> SmiLog | Failure:
     """The shape of ``smi_xml.parse``, as far as the text has it; what ``-d`` left out is None.
 
     A fragment without a head or without the GPU's heading is read too (its fields None), a list of processes may be
-    cut. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
+    cut. Where nvidia-smi failed: its error.
 
     Raises ParseError for text that is not of the kind, for a GPU's block that breaks off, and for several logs in one.
     """
@@ -86,7 +86,7 @@ def _gather_processes(block: Node) -> None:
         ]
 
 
-def _headless(root: Node) -> dict[str, Any] | None:
+def _headless(root: Node) -> SmiLog | None:
     """A fragment without the GPU's heading as one GPU; None where nothing in it is a fact of a GPU."""
     gpu = smi_gpu.gpu(root, 0, None)
     if not _knows_something(gpu):
@@ -95,14 +95,14 @@ def _headless(root: Node) -> dict[str, Any] | None:
     return smi_gpu.document(root, [gpu], [])
 
 
-def _knows_something(gpu: dict[str, Any]) -> bool:
+def _knows_something(gpu: SmiGpu) -> bool:
     """True where a field beside the index has a value."""
-    pending = [value for key, value in gpu.items() if key != "index"]
+    pending = list(gpu.model_dump(exclude={"index"}).values())
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
             pending.extend(value.values())
-        elif value is not None and value != []:
+        elif value not in (None, ()):
             return True
     return False
 

@@ -1,9 +1,9 @@
 """``nvidia-smi --query-gpu=... --format=csv``, with or without header and units; other queries have the same form."""
 
 import re
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, SmiQuery
 from gpunode.facts.parsers import smi_error
 from gpunode.facts.parsers.values import bus_id, found, is_nothing, lines_of, number, shorten
 
@@ -24,14 +24,13 @@ _TYPICAL = re.compile(
 _LINE_LIMIT = 100_000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{columns: [name], rows: [{name: value}], messages: [...]}``.
+def parse(text: str) -> SmiQuery | Failure:
+    """Parse the table into columns and rows.
 
     Names are those of the header, with their unit (``memory.total [MiB]``); without a header ``column_1``,
     ``column_2 [MiB]`` and so on. A value is a number where all of its column are, else text; identifiers and versions
     stay text. None for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and whatever else stands in brackets.
-    ``messages`` are lines such as ``Unable to determine the device handle``. Where there is nothing but an error:
-    ``{"error": {kind, message, nvml_version}}``.
+    ``messages`` are lines such as ``Unable to determine the device handle``. Where there is nothing but an error: it.
 
     Raises ParseError for text that is not of the kind and for a row that is cut.
     """
@@ -49,11 +48,11 @@ def parse(text: str) -> dict[str, Any]:
         columns = _invented_columns(table)
     rows = [_fitted(cells, columns) for cells in table]
     values = [_column(name, [row[number_] for row in rows]) for number_, name in enumerate(columns)]
-    return {
-        "columns": columns,
-        "rows": [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)] if rows else [],
-        "messages": messages,
-    }
+    return SmiQuery(
+        columns=tuple(columns),
+        rows=tuple(dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)) if rows else (),
+        messages=tuple(messages),
+    )
 
 
 def _cells(line: str) -> list[str]:

@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, SmiTable, TableGpu, TableProcess
 from gpunode.facts.parsers import smi_error
 from gpunode.facts.parsers.values import (
     bus_id,
@@ -46,15 +46,8 @@ _PROCESS_COLUMNS = {
 }
 
 
-def parse(text: str) -> dict[str, Any]:
-    """The table as ``{driver_version, cuda_version, gpus: [...], processes: [...], errors: [...]}``.
-
-    ``gpus``: index as printed, name (as the table cut it), pci_bus_id, persistence_mode, temperature_c, power_w,
-    power_limit_w, memory_used_mib, memory_total_mib, utilization_percent, ecc_uncorrected, mig_mode, mig_mode_pending
-    (True for ``Enabled*``: it takes effect with the next reset), compute_mode. ``processes``: gpu, pid, name, type,
-    memory_used_mib; None where no list was seen, and the list may be cut. ``errors``: what nvidia-smi says outside
-    the table, and ``GPU 0 fan: ERR!`` for each such cell. Where nvidia-smi failed:
-    ``{"error": {kind, message, nvml_version}}``.
+def parse(text: str) -> SmiTable | Failure:
+    """Parse the table; its list of processes may be cut. Where nvidia-smi failed: its error.
 
     Raises ParseError for text that is not of the kind, a GPU's row that is cut, several tables in one text.
     """
@@ -69,16 +62,16 @@ def parse(text: str) -> dict[str, Any]:
             raise ParseError(f"expected the table of nvidia-smi with at least one GPU, {found(text)}")
         return answer
     gpus = [_gpu(row, errors) for row in rows]
-    if len({gpu["index"] for gpu in gpus}) < len(gpus):
+    if len({gpu.index for gpu in gpus}) < len(gpus):
         raise ParseError("expected every GPU once in the table of nvidia-smi, found an index twice")
     head = heads[0] if heads else ""
-    return {
-        "driver_version": version(_group(_DRIVER, head)),
-        "cuda_version": version(_group(_CUDA, head)),
-        "gpus": gpus,
-        "processes": _processes(lines),
-        "errors": errors,
-    }
+    return SmiTable(
+        driver_version=version(_group(_DRIVER, head)),
+        cuda_version=version(_group(_CUDA, head)),
+        gpus=tuple(gpus),
+        processes=_processes(lines),
+        errors=tuple(errors),
+    )
 
 
 @dataclass
@@ -143,7 +136,7 @@ def _add_line(rows: list[_Row], line: str, height: int | None) -> None:
         rows[-1].lines.append(cells)
 
 
-def _gpu(row: _Row, errors: list[str]) -> dict[str, Any]:
+def _gpu(row: _Row, errors: list[str]) -> TableGpu:
     title = _GPU.fullmatch(row.cell(0, 0))
     address = _ADDRESS.fullmatch(row.cell(0, 1))
     index = int(title[1]) if title else None
@@ -170,23 +163,23 @@ def _gpu(row: _Row, errors: list[str]) -> dict[str, Any]:
         "mig": mig,
     }
     errors.extend(f"GPU {index} {name}: {fault}" for name, cell in cells.items() if (fault := _fault(cell)))
-    return {
-        "index": index,
-        "name": text_or_none(name),
-        "pci_bus_id": bus_id(address[1]) if address else None,
-        "persistence_mode": flag(mode[2]) if mode else None,
-        "temperature_c": quantity(temperature, "C"),
-        "performance_state": text_or_none(performance),
-        "power_w": quantity(power, "W"),
-        "power_limit_w": quantity(limit, "W"),
-        "memory_used_mib": mebibytes(memory[1]) if memory else None,
-        "memory_total_mib": mebibytes(memory[2]) if memory else None,
-        "utilization_percent": quantity(utilization, "%"),
-        "ecc_uncorrected": integer(ecc[-1]) if ecc else None,
-        "compute_mode": text_or_none(compute),
-        "mig_mode": _mig_now(mig),
-        "mig_mode_pending": mig.endswith("*") if flag(mig.rstrip("*")) is not None else None,
-    }
+    return TableGpu(
+        index=index,
+        name=text_or_none(name),
+        pci_bus_id=bus_id(address[1]) if address else None,
+        persistence_mode=flag(mode[2]) if mode else None,
+        temperature_c=quantity(temperature, "C"),
+        performance_state=text_or_none(performance),
+        power_w=quantity(power, "W"),
+        power_limit_w=quantity(limit, "W"),
+        memory_used_mib=mebibytes(memory[1]) if memory else None,
+        memory_total_mib=mebibytes(memory[2]) if memory else None,
+        utilization_percent=quantity(utilization, "%"),
+        ecc_uncorrected=integer(ecc[-1]) if ecc else None,
+        compute_mode=text_or_none(compute),
+        mig_mode=_mig_now(mig),
+        mig_mode_pending=mig.endswith("*") if flag(mig.rstrip("*")) is not None else None,
+    )
 
 
 def _mig_now(text: str) -> bool | None:
@@ -211,8 +204,8 @@ def _fault(cell: str) -> str | None:
     return None
 
 
-def _processes(lines: list[str]) -> list[dict[str, Any]] | None:
-    """None where no list was seen, or where the driver cannot tell (``Not Supported``)."""
+def _processes(lines: list[str]) -> tuple[TableProcess, ...] | None:
+    """Return None where no list was printed, or where the driver has none (``Not Supported``)."""
     start = next((number for number, line in enumerate(lines) if re.match(r"\|\s*(?:Compute p|P)rocesses", line)), None)
     if start is None:
         return None
@@ -222,23 +215,23 @@ def _processes(lines: list[str]) -> list[dict[str, Any]] | None:
         return None
     heading = " ".join(body[:ruler])
     columns = "instances" if re.search(r"\bGI\b", heading) else "types" if re.search(r"\bType\b", heading) else "names"
-    processes: list[dict[str, Any]] = []
-    told = False
+    processes: list[TableProcess] = []
+    known = False
     for line in body[ruler + 1 :]:
         match = _PROCESS_COLUMNS[columns].fullmatch(line)
         if match:
             processes.append(_process(match))
         elif not line.startswith("|"):
             break
-        told = told or match is not None or "No running" in line
-    return processes if told else None
+        known = known or match is not None or "No running" in line
+    return tuple(processes) if known else None
 
 
-def _process(match: re.Match[str]) -> dict[str, Any]:
-    return {
-        "gpu": int(match["gpu"]),
-        "pid": int(match["pid"]),
-        "name": None if is_nothing(match["name"]) else match["name"],
-        "type": match["type"] or None,
-        "memory_used_mib": mebibytes(match["memory"]),
-    }
+def _process(match: re.Match[str]) -> TableProcess:
+    return TableProcess(
+        gpu=int(match["gpu"]),
+        pid=int(match["pid"]),
+        name=None if is_nothing(match["name"]) else match["name"],
+        type=match["type"] or None,
+        memory_used_mib=mebibytes(match["memory"]),
+    )

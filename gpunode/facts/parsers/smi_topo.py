@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, Topology
 from gpunode.facts.parsers import smi_error
 from gpunode.facts.parsers.values import found, lines_of, shorten
 
@@ -20,13 +20,10 @@ _DEVICE = re.compile(r"(?:^|[\s,;(])ibdev\s*[=:]\s*(?P<name>[^\s,;()]+)", re.I)
 _LINE_LIMIT = 20_000
 
 
-def parse(text: str) -> dict[str, Any]:
-    """``{gpus, nics, nic_names: {NIC0: mlx5_0}, links: {GPU0: {GPU1: "NV18"}}, cpu_affinity, numa_affinity}``.
+def parse(text: str) -> Topology | Failure:
+    """Parse the matrix; ``messages`` are lines of the NIC legend in which no RDMA device is named.
 
-    Labels are those printed: old layouts have the devices' names in the columns, ``nic_names`` is then empty. No
-    element has a link with itself. ``cpu_affinity`` and ``numa_affinity`` are text (``0-51,104-155``), None where there
-    is none or where it was cut. Also ``messages``: lines of the NIC legend in which no
-    RDMA device is named. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``.
+    Where nvidia-smi failed: its error.
 
     Raises ParseError for another matrix (``topo -p2p``), a row with too few cells, a GPU without its row.
     """
@@ -153,7 +150,7 @@ def _name_of(rest: str) -> str | None:
     return device["name"] if device else None
 
 
-def _answer(header: _Header, rows: dict[str, _Row], legend: tuple[dict[str, str], list[str]]) -> dict[str, Any]:
+def _answer(header: _Header, rows: dict[str, _Row], legend: tuple[dict[str, str], list[str]]) -> Topology:
     links: dict[str, dict[str, str]] = {
         label: {column: cell for column, cell in zip(header.elements, row.cells, strict=True) if column != label}
         for label, row in rows.items()
@@ -165,12 +162,12 @@ def _answer(header: _Header, rows: dict[str, _Row], legend: tuple[dict[str, str]
             nics.append(label)
             for column, cell in links[label].items():
                 links.setdefault(column, {})[label] = cell
-    return {
-        "gpus": gpus,
-        "nics": nics,
-        "nic_names": legend[0],
-        "links": links,
-        "cpu_affinity": {label: rows[label].cpu for label in gpus},
-        "numa_affinity": {label: rows[label].numa for label in gpus},
-        "messages": legend[1],
-    }
+    return Topology(
+        gpus=tuple(gpus),
+        nics=tuple(nics),
+        nic_names=legend[0],
+        links=links,
+        cpu_affinity={label: rows[label].cpu for label in gpus},
+        numa_affinity={label: rows[label].numa for label in gpus},
+        messages=tuple(legend[1]),
+    )

@@ -1,10 +1,10 @@
 """``nvidia-smi -q -x``: any DTD version, drivers from 375 on."""
 
 import re
-from typing import Any
 from xml.parsers import expat
 
 from gpunode.facts.errors import ParseError
+from gpunode.facts.models.smi import Failure, SmiLog
 from gpunode.facts.parsers import smi_error, smi_gpu
 from gpunode.facts.parsers.tree import Node, label_of
 from gpunode.facts.parsers.values import MOST_GPUS, found, lines_of, shorten
@@ -16,13 +16,11 @@ _ELEMENTS = 200_000
 """Eight GPUs with seven MIG instances each and a hundred processes have some twenty thousand."""
 
 
-def parse(text: str) -> dict[str, Any]:
+def parse(text: str) -> SmiLog | Failure:
     """The node's driver and GPUs as ``nvidia-smi -q -x`` prints them.
 
-    ``{driver_version, cuda_version, attached_gpus, gpus: [...], messages: [...]}``; one GPU is what ``smi_gpu.gpu``
-    returns: identifiers in sysfs form, units in the keys, None for what is absent or unknown, absent blocks as objects
-    of None. Where nvidia-smi failed: ``{"error": {kind, message, nvml_version}}``. Lines such as ``WARNING: infoROM is
-    corrupted`` around the document are ``messages``.
+    Identifiers are in sysfs form; absent blocks are objects of None. Lines such as ``WARNING: infoROM is corrupted``
+    around the document are ``messages``. Where nvidia-smi failed: its error.
 
     Raises ParseError for text that is neither: not well formed (cut), another root element, no GPU in it.
     """

@@ -6,6 +6,7 @@ import pytest
 
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.driver import same_version
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.node import (
     DkmsModule,
     Kernel,
@@ -14,7 +15,6 @@ from gpunode.facts.node import (
     NodeFacts,
     Package,
     PciDevice,
-    Smi,
     ToolRun,
     Unit,
 )
@@ -173,7 +173,7 @@ def test_versions_are_compared_as_versions(one_version: str, other: str, same: b
 
 
 def test_a_mismatch_that_only_nvidia_smi_tells() -> None:
-    smi = Smi(error_kind="driver-library-mismatch", error_message="...", error_nvml_version="550.163")
+    smi = Smi[SmiLog](error_kind="driver-library-mismatch", error_message="...", error_nvml_version="550.163")
     loaded = LoadedDriver(version="535.261.03", flavour=None)
     status, message = one("driver.library-matches-module", loaded_driver=loaded, smi=smi)
     assert status == "fail"
@@ -263,13 +263,13 @@ LOADED = LoadedDriver(version="535.261.03", flavour=None)
 @pytest.mark.parametrize(
     ("smi", "status"),
     [
-        (Smi(error_kind="no-devices", error_message="No devices were found"), "fail"),
-        (Smi(error_kind="gpu-lost", error_message="GPU is lost"), "skip"),
-        (Smi(error_kind="nvml-unknown", error_message="Unknown Error"), "skip"),
+        (Smi[SmiLog](error_kind="no-devices", error_message="No devices were found"), "fail"),
+        (Smi[SmiLog](error_kind="gpu-lost", error_message="GPU is lost"), "skip"),
+        (Smi[SmiLog](error_kind="nvml-unknown", error_message="Unknown Error"), "skip"),
         (None, "skip"),
     ],
 )
-def test_what_nvidia_smi_says_instead_of_an_answer(smi: Smi | None, status: str) -> None:
+def test_what_nvidia_smi_says_instead_of_an_answer(smi: Smi[SmiLog] | None, status: str) -> None:
     assert one("gpu.count", loaded_driver=LOADED, smi=smi)[0] == status
 
 
@@ -288,7 +288,7 @@ def test_what_nvidia_smi_says_instead_of_an_answer(smi: Smi | None, status: str)
     ],
 )
 def test_a_driver_that_cannot_be_reached_is_one_failure_with_a_remedy(kind: str | None, status: str) -> None:
-    smi = Smi(error_kind=kind, error_message="what it printed") if kind else None
+    smi = Smi[SmiLog](error_kind=kind, error_message="what it printed") if kind else None
     (found,) = judged("driver.tools-answer", loaded_driver=LOADED, smi=smi, tool_runs=())
     assert found.status.value == status
     assert bool(found.remedy) is (status != "skip")
@@ -311,7 +311,7 @@ def test_a_crash_is_named_by_its_signal() -> None:
 
 
 def test_the_gpu_that_the_driver_lacks_is_named() -> None:
-    smi = Smi(document={"attached_gpus": 1, "gpus": [{"index": 0, "pci_bus_id": "0000:1a:00.0"}]})
+    smi = Smi[SmiLog](document={"attached_gpus": 1, "gpus": [{"index": 0, "pci_bus_id": "0000:1a:00.0"}]})
     pci = (gpu(), gpu("0000:3d:00.0"))
     status, message = one("gpu.count", loaded_driver=LOADED, smi=smi, pci=pci)
     assert (status, message) == ("fail", "2 GPUs on the bus, 1 with the driver (not with the driver: 0000:3d:00.0)")
@@ -319,7 +319,7 @@ def test_the_gpu_that_the_driver_lacks_is_named() -> None:
 
 def test_persistence_is_told_for_each_gpu_and_for_the_daemon() -> None:
     gpus = [{"index": 0, "persistence_mode": True}, {"index": 1, "persistence_mode": None}]
-    smi = Smi(document={"attached_gpus": 2, "gpus": gpus})
+    smi = Smi[SmiLog](document={"attached_gpus": 2, "gpus": gpus})
     daemon = Unit(name="nvidia-persistenced.service", load="loaded", active="failed", sub="failed")
     found = judged("gpu.persistence", loaded_driver=LOADED, smi=smi, units=(daemon,))
     assert [(finding.component, finding.status) for finding in found] == [

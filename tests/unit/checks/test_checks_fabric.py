@@ -7,6 +7,7 @@ import pytest
 from gpunode.checks import Expectation, Finding, registry
 from gpunode.checks.rdma_links import outages
 from gpunode.checks.thresholds import Overrides, in_force
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.node import (
     BmcEvent,
     BmcSensor,
@@ -21,7 +22,6 @@ from gpunode.facts.node import (
     NodeFacts,
     NumaNode,
     PciDevice,
-    Smi,
 )
 
 
@@ -121,7 +121,7 @@ def gpu(device_id: str, **said: Any) -> NodeFacts:
     one = {"index": 0, "pci_bus_id": device.slot, "pci_device_id": f"10de:{device_id}", **said}
     return node(
         pci=(device,),
-        smi=Smi(document={"attached_gpus": 1, "gpus": [one]}),
+        smi=Smi[SmiLog](document={"attached_gpus": 1, "gpus": [one]}),
         loaded_driver=LoadedDriver(version="580.95.05", flavour="open"),
     )
 

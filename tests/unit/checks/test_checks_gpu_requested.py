@@ -63,7 +63,7 @@ def test_a_compute_mode_of_the_rules_is_no_fault() -> None:
     ("settings", "gpu", "status", "words"),
     [
         (asked({"power_limit": 600}), {}, "fail", "power limit is 500 W, not 600 W"),
-        (asked({"power_limit": 600}), {"processes": [{"type": "C"}]}, "warn", "the GPU is busy"),
+        (asked({"power_limit": 600}), {"processes": [{"pid": 4242, "type": "C"}]}, "warn", "the GPU is busy"),
         (asked({"power_limit": 900}), {}, "fail", "200 to 700 W"),
         (asked({"ecc": False}), {"ecc": {"enabled": True, "pending": False}}, "warn", "next reset"),
         (asked({"ecc": False}), {"ecc": {"enabled": None, "pending": None}}, "error", "does not report ECC"),

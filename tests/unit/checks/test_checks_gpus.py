@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gpunode.checks import Expectation, Finding, Status, registry
+from gpunode.facts.models.smi import Nvlink, Smi, SmiLog, Topology
 from gpunode.facts.node import (
     AutomaticUpdates,
     EnvironmentSetting,
@@ -21,7 +22,6 @@ from gpunode.facts.node import (
     PciDevice,
     PciLink,
     PciPort,
-    Smi,
     Unit,
 )
 
@@ -46,16 +46,16 @@ def node(*gpus: dict[str, Any], **facts: Any) -> NodeFacts:
     given = {
         "pci": tuple(device(gpu["pci_device_id"][5:], gpu["pci_bus_id"]) for gpu in seen),
         "pci_ports": (),
-        "smi": Smi(document={"attached_gpus": len(seen), "gpus": list(seen)}),
+        "smi": Smi[SmiLog](document={"attached_gpus": len(seen), "gpus": list(seen)}),
         "loaded_driver": LoadedDriver(version="580.95.05", flavour="open"),
         "architecture": "x86_64",
         "virtualization": "none",
         "units": (),
         "gpu_processes": (),
         "infiniband": (),
-        "topology": Smi(document={"gpus": ["GPU0"], "links": {"GPU0": {}}}),
-        "nvlink": Smi(document={"gpus": []}),
-        "nvlink_errors": Smi(document={"gpus": []}),
+        "topology": Smi[Topology](document={"gpus": ["GPU0"], "links": {"GPU0": {}}}),
+        "nvlink": Smi[Nvlink](document={"gpus": []}),
+        "nvlink_errors": Smi[Nvlink](document={"gpus": []}),
         **facts,
     }
     return NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z", **given)
@@ -308,13 +308,13 @@ def test_links_that_say_nothing(number: str, state: str) -> None:
     assert one("link.pcie-width", facts)[0] == "skip"
 
 
-def listing(*active: bool | None, speed: float = 25.0) -> Smi:
+def listing(*active: bool | None, speed: float = 25.0) -> Smi[Nvlink]:
     links: list[dict[str, Any]] = [
         {"link": number, "active": each, "speed_gb_per_s": speed if each else None, "errors": {}}
         for number, each in enumerate(active)
     ]
     none_active = bool(active) and not any(active)
-    return Smi(document={"gpus": [{"index": 0, "links": links, "message": None, "all_inactive": none_active}]})
+    return Smi[Nvlink](document={"gpus": [{"index": 0, "links": links, "message": None, "all_inactive": none_active}]})
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def listing(*active: bool | None, speed: float = 25.0) -> Smi:
         ("ffff", listing(False, False), "skip"),
     ],
 )
-def test_the_state_of_nvlink(number: str, links: Smi, status: str) -> None:
+def test_the_state_of_nvlink(number: str, links: Smi[Nvlink], status: str) -> None:
     assert one("nvlink.state", node(said(number), nvlink=links))[0] == status
 
 
@@ -340,11 +340,12 @@ def test_the_state_of_nvlink(number: str, links: Smi, status: str) -> None:
 def test_a_sleeping_nvlink_is_not_down(awake: bool | None, status: str) -> None:
     links = listing(*[awake] * 17, None)
     assert links.document is not None
-    (gpu,) = links.document["gpus"]
+    (gpu,) = links.document.model_dump()["gpus"]
     gpu["all_inactive"] = False
     for link in gpu["links"]:
         link["state"] = {True: "active", False: "inactive"}.get(link["active"], "sleep")
-    assert one("nvlink.state", node(said(B200), nvlink=links))[0] == status
+    asleep = Smi[Nvlink](document={"gpus": [gpu]})
+    assert one("nvlink.state", node(said(B200), nvlink=asleep))[0] == status
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ def test_a_sleeping_nvlink_is_not_down(awake: bool | None, status: str) -> None:
         ("ffff", listing(True), "skip"),
     ],
 )
-def test_the_number_of_nvlinks(number: str, links: Smi, status: str) -> None:
+def test_the_number_of_nvlinks(number: str, links: Smi[Nvlink], status: str) -> None:
     assert one("nvlink.count", node(said(number), nvlink=links))[0] == status
 
 
@@ -378,13 +379,13 @@ def test_the_speed_of_nvlinks(number: str, speed: float, status: str) -> None:
     assert one("nvlink.speed", node(said(number), nvlink=listing(*[True] * 18, speed=speed)))[0] == status
 
 
-def matrix(*ways: str, number: int = 4) -> Smi:
+def matrix(*ways: str, number: int = 4) -> Smi[Topology]:
     """A matrix with these ways between 0 and 1, 0 and 2 ... 2 and 3."""
     names = [f"GPU{index}" for index in range(number)]
     links: dict[str, dict[str, str]] = {name: {} for name in names}
     for (one, other), way in zip(combinations(names, 2), ways, strict=True):
         links[one][other] = links[other][one] = way
-    return Smi(document={"gpus": names, "links": links})
+    return Smi[Topology](document={"gpus": names, "links": links})
 
 
 def of_models(*numbers: str, **more: Any) -> list[dict[str, Any]]:
@@ -450,7 +451,7 @@ def test_a_guest_whose_host_divides_the_board() -> None:
 )
 def test_the_errors_of_nvlink(counters: dict[str, float], status: str) -> None:
     links = [{"link": 0, "active": None, "speed_gb_per_s": None, "errors": counters}]
-    errors = Smi(document={"gpus": [{"index": 0, "links": links}]})
+    errors = Smi[Nvlink](document={"gpus": [{"index": 0, "links": links}]})
     assert one("nvlink.errors", node(said(H100), nvlink=listing(*[True] * 18), nvlink_errors=errors))[0] == status
 
 

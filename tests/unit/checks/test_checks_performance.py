@@ -15,7 +15,8 @@ from gpunode.checks.performance_tools import of_diag
 from gpunode.facts import facts_from_bundle
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.measured import MEASURED
-from gpunode.facts.parsers import dcgm_diag
+from gpunode.facts.models.outputs import DcgmDiag
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.probe.bundle import Bundle
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
@@ -250,11 +251,11 @@ def test_the_verdict_on_a_recorded_diagnosis(name: str, expected: object) -> Non
     text = (DCGM / name).read_text(encoding="utf-8")
     if expected == "refused":
         with pytest.raises(ParseError):
-            dcgm_diag.parse(text)
+            parsed("dcgm-diag", text)
         return
-    answer = dcgm_diag.parse(text)
+    answer = DcgmDiag.model_validate(parsed("dcgm-diag", text))
     verdicts = {(one.component, one.status) for one in of_diag(answer)}
-    print(answer["overall"], verdicts)
+    print(answer.overall, verdicts)
     if expected is not None:
         assert verdicts == expected
-    assert {status for _, status in verdicts} <= {Status.PASS, Status.SKIP} or answer["overall"] not in ("pass", "skip")
+    assert {status for _, status in verdicts} <= {Status.PASS, Status.SKIP} or answer.overall not in ("pass", "skip")

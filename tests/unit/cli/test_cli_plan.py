@@ -14,8 +14,8 @@ THOUGHT = ["--gpu", "H100 SXM", "--os", "ubuntu-24.04"]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*THOUGHT, "--parallel", "3"], "a thought node is not asked: --parallel"),
-        ([*THOUGHT, "-K", "--timeout", "120"], "a thought node is not asked: --timeout, -K"),
+        ([*THOUGHT, "--parallel", "3"], "a hypothetical node cannot be reached: --parallel"),
+        ([*THOUGHT, "-K", "--timeout", "120"], "a hypothetical node cannot be reached: --timeout, -K"),
         (["--replay", str(BUNDLE), "--parallel", "32"], "--replay asks no node: --parallel"),
     ],
 )

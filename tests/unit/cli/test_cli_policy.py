@@ -142,7 +142,7 @@ RULE = "checks: {host.time: {mode: mute, reason: x, until: 2099-01-01}}"
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ("", ("says nothing",)),
+        ("", ("is empty",)),
         ("- a\n", ("a list",)),
         ("treshold: {}", ("treshold", "did you mean thresholds")),
         ("thresholds: {gpu.temperatur.near: 3}", ("gpu.temperatur.near", "gpu.temperature.near", "--thresholds")),

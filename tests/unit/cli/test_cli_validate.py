@@ -248,7 +248,7 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["says nothing", "gpus"]),
+        ("", ["is empty", "gpus"]),
         ("gpu: 8\n", ["unknown key gpu", "did you mean gpus"]),
         ("gpus: eight\n", ["gpus", "eight"]),
         ("gpus: true\n", ["gpus"]),

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from gpunode.catalog import load
-from gpunode.cli.workloads import catalog_image
+from gpunode.cli.workload_run import catalog_image
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import Smi
 from gpunode.facts.models.pci import PciDevice
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.workload import LaunchFailure
 
 IMAGES = {name: row.image for name, row in load().workload_images.items()}
@@ -34,7 +34,7 @@ def node(cuda: str | None, *device_ids: str, arch: str = "x86_64") -> NodeFacts:
         gaps={},
         architecture=arch,
         pci=tuple(device(one) for one in device_ids),
-        smi=Smi(document={"cuda_version": cuda, "gpus": []}),
+        smi=Smi[SmiLog](document={"cuda_version": cuda, "gpus": []}),
     )
 
 
@@ -66,7 +66,7 @@ def test_the_newest_that_driver_and_gpus_run(facts: NodeFacts, image: str) -> No
     [
         (node("11.4", H100), "no image of the catalog is for CUDA 11.4 and compute capability 9.0 on x86_64"),
         (node("12.8", V100, arch="aarch64"), "on aarch64"),
-        (node(None, H100), "the CUDA of the driver was not seen"),
+        (node(None, H100), "the CUDA version of the driver is unknown"),
     ],
 )
 def test_none_fits(facts: NodeFacts, words: str) -> None:

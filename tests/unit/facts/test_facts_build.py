@@ -89,7 +89,7 @@ def test_a_gpu_node() -> None:
     assert (facts.loaded_driver.version, facts.loaded_driver.flavour) == (VERSION, "proprietary")
     assert facts.smi is not None
     assert facts.smi.document is not None
-    assert facts.smi.document["gpus"][0]["persistence_mode"] is True
+    assert facts.smi.document.gpus[0].persistence_mode is True
     assert facts.secure_boot is True
     assert facts.virtualization == "none"
     assert facts.units is not None

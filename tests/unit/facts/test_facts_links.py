@@ -5,7 +5,8 @@ from facts_samples import answer, gpu_facts_with
 
 from gpunode.facts import links
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers import smi_nvlink
+from gpunode.facts.models.smi import Nvlink, PeerAccess
+from gpunode.facts.parsers.kinds import parsed
 
 MATRIX = " \tGPU0\tGPU1\n GPU0\tX\tNS\n GPU1\tNS\tX\n\nLegend:\n"
 
@@ -14,22 +15,21 @@ def test_the_gpu_node() -> None:
     facts = gpu_facts_with()
     assert facts.topology is not None
     assert facts.topology.document is not None
-    assert facts.topology.document["links"]["GPU0"] == {"NIC0": "PHB"}
+    assert facts.topology.document.links["GPU0"] == {"NIC0": "PHB"}
     assert facts.nvlink is not None
     assert facts.nvlink.document is not None
-    (gpu,) = facts.nvlink.document["gpus"]
-    assert [(link["link"], link["active"], link["speed_gb_per_s"]) for link in gpu["links"]] == [
+    (gpu,) = facts.nvlink.document.gpus
+    assert [(link.link, link.active, link.speed_gb_per_s) for link in gpu.links] == [
         (0, True, 25),
         (1, False, None),
     ]
     assert facts.nvlink_errors is not None
     assert facts.nvlink_errors.document is not None
-    assert facts.nvlink_errors.document["gpus"][0]["links"][0]["errors"]["recovery"] == 2
+    assert facts.nvlink_errors.document.gpus[0].links[0].errors["recovery"] == 2
     assert facts.peer_access is not None
-    assert facts.peer_access.document == {
-        "gpus": ["GPU0", "GPU1"],
-        "links": {"GPU0": {"GPU1": "OK"}, "GPU1": {"GPU0": "OK"}},
-    }
+    assert facts.peer_access.document == PeerAccess(
+        gpus=("GPU0", "GPU1"), links={"GPU0": {"GPU1": "OK"}, "GPU1": {"GPU0": "OK"}}
+    )
     assert facts.gpu_virtualization == ("None",)
 
 
@@ -47,7 +47,7 @@ def test_a_node_without_a_module_has_no_answers_and_no_gaps() -> None:
 def test_a_driver_that_says_nothing_of_nvlink_has_no_links() -> None:
     facts = gpu_facts_with({"nvidia-smi-nvlink": answer("\n")})
     assert facts.nvlink is not None
-    assert facts.nvlink.document == {"gpus": []}
+    assert facts.nvlink.document == Nvlink(gpus=())
 
 
 def test_an_exit_status_alone_is_an_answer_where_its_meaning_is_known() -> None:
@@ -76,7 +76,9 @@ def test_a_refusal_is_kept_as_such(key: str) -> None:
 
 def test_peer_access_with_colours() -> None:
     header = " \t\x1b[4mGPU0\tGPU1\x1b[0m\n"
-    assert links.parse_peer_access(header + MATRIX.split("\n", 1)[1])["links"]["GPU0"] == {"GPU1": "NS"}
+    found = links.parse_peer_access(header + MATRIX.split("\n", 1)[1])
+    assert isinstance(found, PeerAccess)
+    assert found.links["GPU0"] == {"GPU1": "NS"}
 
 
 @pytest.mark.parametrize(
@@ -118,13 +120,13 @@ OF_TWO = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-0)\n{}\nGPU 1: NVIDIA A100-SXM
     ],
 )
 def test_what_stands_in_place_of_one_gpus_links_leaves_the_others(below: str) -> None:
-    found = smi_nvlink.parse(OF_TWO.format(below, "Replay Errors: 0"))["gpus"]
+    found = parsed("nvidia-smi-nvlink", OF_TWO.format(below, "Replay Errors: 0"))["gpus"]
     assert [(len(gpu["links"]), bool(gpu["message"])) for gpu in found] == [(0, True), (1, False)]
 
 
 def test_counters_as_drivers_of_390_to_470_print_them() -> None:
     text = OF_TWO.format("\t Link 0: 0 replay errors\n\t Link 0: 2 recovery errors", "3 CRC errors")
-    assert [[link["errors"] for link in gpu["links"]] for gpu in smi_nvlink.parse(text)["gpus"]] == [
+    assert [[link["errors"] for link in gpu["links"]] for gpu in parsed("nvidia-smi-nvlink", text)["gpus"]] == [
         [{"replay": 0, "recovery": 2}],
         [{"crc": 3}],
     ]

@@ -39,6 +39,38 @@ def test_devices_with_and_without_their_files() -> None:
     )
 
 
+@pytest.mark.parametrize(("printed", "expected"), [("yes\n", True), ("no\n", False)])
+def test_whether_the_kernel_lets_other_memory_register(printed: str, expected: bool) -> None:
+    assert gpu_facts_with({"peer-memory": answer(printed)}).peer_memory is expected
+
+
+def test_a_kernel_without_rdma_says_nothing_of_other_memory_and_a_failed_look_is_a_gap() -> None:
+    facts = gpu_facts_with({"rdma-nodes": answer("")})
+    assert (facts.peer_memory, facts.gap("peer_memory")) == (None, None)
+    assert gpu_facts_with({"peer-memory": answer("", 1)}).gap("peer_memory")
+    assert gpu_facts_with({"peer-memory": answer("maybe\n")}).gap("peer_memory")
+
+
+# The manual page of dcb-pfc (iproute2 6.1) shows this of an interface.
+PFC = "pfc-cap 8 macsec-bypass off delay 4096 \nprio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:on 7:on \n"
+
+
+def test_flow_control_and_congestion_marks_by_priority() -> None:
+    place = "/sys/class/net/eth1/"
+    sides = {
+        f"{place}ecn/roce_{side}/enable/{priority}": f"{int(priority in on)}\n"
+        for side, on in (("np", (3, 6)), ("rp", (6,)))
+        for priority in range(8)
+    }
+    files = {"/sys/class/net/": "eth1\neth2\n", place + "mtu": "9000\n", "/sys/class/net/eth2/mtu": "9000\n", **sides}
+    asked = {"dcb-pfc-eth1": answer(PFC), "dcb-pfc-eth2": answer("", 2)}
+    facts = gpu_facts_with(asked, files)
+    assert {nic.name: (nic.pfc, nic.ecn) for nic in facts.nics or ()} == {
+        "eth1": ((6, 7), (6,)),
+        "eth2": (None, None),
+    }
+
+
 def test_links_that_went_up_and_down() -> None:
     log = gpu_facts_with({"journal-links": answer(LINKS)}).link_log
     assert log is not None

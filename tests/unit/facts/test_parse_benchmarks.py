@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers import bandwidth, dcgm_diag, nvbandwidth
+from gpunode.facts.parsers.kinds import parsed
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -18,7 +18,7 @@ def sample(name: str) -> str:
 
 class TestNvbandwidth:
     def test_text(self) -> None:
-        answer = nvbandwidth.parse(sample("nvbandwidth.text"))
+        answer = parsed("nvbandwidth", sample("nvbandwidth.text"))
         assert (answer["version"], answer["driver_version"]) == ("0.8", "570.133.20")
         host, peers, waived, latency = answer["tests"]
         assert host == {
@@ -36,11 +36,11 @@ class TestNvbandwidth:
 
     def test_the_diagonals_zero_is_no_measurement(self) -> None:
         text = sample("nvbandwidth.text").replace("N/A", "0.00")
-        peers = nvbandwidth.parse(text)["tests"][1]
+        peers = parsed("nvbandwidth", text)["tests"][1]
         assert (peers["matrix"][0][0], peers["min"], peers["max"]) == (0.0, 17.25, 17.5)
 
     def test_json_after_rubbish(self) -> None:
-        answer = nvbandwidth.parse(sample("nvbandwidth.json"))
+        answer = parsed("nvbandwidth", sample("nvbandwidth.json"))
         assert (answer["version"], answer["driver_version"]) == ("0.6", "550.54.15")
         assert [test["status"] for test in answer["tests"]] == ["passed", "waived", "error"]
         assert answer["tests"][0]["matrix"] == [[55.12, None]]
@@ -48,7 +48,7 @@ class TestNvbandwidth:
 
     def test_an_error_is_no_pass(self) -> None:
         text = "Running host_to_device_memcpy_ce.\n[CUDA_ERROR_OUT_OF_MEMORY] out of memory in expression cuMemAlloc\n"
-        assert nvbandwidth.parse(text)["tests"][0]["status"] == "error"
+        assert parsed("nvbandwidth", text)["tests"][0]["status"] == "error"
 
     @pytest.mark.parametrize(
         "text",
@@ -62,12 +62,12 @@ class TestNvbandwidth:
     )
     def test_refused(self, text: str) -> None:
         with pytest.raises(ParseError):
-            nvbandwidth.parse(text)
+            parsed("nvbandwidth", text)
 
 
 class TestSamples:
     def test_bandwidth_test(self) -> None:
-        answer = bandwidth.parse_bandwidth_test(sample("bandwidth-test.quick"))
+        answer = parsed("bandwidth-test", sample("bandwidth-test.quick"))
         assert answer["device"] == "Tesla T4"
         assert (answer["host_to_device_gb_per_s"], answer["device_to_host_gb_per_s"]) == (6.1235, 6.51025)
         assert answer["device_to_device_gb_per_s"] is None
@@ -75,7 +75,7 @@ class TestSamples:
 
     def test_the_largest_size_counts(self) -> None:
         line = "bandwidthTest-H2D-Pinned, Bandwidth = {} GB/s, Time = 0.0 s, Size = {} bytes, NumDevsUsed = 1\n"
-        answer = bandwidth.parse_bandwidth_test(line.format(12.5, 64000000) + line.format(99.0, 1000))
+        answer = parsed("bandwidth-test", line.format(12.5, 64000000) + line.format(99.0, 1000))
         assert answer["host_to_device_gb_per_s"] == 12.5
         assert len(answer["sizes"]) == 2
         assert answer["pass"] is None
@@ -83,10 +83,10 @@ class TestSamples:
     def test_a_last_line_that_may_be_cut_does_not_count(self) -> None:
         text = sample("bandwidth-test.quick")
         cut = text[: text.index("6510.25") + 2]
-        assert bandwidth.parse_bandwidth_test(cut)["device_to_host_gb_per_s"] is None
+        assert parsed("bandwidth-test", cut)["device_to_host_gb_per_s"] is None
 
     def test_p2p(self) -> None:
-        answer = bandwidth.parse_p2p(sample("p2p-bandwidth.three"))
+        answer = parsed("p2p-bandwidth", sample("p2p-bandwidth.three"))
         assert answer["p2p_access"] == [[True, True], [True, True]]
         assert answer["unidirectional_gb_per_s"][0][1] == 273.33
         assert answer["unidirectional_no_p2p_gb_per_s"][0][1] == 14.11
@@ -96,7 +96,7 @@ class TestSamples:
 
     def test_a_matrix_that_was_not_printed_is_none(self) -> None:
         text = sample("p2p-bandwidth.three")
-        answer = bandwidth.parse_p2p(text[: text.index("Bidirectional")])
+        answer = parsed("p2p-bandwidth", text[: text.index("Bidirectional")])
         assert answer["bidirectional_gb_per_s"] is None
         assert answer["unidirectional_gb_per_s"] is not None
 
@@ -104,12 +104,12 @@ class TestSamples:
     def test_a_cut_matrix_is_refused(self, last: str) -> None:
         text = sample("p2p-bandwidth.three")
         with pytest.raises(ParseError):
-            bandwidth.parse_p2p(text[: text.index(last)])
+            parsed("p2p-bandwidth", text[: text.index(last)])
 
 
 class TestDcgm:
     def test_json_of_version_4(self) -> None:
-        answer = dcgm_diag.parse(sample("dcgm-diag.v4"))
+        answer = parsed("dcgm-diag", sample("dcgm-diag.v4"))
         assert (answer["dcgm_version"], answer["driver_version"], answer["overall"]) == ("4.2.3", "570.133.20", "fail")
         memory = answer["tests"][1]
         assert (memory["name"], memory["category"], memory["status"]) == ("memory", "Hardware", "fail")
@@ -119,21 +119,23 @@ class TestDcgm:
         ]
 
     def test_table_of_version_4(self) -> None:
-        answer = dcgm_diag.parse(sample("dcgm-diag.v4table"))
+        answer = parsed("dcgm-diag", sample("dcgm-diag.v4table"))
         assert (answer["dcgm_version"], answer["driver_version"], answer["level"]) == ("4.2.3", "570.133.20", 2)
         assert [test["status"] for test in answer["tests"]] == ["pass", "fail", "skip"]
         assert answer["tests"][1]["gpus"][1]["messages"] == ["A message that is longer than one line of the table"]
         assert answer["tests"][2]["messages"] == []
 
     def test_version_3_names_ids_in_one_text(self) -> None:
-        answer = dcgm_diag.parse(_document([{"gpu_ids": "0,1", "status": "PASS"}, {"gpu_ids": "2", "status": "WARN"}]))
+        answer = parsed(
+            "dcgm-diag", _document([{"gpu_ids": "0,1", "status": "PASS"}, {"gpu_ids": "2", "status": "WARN"}])
+        )
         assert answer["overall"] == "warn"
         assert [gpu["gpu"] for gpu in answer["tests"][0]["gpus"]] == [0, 1, 2]
         assert answer["dcgm_version"] == "3.1.8"
 
     def test_no_ids(self) -> None:
         warning = {"warning": "bad", "error_id": 1}
-        test = dcgm_diag.parse(_document([{"status": "Fail", "warnings": [warning]}]))["tests"][0]
+        test = parsed("dcgm-diag", _document([{"status": "Fail", "warnings": [warning]}]))["tests"][0]
         assert (test["status"], test["gpus"], test["messages"]) == ("fail", [], ["bad"])
 
     @pytest.mark.parametrize(
@@ -149,17 +151,17 @@ class TestDcgm:
     )
     def test_the_worst_counts(self, statuses: list[str], overall: str) -> None:
         results = [{"gpu_id": gpu, "status": status} for gpu, status in enumerate(statuses)]
-        assert dcgm_diag.parse(_document(results))["overall"] == overall
+        assert parsed("dcgm-diag", _document(results))["overall"] == overall
 
     def test_it_says_that_it_could_not_run(self) -> None:
         document = {"DCGM Diagnostic": {"runtime_error": "no such group"}}
-        assert dcgm_diag.parse(json.dumps(document))["error"]["message"] == "no such group"
+        assert parsed("dcgm-diag", json.dumps(document))["error"]["message"] == "no such group"
         text = "Error: unable to establish a connection to the specified host: localhost\n"
-        assert dcgm_diag.parse(text)["error"] == {"kind": "other", "message": text.strip(), "nvml_version": None}
+        assert parsed("dcgm-diag", text)["error"] == {"kind": "other", "message": text.strip(), "nvml_version": None}
 
     def test_a_visible_fail_counts_in_a_cut_table(self) -> None:
         text = sample("dcgm-diag.v4table")
-        assert dcgm_diag.parse(text[: text.index("| Warning")])["overall"] == "fail"
+        assert parsed("dcgm-diag", text[: text.index("| Warning")])["overall"] == "fail"
 
     @pytest.mark.parametrize("end", ["+-----  Hardware", "| memory", "|                           | GPU1: Fail"])
     def test_a_cut_table_is_never_a_pass(self, end: str) -> None:
@@ -167,7 +169,7 @@ class TestDcgm:
             "| memory                    | Fail", "| memory                    | Pass"
         )
         with pytest.raises(ParseError, match="closing border"):
-            dcgm_diag.parse(text[: text.index(end)])
+            parsed("dcgm-diag", text[: text.index(end)])
 
     @pytest.mark.parametrize(
         "document",
@@ -180,11 +182,11 @@ class TestDcgm:
     )
     def test_an_unknown_layout_is_refused(self, document: dict[str, Any]) -> None:
         with pytest.raises(ParseError):
-            dcgm_diag.parse(json.dumps(document))
+            parsed("dcgm-diag", json.dumps(document))
 
     def test_an_unknown_status_is_refused(self) -> None:
         with pytest.raises(ParseError, match="Splendid"):
-            dcgm_diag.parse(_document([{"gpu_id": 0, "status": "Splendid"}]))
+            parsed("dcgm-diag", _document([{"gpu_id": 0, "status": "Splendid"}]))
 
 
 def _document(results: list[dict[str, Any]]) -> str:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers import dmesg, driver_version, ibstat, lscpu, lspci, numactl, values
-from gpunode.facts.parsers.kinds import decoded
+from gpunode.facts.parsers import values
+from gpunode.facts.parsers.kinds import decoded, parsed
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -25,7 +25,7 @@ class Meaning(NamedTuple):
 
 class TestKernelLog:
     def test_all_forms(self) -> None:
-        events = dmesg.parse(sample("dmesg.mixed"))["events"]
+        events = parsed("dmesg", sample("dmesg.mixed"))["events"]
         assert [(event["kind"], event["xid"], event["pci_bus_id"], event["time"]) for event in events] == [
             ("nouveau", None, "0000:65:00.0", "12.345678"),
             ("xid", 79, "0000:1a:00.0", "100.000003"),
@@ -47,7 +47,7 @@ class TestKernelLog:
         assert events[6]["message"] == "Ch 0000001f, engmask 00000101"
 
     def test_meanings_are_handed_in(self) -> None:
-        events = dmesg.parse(sample("dmesg.mixed"), {79: Meaning("gone", "critical", "restart")})["events"]
+        events = parsed("dmesg", sample("dmesg.mixed"), {79: Meaning("gone", "critical", "restart")})["events"]
         assert (events[1]["meaning"], events[1]["severity"], events[1]["action"]) == ("gone", "critical", "restart")
         assert events[5]["meaning"] is None
 
@@ -63,16 +63,16 @@ class TestKernelLog:
         ],
     )
     def test_no_event(self, line: str) -> None:
-        assert dmesg.parse(f"{line}\n") == {"events": []}
+        assert parsed("dmesg", f"{line}\n") == {"events": []}
 
     def test_it_may_not_read(self) -> None:
-        error = dmesg.parse("dmesg: read kernel buffer failed: Operation not permitted\n")["error"]
+        error = parsed("dmesg", "dmesg: read kernel buffer failed: Operation not permitted\n")["error"]
         assert error["kind"] == "permission"
 
 
 class TestLspci:
     def test_numbers_and_links(self) -> None:
-        bridge, gpu, nic = lspci.parse(sample("lspci.vvnn"))["devices"]
+        bridge, gpu, nic = parsed("lspci", sample("lspci.vvnn"))["devices"]
         assert gpu == {
             "slot": "0000:1a:00.0",
             "class": "3D controller",
@@ -88,13 +88,13 @@ class TestLspci:
         assert (nic["link"], nic["kernel_driver"]) == (None, "mlx5_core")
 
     def test_names_alone(self) -> None:
-        other, gpu, nic = lspci.parse(sample("lspci.plain"))["devices"]
+        other, gpu, nic = parsed("lspci", sample("lspci.plain"))["devices"]
         assert (gpu["slot"], gpu["vendor_id"], gpu["device_id"], gpu["class_id"]) == ("01:00.0", "10de", "25b9", None)
         assert (other["class"], other["vendor_id"]) == ("VGA compatible controller", None)
         assert (nic["device_id"], nic["link"]) == (None, None)
 
     def test_numbers_alone(self) -> None:
-        (device,) = lspci.parse("0000:1a:00.0 0302: 10de:2330 (rev a1)\n")["devices"]
+        (device,) = parsed("lspci", "0000:1a:00.0 0302: 10de:2330 (rev a1)\n")["devices"]
         assert (device["class_id"], device["vendor_id"], device["device_id"]) == ("0302", "10de", "2330")
 
     @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ class TestLspci:
     )
     def test_refused(self, text: str) -> None:
         with pytest.raises(ParseError):
-            lspci.parse(text)
+            parsed("lspci", text)
 
 
 class TestIbstat:
     def test_two_adapters(self) -> None:
-        answer = ibstat.parse(sample("ibstat.two"))
+        answer = parsed("ibstat", sample("ibstat.two"))
         first, second = answer["cas"]
         assert (first["name"], first["type"], first["firmware"]) == ("mlx5_0", "MT4129", "28.43.1014")
         assert first["ports"] == [
@@ -133,7 +133,7 @@ class TestIbstat:
         assert answer["messages"] == []
 
     def test_ibstatus(self) -> None:
-        (ca,) = ibstat.parse(sample("ibstat.status"))["cas"]
+        (ca,) = parsed("ibstat", sample("ibstat.status"))["cas"]
         assert [(port["state"], port["physical_state"], port["rate_gbit_per_s"]) for port in ca["ports"]] == [
             ("Active", "LinkUp", 200),
             ("Down", "Disabled", 2.5),
@@ -143,11 +143,11 @@ class TestIbstat:
 
     def test_a_listing_that_broke_off_says_so(self) -> None:
         text = sample("ibstat.two")
-        answer = ibstat.parse(text[: text.index("\t\tRate: 40 ") + len("\t\tRate: 4")])
+        answer = parsed("ibstat", text[: text.index("\t\tRate: 40 ") + len("\t\tRate: 4")])
         assert answer["cas"][1]["ports"][1]["rate_gbit_per_s"] is None
         assert answer["messages"] == ["mlx4_0 port 2: the listing breaks off"]
-        answer = ibstat.parse(
-            text[: text.index("\tPort 2:")] + "ibpanic: [1] main: stat of IB device 'mlx5_9' failed\n"
+        answer = parsed(
+            "ibstat", text[: text.index("\tPort 2:")] + "ibpanic: [1] main: stat of IB device 'mlx5_9' failed\n"
         )
         assert answer["messages"] == [
             "ibpanic: [1] main: stat of IB device 'mlx5_9' failed",
@@ -155,12 +155,12 @@ class TestIbstat:
         ]
 
     def test_nothing_but_an_error(self) -> None:
-        assert ibstat.parse("ibpanic: [77] main: can't init\n")["error"]["kind"] == "other"
+        assert parsed("ibstat", "ibpanic: [77] main: can't init\n")["error"]["kind"] == "other"
 
 
 class TestCpu:
     def test_numactl(self) -> None:
-        answer = numactl.parse(sample("numactl.three"))
+        answer = parsed("numactl", sample("numactl.three"))
         assert answer["nodes"][2] == {
             "node": 8,
             "cpus": [],
@@ -170,22 +170,22 @@ class TestCpu:
         assert answer["distances"][2] == [82, 83, 10]
 
     def test_numactl_without_numa(self) -> None:
-        assert numactl.parse("No NUMA available on this system\n")["error"]["kind"] == "other"
+        assert parsed("numactl", "No NUMA available on this system\n")["error"]["kind"] == "other"
 
     def test_numactl_without_distances(self) -> None:
         text = sample("numactl.three")
         text = text[: text.index("node distances")] + "No distance information available.\n"
-        assert numactl.parse(text)["distances"] == []
+        assert parsed("numactl", text)["distances"] == []
 
     @pytest.mark.parametrize("end", ["node 8 size", "node 8 cpus", "node distances", "  8:  82", "82  83  10"])
     def test_numactl_cut(self, end: str) -> None:
         text = sample("numactl.three")
         cut = text[: text.index(end)]
         with pytest.raises(ParseError):
-            numactl.parse(cut)
+            parsed("numactl", cut)
 
     def test_lscpu(self) -> None:
-        assert lscpu.parse(sample("lscpu.modern")) == {
+        assert parsed("lscpu", sample("lscpu.modern")) == {
             "architecture": "x86_64",
             "model_name": "AMD EPYC 9654 96-Core Processor",
             "cpus": 8,
@@ -202,7 +202,7 @@ class TestCpu:
             {"field": "CPU(s):", "data": "4", "children": [{"field": "On-line CPU(s) list:", "data": "0-3"}]},
             {"field": "NUMA node(s):", "data": "1", "children": nodes},
         ]
-        answer = lscpu.parse(json.dumps({"lscpu": entries}))
+        answer = parsed("lscpu", json.dumps({"lscpu": entries}))
         assert (answer["architecture"], answer["cpus"], answer["sockets"]) == ("aarch64", 4, None)
         assert answer["nodes"] == [{"node": 0, "cpus": "0-3"}]
 
@@ -210,16 +210,16 @@ class TestCpu:
     def test_lscpu_cut(self, end: str) -> None:
         text = sample("lscpu.modern")
         with pytest.raises(ParseError):
-            lscpu.parse(text[: text.index(end)])
+            parsed("lscpu", text[: text.index(end)])
 
     def test_lscpu_of_another_locale(self) -> None:
         with pytest.raises(ParseError, match="C locale"):
-            lscpu.parse("Architektur:  x86_64\nKern(e) pro Sockel:  8\n")
+            parsed("lscpu", "Architektur:  x86_64\nKern(e) pro Sockel:  8\n")
 
 
 class TestDriverVersion:
     def test_open(self) -> None:
-        assert driver_version.parse(sample("driver-version.open")) == {
+        assert parsed("driver-version", sample("driver-version.open")) == {
             "version": "580.95.05",
             "flavour": "open",
             "gcc": "13.3.0",
@@ -228,17 +228,21 @@ class TestDriverVersion:
 
     def test_proprietary_on_arm(self) -> None:
         text = "NVRM version: NVIDIA UNIX aarch64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
-        answer = driver_version.parse(text + "GCC version:  gcc version 11.4.1 20231218 (Red Hat 11.4.1-3) (GCC) \n")
+        answer = parsed(
+            "driver-version", text + "GCC version:  gcc version 11.4.1 20231218 (Red Hat 11.4.1-3) (GCC) \n"
+        )
         assert (answer["version"], answer["flavour"], answer["gcc"]) == ("535.104.05", "proprietary", "11.4.1")
 
     def test_ubuntus_compiler(self) -> None:
         text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
-        answer = driver_version.parse(text + "GCC version:  x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0\n")
+        answer = parsed(
+            "driver-version", text + "GCC version:  x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0\n"
+        )
         assert answer["gcc"] == "13.2.0"
 
     def test_without_date_and_compiler(self) -> None:
         text = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  565.57.01  Release Build  (root@host)  \n"
-        assert driver_version.parse(text) == {
+        assert parsed("driver-version", text) == {
             "version": "565.57.01",
             "flavour": "open",
             "gcc": None,
@@ -251,25 +255,25 @@ class TestDriverVersion:
     @pytest.mark.parametrize("before", ["Release Build  (root@gpu-1)  ", "Release Build  ", ""])
     def test_the_date_is_that_of_the_builders_locale(self, date: str, before: str) -> None:
         text = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  {before}{date}\n"
-        assert driver_version.parse(text)["built"] == date
+        assert parsed("driver-version", text)["built"] == date
 
     def test_a_date_that_is_cut_is_none(self) -> None:
         text = (
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)  Tue Sep 23 10:1"
         )
-        assert driver_version.parse(text)["built"] is None
+        assert parsed("driver-version", text)["built"] is None
 
     def test_clang_is_no_gcc(self) -> None:
         text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
-        assert driver_version.parse(text + "GCC version:  clang version 18.1.3\n")["gcc"] is None
-        assert driver_version.parse(text + "GCC version:  Ubuntu clang version 18.1.3 (1ubuntu1)\n")["gcc"] is None
+        assert parsed("driver-version", text + "GCC version:  clang version 18.1.3\n")["gcc"] is None
+        assert parsed("driver-version", text + "GCC version:  Ubuntu clang version 18.1.3 (1ubuntu1)\n")["gcc"] is None
 
     @pytest.mark.parametrize(
         "text", ["NVRM version: NVIDIA UNIX x86_64 Kernel Module  525.8", "NVRM version:", "525.85.05"]
     )
     def test_refused(self, text: str) -> None:
         with pytest.raises(ParseError):
-            driver_version.parse(text)
+            parsed("driver-version", text)
 
 
 class TestValues:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers import nccl_tests
+from gpunode.facts.parsers.kinds import parsed
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -28,7 +28,7 @@ def row(size: int, busbw: float = 5.0, wrong: str = "0") -> str:
 
 
 def runs(text: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = nccl_tests.parse(text)["runs"]
+    found: list[dict[str, Any]] = parsed("nccl-tests", text)["runs"]
     return found
 
 
@@ -241,4 +241,4 @@ def test_information_of_nccl_is_no_message() -> None:
 @pytest.mark.parametrize("text", ["", "hello\n", "node1:1:1 [0] NCCL INFO Bootstrap\n", row(8)])
 def test_refused(text: str) -> None:
     with pytest.raises(ParseError):
-        nccl_tests.parse(text)
+        parsed("nccl-tests", text)

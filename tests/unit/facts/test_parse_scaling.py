@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers.kinds import KINDS
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.facts.parsers.values import MOST_GPUS
 
 SHAPES: dict[str, tuple[str, Callable[[int], str]]] = {
@@ -25,7 +25,7 @@ def seconds(kind: str, text: str) -> float:
     for _ in range(3):
         start = time.process_time()
         with suppress(ParseError):
-            KINDS[kind](text)
+            parsed(kind, text)
         times.append(time.process_time() - start)
     return min(times)
 
@@ -51,4 +51,4 @@ def test_twice_the_text_takes_twice_the_time(shape: str) -> None:
 )
 def test_a_listing_of_more_gpus_than_a_node_has_is_refused(kind: str, text: str) -> None:
     with pytest.raises(ParseError, match=f"more than {MOST_GPUS} GPUs"):
-        KINDS[kind](text)
+        parsed(kind, text)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gpunode.facts.errors import ParseError
-from gpunode.facts.parsers import smi_list, smi_nvlink, smi_q, smi_query, smi_table, smi_topo, smi_xml
+from gpunode.facts.parsers.kinds import parsed
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -17,7 +17,7 @@ def sample(name: str) -> str:
 
 class TestXml:
     def test_a_faulty_gpu(self) -> None:
-        document = smi_xml.parse(sample("nvidia-smi-xml.faulty"))
+        document = parsed("nvidia-smi-xml", sample("nvidia-smi-xml.faulty"))
         gpu = document["gpus"][0]
         assert (document["driver_version"], document["cuda_version"], document["attached_gpus"]) == (
             "570.133.20",
@@ -61,12 +61,12 @@ class TestXml:
         ]
 
     def test_unknown_error_is_a_fault_only_where_a_field_carries_one(self) -> None:
-        gpus = smi_xml.parse(sample("nvidia-smi-xml.faulty"))["gpus"]
+        gpus = parsed("nvidia-smi-xml", sample("nvidia-smi-xml.faulty"))["gpus"]
         assert gpus[0]["errors"] == []
         assert gpus[1]["errors"] == ["GPU is lost", "Unknown Error", "ERR!"]
 
     def test_a_lost_gpu_is_null_not_zero(self) -> None:
-        gpu = smi_xml.parse(sample("nvidia-smi-xml.faulty"))["gpus"][1]
+        gpu = parsed("nvidia-smi-xml", sample("nvidia-smi-xml.faulty"))["gpus"][1]
         assert gpu["pci_bus_id"] == "0000:3b:00.0"
         assert (gpu["serial"], gpu["uuid"], gpu["name"], gpu["temperature_c"]) == (None, None, None, None)
         assert gpu["processes"] is None
@@ -74,7 +74,7 @@ class TestXml:
         assert set(gpu["pcie"].values()) == {None}
 
     def test_kepler_with_driver_375(self) -> None:
-        gpu = smi_xml.parse(sample("nvidia-smi-xml.kepler"))["gpus"][0]
+        gpu = parsed("nvidia-smi-xml", sample("nvidia-smi-xml.kepler"))["gpus"][0]
         assert gpu["ecc"]["volatile_corrected"] == 6
         assert gpu["ecc"]["volatile_uncorrected"] == 2, "no total is printed: the sum of the known parts"
         assert gpu["ecc"]["aggregate_corrected"] is None
@@ -86,7 +86,7 @@ class TestXml:
 
     def test_nothing_active_is_an_empty_list(self) -> None:
         text = sample("nvidia-smi-xml.kepler").replace(">Active<", ">Not Active<")
-        assert smi_xml.parse(text)["gpus"][0]["throttle_reasons"] == []
+        assert parsed("nvidia-smi-xml", text)["gpus"][0]["throttle_reasons"] == []
 
     def test_mig_devices(self) -> None:
         devices = (
@@ -95,7 +95,7 @@ class TestXml:
             "<fb_memory_usage><total>9856 MiB</total></fb_memory_usage></mig_device></mig_devices>"
         )
         text = sample("nvidia-smi-xml.kepler").replace("<serial>", f"{devices}<serial>")
-        gpu = smi_xml.parse(text)["gpus"][0]
+        gpu = parsed("nvidia-smi-xml", text)["gpus"][0]
         assert gpu["mig_mode"] is True
         assert gpu["mig_devices"] == [
             {"index": 0, "gpu_instance_id": 9, "compute_instance_id": 1, "memory_total_mib": 9856},
@@ -107,17 +107,17 @@ class TestXml:
             "<driver_version>610.57.04 [Deprecated]</driver_version><kmd_version>610.57.04</kmd_version>"
             "<cuda_umd_version>13.3</cuda_umd_version>",
         )
-        document = smi_xml.parse(text)
+        document = parsed("nvidia-smi-xml", text)
         assert (document["driver_version"], document["cuda_version"]) == ("610.57.04", "13.3")
 
     def test_remarks_around_the_document_are_messages(self) -> None:
         remark = "WARNING: infoROM is corrupted at gpu 0000:05:00.0"
-        document = smi_xml.parse(f"{sample('nvidia-smi-xml.kepler')}{remark}\n")
+        document = parsed("nvidia-smi-xml", f"{sample('nvidia-smi-xml.kepler')}{remark}\n")
         assert document["messages"] == [remark]
 
     def test_fewer_gpus_than_attached_are_told(self) -> None:
         text = sample("nvidia-smi-xml.kepler").replace("<attached_gpus>1<", "<attached_gpus>4<")
-        document = smi_xml.parse(text)
+        document = parsed("nvidia-smi-xml", text)
         assert document["attached_gpus"] == 4
         assert document["messages"] == ["1 of 4 attached GPUs are listed"]
 
@@ -135,12 +135,12 @@ class TestXml:
     )
     def test_refused(self, damage: Any) -> None:
         with pytest.raises(ParseError):
-            smi_xml.parse(damage(sample("nvidia-smi-xml.kepler")))
+            parsed("nvidia-smi-xml", damage(sample("nvidia-smi-xml.kepler")))
 
     def test_an_entity_is_refused(self) -> None:
         text = '<?xml version="1.0"?><!DOCTYPE nvidia_smi_log [<!ENTITY a "b">]><nvidia_smi_log><gpu/></nvidia_smi_log>'
         with pytest.raises(ParseError, match="entity 'a'"):
-            smi_xml.parse(text)
+            parsed("nvidia-smi-xml", text)
 
 
 @pytest.mark.parametrize(
@@ -172,22 +172,14 @@ class TestXml:
     ],
 )
 def test_what_nvidia_smi_says_of_its_failure(text: str, kind: str, nvml: str | None) -> None:
-    for parse in (
-        smi_xml.parse,
-        smi_q.parse,
-        smi_table.parse,
-        smi_query.parse,
-        smi_topo.parse,
-        smi_list.parse,
-        smi_nvlink.parse,
-    ):
-        error = parse(text)["error"]
+    for tool in ("xml", "q", "table", "query", "topo", "list", "nvlink"):
+        error = parsed(f"nvidia-smi-{tool}", text)["error"]
         assert error == {"kind": kind, "message": text.split("\n", maxsplit=1)[0].strip(), "nvml_version": nvml}
 
 
 class TestText:
     def test_fermi_with_driver_270(self) -> None:
-        document = smi_q.parse(sample("nvidia-smi-q.fermi"))
+        document = parsed("nvidia-smi-q", sample("nvidia-smi-q.fermi"))
         gpu = document["gpus"][0]
         assert document["driver_version"] == "270.41.19"
         assert gpu["pci_bus_id"] == "0000:1a:00.0"
@@ -200,7 +192,7 @@ class TestText:
         assert gpu["processes"] is None
 
     def test_pascal_with_driver_375(self) -> None:
-        first, second = smi_q.parse(sample("nvidia-smi-q.pascal"))["gpus"]
+        first, second = parsed("nvidia-smi-q", sample("nvidia-smi-q.pascal"))["gpus"]
         assert first["retired_pages"] == {"single_bit": 0, "double_bit": 1, "pending": True}
         assert first["pcie"]["replays"] == 3
         assert (first["power_w"], first["power_limit_w"]) == (10.07, 200.0)
@@ -212,7 +204,7 @@ class TestText:
         assert second["ecc"]["enabled"] is None
 
     def test_sections_alone(self) -> None:
-        gpus = smi_q.parse(sample("nvidia-smi-q.sections"))["gpus"]
+        gpus = parsed("nvidia-smi-q", sample("nvidia-smi-q.sections"))["gpus"]
         assert len(gpus) == 2, "a line 'GPU C2C Mode' is no GPU"
         assert gpus[0]["ecc"]["volatile_uncorrected"] == 11 + 12 + 13
         assert gpus[0]["ecc"]["aggregate_uncorrected"] == 14 + 15 + 16
@@ -223,7 +215,7 @@ class TestText:
     def test_a_fragment_without_head(self) -> None:
         lines = ("    Remapped Rows", "Correctable Error : 3", "Pending : Yes", "Remapping Failure Occurred : No")
         text = "\n        ".join(lines) + "\n"
-        document = smi_q.parse(text)
+        document = parsed("nvidia-smi-q", text)
         assert document["attached_gpus"] is None
         assert document["gpus"][0]["remapped_rows"] == {
             "correctable": 3,
@@ -236,35 +228,35 @@ class TestText:
         text = sample("nvidia-smi-q.pascal")
         whole = text[: text.index("GPU 0000:81")]
         cut = whole[: whole.index("            Name")]
-        document = smi_q.parse(cut)
+        document = parsed("nvidia-smi-q", cut)
         assert document["gpus"][0]["processes"] == []
 
     @pytest.mark.parametrize("last", ["Clocks", "ECC Errors", "Temperature", "Max Clocks", "PCI"])
     def test_a_cut_block_is_refused(self, last: str) -> None:
         text = sample("nvidia-smi-q.pascal")
         with pytest.raises(ParseError, match="cut after"):
-            smi_q.parse(text[: text.index(f"    {last}\n") + len(last) + 5])
+            parsed("nvidia-smi-q", text[: text.index(f"    {last}\n") + len(last) + 5])
 
     def test_a_cut_section_is_refused(self) -> None:
         text = sample("nvidia-smi-q.sections")
         with pytest.raises(ParseError, match="cut"):
-            smi_q.parse(text[: text.rindex("            SRAM Correctable")])
+            parsed("nvidia-smi-q", text[: text.rindex("            SRAM Correctable")])
         with pytest.raises(ParseError, match="cut"):
-            smi_q.parse(text[: text.rindex("    Remapped Rows")])
+            parsed("nvidia-smi-q", text[: text.rindex("    Remapped Rows")])
 
     def test_elided_lines_are_no_cut(self) -> None:
         text = sample("nvidia-smi-q.pascal")
-        document = smi_q.parse(text[: text.index("    Clocks\n")] + "    [...]\n")
+        document = parsed("nvidia-smi-q", text[: text.index("    Clocks\n")] + "    [...]\n")
         assert document["gpus"][0]["retired_pages"]["pending"] is True
 
     def test_two_logs_are_refused(self) -> None:
         with pytest.raises(ParseError, match="several"):
-            smi_q.parse(sample("nvidia-smi-q.pascal") + sample("nvidia-smi-q.sections"))
+            parsed("nvidia-smi-q", sample("nvidia-smi-q.pascal") + sample("nvidia-smi-q.sections"))
 
 
 class TestTable:
     def test_a_lost_gpu_leaves_a_gap(self) -> None:
-        table = smi_table.parse(sample("nvidia-smi-table.lost"))
+        table = parsed("nvidia-smi-table", sample("nvidia-smi-table.lost"))
         assert [gpu["index"] for gpu in table["gpus"]] == [0, 2]
         assert table["errors"][0].endswith("GPU is lost.  Reboot the system to recover this GPU")
         assert "GPU 2 fan: ERR!" in table["errors"]
@@ -285,7 +277,7 @@ class TestTable:
         ]
 
     def test_driver_295(self) -> None:
-        table = smi_table.parse(sample("nvidia-smi-table.fermi"))
+        table = parsed("nvidia-smi-table", sample("nvidia-smi-table.fermi"))
         first = table["gpus"][0]
         assert (table["driver_version"], table["cuda_version"]) == ("295.49", None)
         assert (first["temperature_c"], first["power_w"], first["power_limit_w"]) == (61, 112, 225)
@@ -298,7 +290,7 @@ class TestTable:
 
     def test_mig_that_waits_for_a_reset(self) -> None:
         text = sample("nvidia-smi-table.lost").replace("            Disabled |", "            Enabled* |")
-        gpu = smi_table.parse(text)["gpus"][0]
+        gpu = parsed("nvidia-smi-table", text)["gpus"][0]
         assert (gpu["mig_mode"], gpu["mig_mode_pending"]) == (False, True)
 
     def test_a_cut_row_is_refused(self) -> None:
@@ -307,32 +299,32 @@ class TestTable:
         row = next(number for number, line in enumerate(lines) if line.startswith("|   2"))
         for end in (row + 1, row + 2):
             with pytest.raises(ParseError, match="cut"):
-                smi_table.parse("".join(lines[:end]))
+                parsed("nvidia-smi-table", "".join(lines[:end]))
         with pytest.raises(ParseError):
-            smi_table.parse("".join(lines[:row]) + lines[row][:40])
-        assert len(smi_table.parse("".join(lines[: row + 3]))["gpus"]) == 2
+            parsed("nvidia-smi-table", "".join(lines[:row]) + lines[row][:40])
+        assert len(parsed("nvidia-smi-table", "".join(lines[: row + 3]))["gpus"]) == 2
 
     def test_a_cut_list_of_processes_is_accepted(self) -> None:
         text = sample("nvidia-smi-table.lost")
         cut = text[: text.index("|    0   N/A  N/A     40002") + 30]
-        assert [process["pid"] for process in smi_table.parse(cut)["processes"]] == [40001]
+        assert [process["pid"] for process in parsed("nvidia-smi-table", cut)["processes"]] == [40001]
 
     def test_no_running_processes(self) -> None:
         text = sample("nvidia-smi-table.lost")
         start, end = text.index("|    0   N/A"), text.rindex("+---")
-        table = smi_table.parse(f"{text[:start]}|  No running processes found   |\n{text[end:]}")
+        table = parsed("nvidia-smi-table", f"{text[:start]}|  No running processes found   |\n{text[end:]}")
         assert table["processes"] == []
 
     def test_an_indented_table_without_head(self) -> None:
         lines = [f"    {line}" for line in sample("nvidia-smi-table.lost").splitlines()[4:]]
-        table = smi_table.parse("\n".join(lines))
+        table = parsed("nvidia-smi-table", "\n".join(lines))
         assert table["driver_version"] is None
         assert len(table["gpus"]) == 2
 
 
 class TestQuery:
     def test_with_header_and_units(self) -> None:
-        answer = smi_query.parse(sample("nvidia-smi-query.header"))
+        answer = parsed("nvidia-smi-query", sample("nvidia-smi-query.header"))
         first, second = answer["rows"]
         assert answer["columns"][5] == "memory.total [MiB]"
         assert first["memory.total [MiB]"] == 24576
@@ -348,15 +340,15 @@ class TestQuery:
         text = sample("nvidia-smi-query.header")
         for unit in (" MiB,", " W,", " %,"):
             text = text.replace(unit, ",")
-        assert smi_query.parse(text) == smi_query.parse(sample("nvidia-smi-query.header"))
+        assert parsed("nvidia-smi-query", text) == parsed("nvidia-smi-query", sample("nvidia-smi-query.header"))
 
     def test_without_header(self) -> None:
-        answer = smi_query.parse(sample("nvidia-smi-query.bare"))
+        answer = parsed("nvidia-smi-query", sample("nvidia-smi-query.bare"))
         assert answer["columns"] == ["column_1", "column_2", "column_3 [MiB]", "column_4 [W]", "column_5"]
         assert answer["rows"][1]["column_4 [W]"] == 41.9
 
     def test_numbers_alone(self) -> None:
-        assert smi_query.parse("0, 24576, 3\n1, 24576, [N/A]\n")["rows"][1] == {
+        assert parsed("nvidia-smi-query", "0, 24576, 3\n1, 24576, [N/A]\n")["rows"][1] == {
             "column_1": 1,
             "column_2": 24576,
             "column_3": None,
@@ -364,12 +356,12 @@ class TestQuery:
 
     def test_a_comma_in_the_name_of_a_process(self) -> None:
         text = "pid, process_name, used_gpu_memory [MiB]\n4242, python train.py a, b, 311 MiB\n"
-        assert smi_query.parse(text)["rows"] == [
+        assert parsed("nvidia-smi-query", text)["rows"] == [
             {"pid": 4242, "process_name": "python train.py a, b", "used_gpu_memory [MiB]": 311},
         ]
 
     def test_no_rows(self) -> None:
-        assert smi_query.parse("pid, process_name, used_gpu_memory [MiB]\n")["rows"] == []
+        assert parsed("nvidia-smi-query", "pid, process_name, used_gpu_memory [MiB]\n")["rows"] == []
 
     @pytest.mark.parametrize(
         "text",
@@ -382,16 +374,16 @@ class TestQuery:
     )
     def test_refused(self, text: str) -> None:
         with pytest.raises(ParseError):
-            smi_query.parse(text)
+            parsed("nvidia-smi-query", text)
 
     def test_an_unknown_field(self) -> None:
-        error = smi_query.parse('Field "gpu.colour" is not a valid field to query.\n\n')["error"]
+        error = parsed("nvidia-smi-query", 'Field "gpu.colour" is not a valid field to query.\n\n')["error"]
         assert error["kind"] == "other"
 
 
 class TestTopology:
     def test_with_nics_and_colours(self) -> None:
-        topology = smi_topo.parse(sample("nvidia-smi-topo.nics"))
+        topology = parsed("nvidia-smi-topo", sample("nvidia-smi-topo.nics"))
         assert (topology["gpus"], topology["nics"]) == (["GPU0", "GPU1"], ["NIC0", "NIC1"])
         assert topology["nic_names"] == {"NIC0": "mlx5_0", "NIC1": "mlx5_bond_1"}
         assert topology["links"]["GPU1"] == {"GPU0": "NV18", "NIC0": "SYS", "NIC1": "PXB"}
@@ -408,22 +400,22 @@ class TestTopology:
         ],
     )
     def test_a_legend_with_fields(self, line: str) -> None:
-        topology = smi_topo.parse(sample("nvidia-smi-topo.nics").replace("NIC0: mlx5_0", f"NIC0: {line}"))
+        topology = parsed("nvidia-smi-topo", sample("nvidia-smi-topo.nics").replace("NIC0: mlx5_0", f"NIC0: {line}"))
         assert topology["nic_names"] == {"NIC0": "mlx5_7", "NIC1": "mlx5_bond_1"}
         assert topology["messages"] == []
 
     def test_a_legend_that_is_not_understood_is_told(self) -> None:
         text = sample("nvidia-smi-topo.nics").replace("NIC0: mlx5_0", "NIC0: netdev=eth0 PCI=0000:1a:00.0")
-        topology = smi_topo.parse(text)
+        topology = parsed("nvidia-smi-topo", text)
         assert topology["nic_names"] == {"NIC1": "mlx5_bond_1"}
         assert topology["messages"] == ["the NIC legend was not read: NIC0: netdev=eth0 PCI=0000:1a:00.0"]
 
     def test_colours_that_lost_their_escape(self) -> None:
         text = sample("nvidia-smi-topo.nics").replace("\x1b", "")
-        assert smi_topo.parse(text) == smi_topo.parse(sample("nvidia-smi-topo.nics"))
+        assert parsed("nvidia-smi-topo", text) == parsed("nvidia-smi-topo", sample("nvidia-smi-topo.nics"))
 
     def test_old_layout(self) -> None:
-        topology = smi_topo.parse(sample("nvidia-smi-topo.old"))
+        topology = parsed("nvidia-smi-topo", sample("nvidia-smi-topo.old"))
         assert topology["nics"] == ["mlx5_0"]
         assert topology["nic_names"] == {}
         assert topology["links"]["mlx5_0"]["GPU2"] == "SOC"
@@ -432,7 +424,7 @@ class TestTopology:
 
     def test_nics_of_rows_alone_are_mirrored(self) -> None:
         text = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\nNIC0\tPIX\tSYS\t\n"
-        topology = smi_topo.parse(text)
+        topology = parsed("nvidia-smi-topo", text)
         assert topology["nics"] == ["NIC0"]
         assert topology["links"]["GPU0"] == {"GPU1": "NV4", "NIC0": "PIX"}
 
@@ -442,7 +434,7 @@ class TestTopology:
             "GPU0     X      PHB                     1               N/A\n"
             "GPU1    PHB      X      0-15            0               N/A\n"
         )
-        topology = smi_topo.parse(text)
+        topology = parsed("nvidia-smi-topo", text)
         assert topology["cpu_affinity"] == {"GPU0": None, "GPU1": "0-15"}
         assert topology["numa_affinity"] == {"GPU0": "1", "GPU1": "0"}
 
@@ -456,19 +448,19 @@ class TestTopology:
     )
     def test_refused(self, text: str) -> None:
         with pytest.raises(ParseError):
-            smi_topo.parse(text)
+            parsed("nvidia-smi-topo", text)
 
 
 class TestNvlink:
     def test_status(self) -> None:
-        first, second, third = smi_nvlink.parse(sample("nvidia-smi-nvlink.status"))["gpus"]
+        first, second, third = parsed("nvidia-smi-nvlink", sample("nvidia-smi-nvlink.status"))["gpus"]
         assert [link["active"] for link in first["links"]] == [True, False, True]
         assert [link["speed_gb_per_s"] for link in first["links"]] == [26.562, None, 26.562]
         assert (first["all_inactive"], second["all_inactive"], third["all_inactive"]) == (False, True, None)
         assert (third["index"], third["links"]) == (4, [])
 
     def test_errors(self) -> None:
-        gpu = smi_nvlink.parse(sample("nvidia-smi-nvlink.errors"))["gpus"][0]
+        gpu = parsed("nvidia-smi-nvlink", sample("nvidia-smi-nvlink.errors"))["gpus"][0]
         assert [link["link"] for link in gpu["links"]] == [0, 3]
         assert gpu["links"][0]["errors"] == {"replay": 0, "recovery": 2, "crc_flit": 17, "crc_data": 1}
         assert gpu["links"][0]["active"] is None
@@ -476,7 +468,7 @@ class TestNvlink:
     def test_status_and_errors_of_one_node(self) -> None:
         heading = "GPU 0: NVIDIA A100 (UUID: GPU-1)\n"
         text = f"{heading}\t Link 0: 25 GB/s\n{heading}\t Link 0: CRC Errors: 4\n"
-        link = smi_nvlink.parse(text)["gpus"][0]["links"][0]
+        link = parsed("nvidia-smi-nvlink", text)["gpus"][0]["links"][0]
         assert (link["speed_gb_per_s"], link["errors"]) == (25, {"crc": 4})
 
     def test_counters_of_blackwell(self) -> None:
@@ -484,7 +476,7 @@ class TestNvlink:
             "GPU 0: NVIDIA B200 (UUID: GPU-1)\n\t Link 0: Tx packets: 12\n\t Link 0: Malformed packet Errors: 1\n"
             "\t Link 0: Effective BER: 15e-255\n\t Link 0: Link recovery failed events: 2\n"
         )
-        errors = smi_nvlink.parse(text)["gpus"][0]["links"][0]["errors"]
+        errors = parsed("nvidia-smi-nvlink", text)["gpus"][0]["links"][0]["errors"]
         assert errors == {"malformed_packet": 1, "effective_ber": 15e-255, "link_recovery_failed_events": 2}
 
     def test_counters_of_the_physical_layer(self) -> None:
@@ -492,7 +484,7 @@ class TestNvlink:
             "GPU 0: NVIDIA B200 (UUID: GPU-1)\n\t Link 0: PLR Rcv Codes: 12\n\t Link 0: PLR Xmit Retry Blocks: N/A\n"
             "\t Link 0: FEC Errors - 0: 36140749276\n\t Link 0: Raw Errors Lane 0: 82\n\t Link 0: Rx bytes: 5\n"
         )
-        assert smi_nvlink.parse(text)["gpus"][0]["links"][0]["errors"] == {
+        assert parsed("nvidia-smi-nvlink", text)["gpus"][0]["links"][0]["errors"] == {
             "plr_rcv_codes": 12,
             "plr_xmit_retry_blocks": None,
             "fec_errors_0": 36140749276,
@@ -502,7 +494,7 @@ class TestNvlink:
     @pytest.mark.parametrize("word", ["Sleep", "<sleep>"])
     def test_a_sleeping_link_is_neither_active_nor_down(self, word: str) -> None:
         text = f"GPU 0: NVIDIA B200 (UUID: GPU-1)\n\t Link 0: 50 GB/s\n\t Link 1: {word}\n\t Link 2: <inactive>\n"
-        (gpu,) = smi_nvlink.parse(text)["gpus"]
+        (gpu,) = parsed("nvidia-smi-nvlink", text)["gpus"]
         assert [(link["state"], link["active"]) for link in gpu["links"]] == [
             ("active", True),
             ("sleep", None),
@@ -512,7 +504,7 @@ class TestNvlink:
 
     def test_elided_lines_keep_the_numbers(self) -> None:
         text = "GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t Link 0: 25 GB/s\n\t ...\n\t Link 11: 25 GB/s\n"
-        assert [link["link"] for link in smi_nvlink.parse(text)["gpus"][0]["links"]] == [0, 11]
+        assert [link["link"] for link in parsed("nvidia-smi-nvlink", text)["gpus"][0]["links"]] == [0, 11]
 
     @pytest.mark.parametrize(
         "line",
@@ -527,29 +519,29 @@ class TestNvlink:
     )
     def test_refused(self, line: str) -> None:
         with pytest.raises(ParseError):
-            smi_nvlink.parse(f"GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t {line}\n")
+            parsed("nvidia-smi-nvlink", f"GPU 0: NVIDIA A100 (UUID: GPU-1)\n\t {line}\n")
 
     def test_two_machines_are_refused(self) -> None:
         text = "GPU 0: A (UUID: GPU-1)\n\t Link 0: 25 GB/s\nGPU 0: A (UUID: GPU-2)\n\t Link 0: 25 GB/s\n"
         with pytest.raises(ParseError, match="two GPUs"):
-            smi_nvlink.parse(text)
+            parsed("nvidia-smi-nvlink", text)
 
 
 class TestList:
     def test_mig(self) -> None:
-        gpus = smi_list.parse(sample("nvidia-smi-list.mig"))["gpus"]
+        gpus = parsed("nvidia-smi-list", sample("nvidia-smi-list.mig"))["gpus"]
         assert [device["name"] for device in gpus[0]["mig_devices"]] == ["3g.20gb", "1g.5gb+me"]
         assert gpus[0]["mig_devices"][1]["uuid"] == "MIG-GPU-eeeeeeee-0000-0000-0000-000000000000/13/0"
         assert gpus[1]["mig_devices"] == []
 
     def test_a_lost_gpu_leaves_its_message(self) -> None:
         lost = "Unable to determine the device handle for gpu 0000:2A:00.0: Unknown Error"
-        answer = smi_list.parse(f"GPU 0: A (UUID: GPU-1)\n{lost}\nGPU 2: A (UUID: GPU-3)\n")
+        answer = parsed("nvidia-smi-list", f"GPU 0: A (UUID: GPU-1)\n{lost}\nGPU 2: A (UUID: GPU-3)\n")
         assert ([gpu["index"] for gpu in answer["gpus"]], answer["messages"]) == ([0, 2], [lost])
-        assert smi_list.parse("GPU 0: A (UUID: GPU-1)\n")["messages"] == []
+        assert parsed("nvidia-smi-list", "GPU 0: A (UUID: GPU-1)\n")["messages"] == []
 
     def test_serial_numbers_of_old_drivers(self) -> None:
-        assert smi_list.parse("GPU 0: Tesla K20Xm (S/N: 0325212000000)\n")["gpus"] == [
+        assert parsed("nvidia-smi-list", "GPU 0: Tesla K20Xm (S/N: 0325212000000)\n")["gpus"] == [
             {"index": 0, "name": "Tesla K20Xm", "uuid": None, "mig_devices": []},
         ]
 
@@ -558,7 +550,7 @@ class TestList:
     )
     def test_refused(self, text: str) -> None:
         with pytest.raises(ParseError):
-            smi_list.parse(text)
+            parsed("nvidia-smi-list", text)
 
 
 def test_what_a_card_can_be_set_to() -> None:
@@ -573,7 +565,7 @@ def test_what_a_card_can_be_set_to() -> None:
     <supported_graphics_clock>345 MHz</supported_graphics_clock></supported_mem_clock>
     <supported_mem_clock><value>1593 MHz</value><supported_graphics_clock>360 MHz</supported_graphics_clock>
     </supported_mem_clock></supported_clocks></gpu></nvidia_smi_log>"""
-    gpu = smi_xml.parse(text)["gpus"][0]
+    gpu = parsed("nvidia-smi-xml", text)["gpus"][0]
     assert (gpu["power_min_limit_w"], gpu["power_max_limit_w"]) == (200.0, 700.0)
     assert gpu["supported_clocks_mhz"] == {"memory": [1593, 2619], "graphics_min": 345}
     assert gpu["default_application_clocks_mhz"] == {"graphics": 1980, "memory": 2619}

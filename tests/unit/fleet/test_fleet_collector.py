@@ -97,7 +97,7 @@ def test_a_thread_that_cannot_be_woken_does_not_hold_up_the_others(monkeypatch: 
     release.set()
     assert time.monotonic() - started < 5
     assert results["deaf"] == (
-        "no answer within 0.5 s, it did not let us in; the node hangs or is overloaded (--timeout S)"
+        "no answer within 0.5 s, login did not succeed; the node hangs or is overloaded (--timeout S)"
     )
 
 

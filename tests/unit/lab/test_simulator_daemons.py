@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
-from gpunode.facts.parsers import dcgm_diag
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.simulator import fabric_manager, state
 from gpunode.lab.simulator.node import Node
 
@@ -155,15 +155,15 @@ def test_dcgmi_asks_the_host_engine(node: SimulatedNode, run: Run) -> None:  # n
     node.ask("-pm", "1")
     for words in (("-j",), ()):
         answer = run("dcgmi", "diag", "-r", "1", *words, version="4.4.1")
-        parsed = dcgm_diag.parse(answer.stdout)
-        assert (answer.returncode, parsed["overall"], parsed["dcgm_version"]) == (0, "pass", "4.4.1")
-        assert parsed["driver_version"] == DRIVER
+        found = parsed("dcgm-diag", answer.stdout)
+        assert (answer.returncode, found["overall"], found["dcgm_version"]) == (0, "pass", "4.4.1")
+        assert found["driver_version"] == DRIVER
     node.fault("remap-pending", "gpu3")
     for words in (("-j",), ()):
         answer = run("dcgmi", "diag", "-r", "1", *words, version="4.4.1")
-        parsed = dcgm_diag.parse(answer.stdout)
+        found = parsed("dcgm-diag", answer.stdout)
         assert answer.returncode != 0
-        assert [gpu["gpu"] for gpu in parsed["tests"][0]["gpus"] if gpu["status"] == "fail"] == [3]
+        assert [gpu["gpu"] for gpu in found["tests"][0]["gpus"] if gpu["status"] == "fail"] == [3]
     assert run("dcgmi", "diag", "-r", "3").returncode == 1
     assert run("host_engine", "-t").returncode == 0
 

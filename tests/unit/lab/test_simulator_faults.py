@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from simulated_node import SimulatedNode, node  # noqa: F401
 
-from gpunode.facts.parsers import smi_list, smi_nvlink, smi_table, smi_xml
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.simulator import smi
 
 
 def gpus(node: SimulatedNode) -> list[dict[str, Any]]:  # noqa: F811
-    found: list[dict[str, Any]] = smi_xml.parse(node.ask("-q", "-x"))["gpus"]
+    found: list[dict[str, Any]] = parsed("nvidia-smi-xml", node.ask("-q", "-x"))["gpus"]
     return found
 
 
@@ -32,10 +32,10 @@ def test_a_lost_gpu_gives_no_value(node: SimulatedNode) -> None:  # noqa: F811
     assert not {"uuid", "name", "pci_bus_id", "serial"} & changed
     lost = gpus(node)[3]
     assert lost["errors"] == ["GPU is lost"]
-    table = smi_table.parse(node.ask())
+    table = parsed("nvidia-smi-table", node.ask())
     assert [line for line in table["errors"] if "GPU 3" in line]
     assert all("GPU 3 " in line for line in table["errors"])
-    listing = smi_list.parse(node.ask("-L"))
+    listing = parsed("nvidia-smi-list", node.ask("-L"))
     assert len(listing["gpus"]) == 7
     assert "GPU is lost" in listing["messages"][0]
     assert node.run("-i", "3", "-pm", "1")[0] == 15
@@ -46,7 +46,7 @@ def test_uncorrectable_errors_count(node: SimulatedNode) -> None:  # noqa: F811
     ecc = gpus(node)[3]["ecc"]
     assert (ecc["volatile_uncorrected"], ecc["aggregate_uncorrected"]) == (2, 2)
     assert node.cells("ecc.errors.uncorrected.volatile.total", 3) == ["2"]
-    assert smi_table.parse(node.ask())["gpus"][3]["ecc_uncorrected"] == 2
+    assert parsed("nvidia-smi-table", node.ask())["gpus"][3]["ecc_uncorrected"] == 2
 
 
 def test_a_row_waits_to_be_remapped(node: SimulatedNode) -> None:  # noqa: F811
@@ -65,7 +65,7 @@ def test_old_gpus_retire_pages_instead(node: SimulatedNode) -> None:  # noqa: F8
 def test_links_are_inactive(node: SimulatedNode, component: str, down: list[int]) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
     node.fault("nvlink-down", component)
-    found = smi_nvlink.parse(node.ask("nvlink", "--status"))["gpus"]
+    found = parsed("nvidia-smi-nvlink", node.ask("nvlink", "--status"))["gpus"]
     assert [link["link"] for link in found[3]["links"] if not link["active"]] == (down if len(down) < 18 else [])
     assert found[3]["all_inactive"] is (len(down) == 18)
     assert all(link["active"] for gpu in found if gpu["index"] != 3 for link in gpu["links"])
@@ -99,7 +99,7 @@ def test_a_busy_gpu_names_its_process(node: SimulatedNode) -> None:  # noqa: F81
     assert [len(gpu["processes"]) for gpu in found] == [0, 0, 0, 1, 0, 0, 0, 0]
     assert found[3]["processes"][0]["memory_used_mib"] == 512
     assert found[3]["memory_used_mib"] >= 512
-    assert smi_table.parse(node.ask())["processes"][0]["gpu"] == 3
+    assert parsed("nvidia-smi-table", node.ask())["processes"][0]["gpu"] == 3
     apps = node.ask("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader").strip()
     assert apps.startswith(node.hardware["gpus"][3]["uuid"])
 

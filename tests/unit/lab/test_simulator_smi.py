@@ -7,7 +7,8 @@ from simulated_node import SimulatedNode, node  # noqa: F401
 
 from gpunode.catalog import Catalog
 from gpunode.facts.links import parse_peer_access
-from gpunode.facts.parsers import smi_list, smi_nvlink, smi_q, smi_query, smi_table, smi_topo, smi_xml
+from gpunode.facts.models.smi import PeerAccess
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware.describe import names
 from gpunode.lab.simulator.node import CUDA_OF_BRANCH
 
@@ -28,8 +29,8 @@ def test_its_help_says_that_it_is_simulated(node: SimulatedNode) -> None:  # noq
 @pytest.mark.parametrize("hardware", names())
 def test_xml_and_text_say_what_the_hardware_is(node: SimulatedNode, hardware: str, driver: str) -> None:  # noqa: F811
     node.lay(hardware, driver)
-    document = smi_xml.parse(node.ask("-q", "-x"))
-    text = smi_q.parse(node.ask("-q"))
+    document = parsed("nvidia-smi-xml", node.ask("-q", "-x"))
+    text = parsed("nvidia-smi-q", node.ask("-q"))
     assert document["driver_version"] == text["driver_version"] == driver
     assert document["attached_gpus"] == len(document["gpus"]) == len(node.hardware["gpus"])
     for said, in_text, real in zip(document["gpus"], text["gpus"], node.hardware["gpus"], strict=True):
@@ -65,19 +66,21 @@ def test_the_listings_say_what_the_hardware_is(node: SimulatedNode, hardware: st
     node.lay(hardware)
     gpus = node.hardware["gpus"]
     labels = [f"GPU{gpu['index']}" for gpu in gpus]
-    assert [gpu["uuid"] for gpu in smi_list.parse(node.ask("-L"))["gpus"]] == [gpu["uuid"] for gpu in gpus]
-    table = smi_table.parse(node.ask())
+    assert [gpu["uuid"] for gpu in parsed("nvidia-smi-list", node.ask("-L"))["gpus"]] == [gpu["uuid"] for gpu in gpus]
+    table = parsed("nvidia-smi-table", node.ask())
     assert [gpu["pci_bus_id"] for gpu in table["gpus"]] == [gpu["pci_bus_id"] for gpu in gpus]
     assert table["errors"] == []
     assert table["processes"] == []
-    topology = smi_topo.parse(node.ask("topo", "-m"))
+    topology = parsed("nvidia-smi-topo", node.ask("topo", "-m"))
     assert topology["gpus"] == labels
     assert list(topology["nic_names"].values()) == [nic["name"] for nic in node.hardware["nics"]]
     assert topology["links"] == node.hardware["topology"]
     assert topology["numa_affinity"] == {f"GPU{gpu['index']}": str(gpu["numa_node"]) for gpu in gpus}
-    assert parse_peer_access(node.ask("topo", "-p2p", "r"))["gpus"] == labels
+    access = parse_peer_access(node.ask("topo", "-p2p", "r"))
+    assert isinstance(access, PeerAccess)
+    assert list(access.gpus) == labels
     for listing in ("--status", "-e"):
-        links = smi_nvlink.parse(node.ask("nvlink", listing))["gpus"]
+        links = parsed("nvidia-smi-nvlink", node.ask("nvlink", listing))["gpus"]
         assert [len(gpu["links"]) for gpu in links] == [gpu["nvlinks"] for gpu in gpus]
 
 
@@ -86,7 +89,7 @@ def test_a_query_has_units_and_header_as_asked(node: SimulatedNode) -> None:  # 
     whole = node.ask("--query-gpu=index,memory.total,clocks.sm", "--format=csv").splitlines()
     assert whole[:2] == ["index, memory.total [MiB], clocks.current.sm [MHz]", "0, 81559 MiB, 345 MHz"]
     assert node.ask("--query-gpu=memory.total", "--format=csv,noheader,nounits").splitlines() == ["81559"] * 8
-    assert smi_query.parse("\n".join(whole))["rows"][7]["memory.total [MiB]"] == 81559
+    assert parsed("nvidia-smi-query", "\n".join(whole))["rows"][7]["memory.total [MiB]"] == 81559
     code, text = node.run("--query-gpu=memory.totally", "--format=csv")
     assert (code, text) == (2, 'Field "memory.totally" is not a valid field to query.\n\n')
     assert node.run("--query-gpu=name")[0] == 2
@@ -116,7 +119,7 @@ class TestRefusals:
         code, text = node.run("-q", "-x")
         assert code == 18
         assert text == "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.178\n"
-        error = smi_xml.parse(text)["error"]
+        error = parsed("nvidia-smi-xml", text)["error"]
         assert error["kind"] == "driver-library-mismatch"
 
     def test_no_module(self, node: SimulatedNode) -> None:  # noqa: F811
@@ -124,7 +127,7 @@ class TestRefusals:
         node.running(module=None)
         code, text = node.run()
         assert code == 9
-        assert smi_table.parse(text)["error"]["kind"] == "driver-not-loaded"
+        assert parsed("nvidia-smi-table", text)["error"]["kind"] == "driver-not-loaded"
 
     def test_no_library(self, node: SimulatedNode) -> None:  # noqa: F811
         node.lay("l40s-4")
@@ -151,9 +154,9 @@ def test_a_container_sees_the_gpus_whose_device_files_it_has(node: SimulatedNode
     for name in ("nvidia2", "nvidia6", "nvidiactl"):
         (node.root / "dev" / name).touch()
     uuids = [node.hardware["gpus"][number]["uuid"] for number in (2, 6)]
-    assert [gpu["uuid"] for gpu in smi_list.parse(node.ask("-L"))["gpus"]] == uuids
+    assert [gpu["uuid"] for gpu in parsed("nvidia-smi-list", node.ask("-L"))["gpus"]] == uuids
     assert node.cells("index,gpu_bus_id", 1)[0] == "1"
-    topology = smi_topo.parse(node.ask("topo", "-m"))
+    topology = parsed("nvidia-smi-topo", node.ask("topo", "-m"))
     assert topology["links"]["GPU0"]["GPU1"] == "NV18"
 
 
@@ -162,4 +165,4 @@ def test_a_container_that_lost_its_device_files(node: SimulatedNode) -> None:  #
     (node.root / "etc/gpunode/lab-node").unlink()
     code, text = node.run("-L")
     assert code == 255
-    assert smi_list.parse(text)["error"]["kind"] == "nvml-unknown"
+    assert parsed("nvidia-smi-list", text)["error"]["kind"] == "nvml-unknown"

@@ -51,6 +51,10 @@ def test_dnf_answers_newest_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert package_offers.by_dnf(["fio"]) == {"fio": ["3.36-1.el9", "3.35-1.el9"], "htop": ["3.3.0-1.el9"]}
+    tool.write_text('#!/bin/sh\necho "$2 $3" >&2\nexit 1\n')
+    repository = {"/etc/yum.repos.d/x.repo": "[gpunode-rdma]\nname=x\nbaseurl=https://mirror/doca\nenabled=1\n"}
+    with pytest.raises(AptError, match="--repofrompath=gpunode-rdma-asked,https://mirror/doca repoquery"):
+        package_offers.by_dnf(["doca-ofed"], repository)
     tool.write_text("#!/bin/sh\necho 'Error: no repository' >&2\nexit 1\n")
     with pytest.raises(AptError, match="no repository"):
         package_offers.by_dnf(["fio"])

@@ -46,6 +46,29 @@ def test_processors_and_rdma_devices(tmp_path: Path) -> None:
     ]
 
 
+def test_the_peer_memory_interface_is_looked_for_where_the_kernel_has_rdma(tmp_path: Path) -> None:
+    put(tmp_path, "/proc/kallsyms", "0000000000000000 T ib_register_client\t[ib_core]\n")
+    assert "peer-memory" not in collect(tmp_path, tmp_path / "bin").commands
+    put(tmp_path, "/sys/module/ib_core/version", "1\n")
+    assert facts_from_bundle(collect(tmp_path, tmp_path / "bin")).peer_memory is False
+    put(tmp_path, "/proc/kallsyms", "0000000000000000 T ib_register_peer_memory_client\t[ib_core]\n")
+    assert facts_from_bundle(collect(tmp_path, tmp_path / "bin")).peer_memory is True
+
+
+def test_flow_control_is_asked_of_ethernet_interfaces_of_rdma_adapters(tmp_path: Path) -> None:
+    tool(tmp_path / "bin", "dcb", 'printf "%s " "$@"; echo')
+    for name, kind, adapter in (("eth0", "1", False), ("eth1", "1", True), ("ib0", "32", True)):
+        put(tmp_path, f"/sys/class/net/{name}/type", f"{kind}\n")
+        put(tmp_path, f"/sys/class/net/{name}/device/uevent", "DRIVER=mlx5_core\n")
+        if adapter:
+            put(tmp_path, f"/sys/class/net/{name}/device/infiniband/mlx5_0/fw_ver", "28\n")
+    put(tmp_path, "/sys/class/net/eth1/ecn/roce_np/enable/3", "1\n")
+    bundle = collect(tmp_path, tmp_path / "bin")
+    asked = {key: result.stdout for key, result in bundle.commands.items() if key.startswith("dcb")}
+    assert asked == {"dcb-pfc-eth1": "pfc show dev eth1 \n"}
+    assert bundle.files["/sys/class/net/eth1/ecn/roce_np/enable/3"] == "1\n"
+
+
 def test_the_controller_is_asked_where_the_kernel_has_a_device(tmp_path: Path) -> None:
     tool(tmp_path / "bin", "ipmitool", 'printf "%s " "$@"; echo')
     assert not [

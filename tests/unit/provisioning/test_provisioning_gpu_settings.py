@@ -8,7 +8,7 @@ import pytest
 from plan_samples import planned, state_of
 
 from gpunode.errors import UsageError
-from gpunode.facts.node import Smi
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.provisioning.gpu_settings import (
     DAEMON,
     DAEMON_FILES,
@@ -56,7 +56,7 @@ def manifest(rules: list[dict[str, Any]], *gpus: dict[str, Any], **more: Any) ->
         "host": "node",
         "collected_at": "2026-11-20T10:00:00Z",
         "loaded_driver": {"version": "580.95.05", "flavour": "open"},
-        "smi": Smi(document=document) if listed else None,
+        "smi": Smi[SmiLog](document=document) if listed else None,
         "units": UNITS,
         "packages": [],
     }

@@ -148,7 +148,7 @@ def test_a_settled_node_has_nothing_due() -> None:
     assert there
 
     changed = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
-    assert changed.values["stop"] == ["data.automount", "data.mount"]
+    assert changed.values["stop"] == ["data.mount", "data.automount"]
     assert changed.values["start"] == ["data.automount"]
     seen["paths"]["/data"]["users"] = ["python3 (4711)"]
     held = made(node, seen, scratch_disks=DISKS, mounts=[{**NFS, "options": ["ro"]}])
@@ -180,6 +180,23 @@ def test_what_is_in_the_way_is_named_and_nothing_is_planned(
 
 def test_a_container_has_no_automounts() -> None:
     assert "no /dev/autofs" in made(state(), answer(autofs=False), mounts=[NFS]).refusals[0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"refusals": 5},
+        {"paths": {"/data": {"kind": "folder"}}},
+        {"paths": {"/data": {**FREE, "mode": "rwx"}}},
+        {"trim": {"enabled": "x\ny", "active": ""}},
+    ],
+)
+def test_an_answer_that_is_none_is_named(damage: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="the answer about disks is malformed"):
+        made(state(), answer(**damage), mounts=[NFS])
+    silent = {key: value for key, value in answer().items() if key != "paths"}
+    with pytest.raises(UsageError, match="told nothing about /data"):
+        made(state(), silent, mounts=[NFS])
 
 
 def test_hooks_are_due_in_every_run() -> None:
@@ -245,12 +262,19 @@ def test_removal_restores_the_table_and_keeps_data_that_nobody_gave_up() -> None
     assert "mdadm has to go" not in found.due_reasons
     assert found.values["trim_off"] is True
     assert {"/data", "/scratch"} <= {folder.path for folder in found.folders}
-    assert found.values["stop"] == ["scratch.automount", "scratch.mount", "data.automount", "data.mount"]
+    assert found.values["stop"] == ["scratch.mount", "data.mount", "data.automount"]
 
     assert removal(node, confirm_erase=DISKS).values["disks"]["erase"] == DISKS
     assert "the role did not make it" in removal(node, confirm_erase=["nvme-theirs"]).refusals[0]
     busy = answer(paths={"/scratch": {**FREE, "users": ["sleep (7)"]}})
     assert "sleep (7) uses it" in removal(node, busy).refusals[0]
+
+
+def test_a_table_without_a_line_is_restored_without_asking_findmnt() -> None:
+    first = made(state("# no line\n"), mounts=[NFS])
+    node = state(text_of(first, FSTAB), contents={BEFORE: text_of(first, BEFORE)})
+    table = next(file for file in removal(node).files if file.path == FSTAB)
+    assert (table.content, table.validate_with) == ("# no line\n", None)
 
 
 def test_removal_of_nothing_is_nothing() -> None:

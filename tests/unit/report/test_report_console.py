@@ -142,7 +142,7 @@ def test_verbose_shows_what_passed() -> None:
 def test_simulated_is_said_plainly() -> None:
     found = text(node("lab", GOOD, simulated=True), node("real", GOOD))
     assert re.search(r"(?m)^PASS  lab  SIMULATED", found)
-    assert "1 of 2 nodes are simulated: this says nothing about a real GPU." in found
+    assert "1 of 2 nodes are simulated: the result does not apply to a real GPU." in found
     assert "imulated" not in text(node("real", GOOD))
 
 

@@ -324,6 +324,22 @@ def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: M
         del DATABASE["dkms"]
 
 
+def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) -> None:
+    DATABASE["rdma-core"] = "2510.0.11-1 installed install"
+    madison = (
+        "rdma-core | 2510.0.11-1 | http://vendor/doca ./ Packages\n"
+        "rdma-core | 44.0-2 | http://archive.example/debian bookworm/main amd64 Packages"
+    )
+    lines = "Inst rdma-core [2510.0.11-1] (44.0-2 Debian [amd64])\nPurg libcuda1 [580.95.05-1]"
+    try:
+        machine = Machine(lines, madison)
+        machine.targets = "http://vendor/doca/|DOCA-HOST 3.2.1\nhttp://archive.example/debian/|Debian\n"
+        said = asked(script, machine, state="absent", purge=["libcuda1"], restore=["rdma-core", "ibacm"])
+    finally:
+        del DATABASE["rdma-core"]
+    assert said["install"] == {"rdma-core": "44.0-2"}
+
+
 def test_dpkg_is_never_killed_and_says_where_it_still_runs(script: ModuleType, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with pytest.raises(script.StillRunningError, match="is left to end"), script.services_left_alone():

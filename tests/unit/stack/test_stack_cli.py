@@ -133,12 +133,12 @@ def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answe
         (["--gpu", "A100", "--toolkit", "12"], ["--toolkit 12: X.Y is wanted, such as 12."]),
         (["--gpu", "A100", "--platform", "hgx-h100-8"], ["leave --gpu out"]),
         (["--count", "4"], ["--count needs a --gpu"]),
-        ([], ["say what to plan for"]),
-        (["--gpu", "A100", "--replay", str(BUNDLE)], ["--gpu describes a thought node"]),
+        ([], ["nothing to plan for"]),
+        (["--gpu", "A100", "--replay", str(BUNDLE)], ["--gpu describes a hypothetical node"]),
         (["--replay", "nowhere.json"], ["nowhere.json"]),
         (["--gpu", "A100", "--write"], ["--write needs an inventory"]),
         (["--gpu", "A100", "--limit", "gpu"], ["--limit needs an inventory"]),
-        (["some.json"], ["say --replay before"]),
+        (["some.json"], ["need --replay before"]),
     ],
 )
 def test_bad_input_ends_with_2_and_says_what_is_near(

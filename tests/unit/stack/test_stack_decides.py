@@ -84,7 +84,7 @@ def test_four_packages_of_the_container_toolkit() -> None:
     ("gpu", "wanted", "answer", "words"),
     [
         ("A100", {"kernel": "6.8.0-60-generic"}, True, "open modules"),
-        ("A100", {}, None, "kernel was not said"),
+        ("A100", {}, None, "kernel is not given"),
         ("A100", {"kernel": "5.10.0-30-amd64"}, False, "older than 5.12"),
         ("A100", {"kernel": "6.8.0-60-generic", "flavour": "proprietary"}, False, "proprietary"),
         ("V100", {"kernel": "6.8.0-60-generic"}, False, "older than Turing"),

@@ -98,7 +98,8 @@ def test_what_is_not_in_the_catalog_is_said() -> None:
 def test_a_gap_that_matters_decides_nothing(field: str) -> None:
     blind = facts(**{field: None}, gaps={field: "the command timed out"})
     assert (
-        undetermined(blind, picture_from_facts(blind, CATALOG)) == f"{field} could not be seen: the command timed out"
+        undetermined(blind, picture_from_facts(blind, CATALOG))
+        == f"{field} could not be determined: the command timed out"
     )
 
 

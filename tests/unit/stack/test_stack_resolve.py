@@ -386,7 +386,7 @@ def test_resolving_is_deterministic_and_asks_for_nothing() -> None:
     assert Stack.model_validate(json.loads(first.to_json())) == first
     nothing = resolve(*parts(os=None), CATALOG, TODAY)
     assert isinstance(nothing, Stack)
-    assert any("no operating system was said" in warning.text for warning in nothing.warnings)
+    assert any("the operating system is not given" in warning.text for warning in nothing.warnings)
 
 
 def test_a_rule_that_is_left_out_says_so() -> None:

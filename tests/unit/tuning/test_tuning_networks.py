@@ -13,8 +13,9 @@ import pytest
 from test_tuning_rules import environment, gpus, left, node
 
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.facts.node import Gid, IbDevice, IbPort, LibraryFile, Nic, Smi
-from gpunode.facts.parsers import smi_topo
+from gpunode.facts.models.smi import Smi, Topology
+from gpunode.facts.node import Gid, IbDevice, IbPort, LibraryFile, Nic
+from gpunode.facts.parsers.kinds import parsed
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import WORKLOADS, tune, tune_node
 
@@ -111,7 +112,7 @@ def device(one: Hca) -> IbDevice:
     return IbDevice(name=one.name, firmware=None, board_id=None, type=None, slot=None, numa_node=0, ports=(port,))
 
 
-def topology(hcas: tuple[Hca, ...]) -> Smi:
+def topology(hcas: tuple[Hca, ...]) -> Smi[Topology]:
     """As nvidia-smi prints a machine of eight GPUs (captures of 8 x H100), read by the parser."""
     shown = [one for one in hcas if one.link]
     labels = [f"GPU{gpu}" for gpu in range(GPUS)] + [f"NIC{index}" for index in range(len(shown))]
@@ -121,7 +122,9 @@ def topology(hcas: tuple[Hca, ...]) -> Smi:
         nics = [(one.link or "SYS") if index % GPUS == gpu else "SYS" for index, one in enumerate(shown)]
         rows.append("\t".join([f"GPU{gpu}", *peers, *nics, "0-55,112-167", "0", "N/A"]))
     legend = [f"  NIC{index}: {one.name}" for index, one in enumerate(shown)]
-    return Smi(document=smi_topo.parse("\n".join([*rows, "", "Legend:", "", "NIC Legend:", "", *legend])))
+    return Smi[Topology](
+        document=parsed("nvidia-smi-topo", "\n".join([*rows, "", "Legend:", "", "NIC Legend:", "", *legend]))
+    )
 
 
 def refused(node: NodeFacts, values: dict[str, str]) -> list[str]:
@@ -166,6 +169,12 @@ def test_what_was_not_seen_is_left_to_nccl() -> None:
     assert not {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"} & set(environment(tuning))
     assert "not read" in left(tuning, "NCCL_SOCKET_IFNAME")
     assert "topo -m was not seen" in left(tuning, "NCCL_IB_HCA")
+
+
+def test_interfaces_that_were_not_seen_are_not_called_slow() -> None:
+    bare = roce(None).model_copy(update={"nics": None, "gaps": {"nics": "not read"}})
+    said = {one.name: one.reason for one in tune_node(bare, "training").left_alone}
+    assert "not read" in said["NCCL_SOCKET_NTHREADS"]
 
 
 def test_more_devices_than_nccl_reads_are_left_to_it() -> None:

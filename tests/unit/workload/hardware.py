@@ -14,8 +14,9 @@ from stub_driver import PART_MIB, Gpu, Machine, python_with_torch, run
 
 from gpunode.checks import Expectation, Finding, judge
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import LoadedDriver, Smi
+from gpunode.facts.models.gpu import LoadedDriver
 from gpunode.facts.models.pci import PciDevice
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import Record
 
 PAGE = Path(__file__).parents[3] / "docs" / "workload-hardware.md"
@@ -250,7 +251,7 @@ def node(case: Case, records: Iterable[Record]) -> NodeFacts:
         pci=devices,
         loaded_driver=LoadedDriver(version=machine.driver, flavour="open"),
         architecture="x86_64",
-        smi=Smi(document={"gpus": gpus, "cuda_version": native}),
+        smi=Smi[SmiLog](document={"gpus": gpus, "cuda_version": native}),
         records=tuple(records),
     )
 

@@ -11,7 +11,8 @@ from test_workload_gpus import TRAINING
 from test_workload_gpus import node as node_with
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import GpuProcess, Smi
+from gpunode.facts.models.gpu import GpuProcess
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.software import CdiSpec
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.probe.script import CDI_TOKEN
@@ -108,7 +109,7 @@ def busy(*gpus: dict[str, Any], specs: tuple[CdiSpec, ...] | None = (), **change
     """A node on whose gpu3 somebody computes, and what a run may use of it."""
     if gpus:
         listed = [*gpus, {"index": 3, "uuid": "GPU-3"}]
-        changes |= {"smi": Smi(document={"gpus": listed})}
+        changes |= {"smi": Smi[SmiLog](document={"gpus": listed})}
     facts = node_with(TRAINING, **changes).model_copy(update={"cdi_specs": specs})
     return choose(facts, force=False, without=False), facts
 
@@ -231,7 +232,7 @@ def test_a_node_whose_idle_gpus_have_no_instance_is_a_skip() -> None:
 
 
 def test_a_node_on_which_every_gpu_is_in_mig_mode_without_an_instance_starts_nothing() -> None:
-    divided = {"gpu_processes": (), "smi": Smi(document={"gpus": [mig(0), mig(1)]})}
+    divided = {"gpu_processes": (), "smi": Smi[SmiLog](document={"gpus": [mig(0), mig(1)]})}
     record = run(busy()[1].model_copy(update=divided), {})
     assert (record.error, record.skipped) == (None, "MIG is on and has no instance: gpu0, gpu1")
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from gpunode.facts import NodeFacts
-from gpunode.facts.models.gpu import GpuProcess, Smi
+from gpunode.facts.models.gpu import GpuProcess
 from gpunode.facts.models.pci import PciDevice
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.workload.gpus import choose
 from gpunode.workload.way import LaunchFailure
 
@@ -25,7 +26,7 @@ def node(*processes: GpuProcess, gpus: int = 4, **changes: Any) -> NodeFacts:
         "simulated": False,
         "gaps": {},
         "pci": tuple(device(f"0000:{index:02x}:00.0") for index in range(gpus)),
-        "smi": Smi(document={"gpus": listed}),
+        "smi": Smi[SmiLog](document={"gpus": listed}),
         "gpu_processes": processes,
     }
     return NodeFacts(**(values | changes))
@@ -76,7 +77,7 @@ def test_a_node_without_a_gpu_runs_only_what_was_named() -> None:
         ({"pci": None, "gaps": {"pci": "no /sys/bus/pci"}}, "no /sys/bus/pci"),
         ({"smi": None, "gaps": {"smi": "no module is loaded"}}, "no module is loaded"),
         (
-            {"smi": Smi(error_kind="driver-library-mismatch", error_message="Driver/library version mismatch")},
+            {"smi": Smi[SmiLog](error_kind="driver-library-mismatch", error_message="Driver/library version mismatch")},
             "mismatch",
         ),
         ({"gpu_processes": None, "gaps": {"gpu_processes": "run the probe as root"}}, "run the probe as root"),

@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FakeEngine, FakeWay, Stream
 from test_workload_gpus import TRAINING, node
 
-from gpunode.facts.models.gpu import Smi
+from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.workload import LaunchFailure, Wish, container, failed, launch
 from gpunode.workload.container import Confinement, Job
@@ -110,7 +110,7 @@ def test_what_the_nodes_own_python_is_given_passes_any_login_shell(way: FakeWay,
 def test_the_payload_is_told_its_gpus_and_what_was_in_use_there(way: FakeWay, force: bool) -> None:
     host = Host(way.server)
     gpus = [{"index": index, "uuid": f"GPU-{index}", "memory_used_mib": index} for index in range(4)]
-    facts = node(TRAINING, smi=Smi(document={"gpus": gpus}))
+    facts = node(TRAINING, smi=Smi[SmiLog](document={"gpus": gpus}))
     _, values = only(run(host, facts, in_container=False, force=force, settings={"compile_min_capability": "7.0"}))
     handed = [0, 1, 2, 3] if force else [0, 1, 2]
     assert values.uuids == tuple(f"GPU-{index}" for index in handed)
@@ -137,7 +137,7 @@ def test_memory_that_the_system_uses_too_is_no_sign_of_a_process(
 ) -> None:
     host = Host(way.server)
     document = {"gpus": [{"index": 0, "uuid": "GPU-0", "memory_used_mib": 7, **gpu}]}
-    run(host, node(gpus=1, smi=Smi(document=document), architecture=architecture), in_container=False)
+    run(host, node(gpus=1, smi=Smi[SmiLog](document=document), architecture=architecture), in_container=False)
     settings = json.loads(host.arguments[host.arguments.index("--settings") + 1])
     assert settings["gpus"] == {"GPU-0": used}
 

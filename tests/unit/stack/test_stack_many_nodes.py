@@ -1,6 +1,10 @@
-"""A thousand nodes through ``gpunode plan``: seconds and memory, printed; the memory is held under a limit."""
+"""Many nodes through ``gpunode plan``: seconds and memory, printed; the memory is held under a limit.
+
+250 nodes, with GPUNODE_TEST_ALL=1 a thousand. Their bundles together are 55 MB and 220 MB: kept, they pass the limit.
+"""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,8 +14,8 @@ import pytest
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 XML = Path(__file__).parents[2] / "fixtures" / "smi" / "two-l40s-simulated.xml"
-HOSTS = 1000
-LIMIT_MB = 300
+HOSTS = 1000 if os.environ.get("GPUNODE_TEST_ALL") == "1" else 250
+LIMIT_MB = 130
 GPUS = ("26b9", "2330", "20b2", "1eb8", "2901")
 PLAN = """
 import re, sys
@@ -34,7 +38,7 @@ sys.exit(code)
 
 
 def write_bundles(folder: Path) -> int:
-    """Bundles of a thousand hosts with eight GPUs of five kinds, as large as real ones; returns their bytes."""
+    """Bundles of all hosts with eight GPUs of five kinds, as large as real ones; returns their bytes."""
     document = json.loads(BUNDLE.read_text(encoding="utf-8"))
     smi = XML.read_text(encoding="utf-8")
     size = 0
@@ -67,7 +71,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 
 @pytest.mark.parametrize("way", ["replay", "inventory"])
-def test_a_thousand_nodes_in_seconds_and_little_memory(way: str, bundles: tuple[Path, int], tmp_path: Path) -> None:
+def test_many_nodes_in_seconds_and_little_memory(way: str, bundles: tuple[Path, int], tmp_path: Path) -> None:
     folder, size = bundles
     inventory = tmp_path / "hosts.ini"
     inventory.write_text("".join(f"node{number:04}\n" for number in range(HOSTS)))
@@ -85,5 +89,5 @@ def test_a_thousand_nodes_in_seconds_and_little_memory(way: str, bundles: tuple[
     peak_mb = int(done.stderr.split()[-1]) * 1024 / 1e6
     print(f"{way}: {HOSTS} bundles of {size / 1e6:.0f} MB: {seconds:.1f} s, peak {peak_mb:.0f} MB")
     assert f"{HOSTS} decided" in done.stdout
-    assert done.stdout.count("200 node(s): ") == len(GPUS)
+    assert done.stdout.count(f"{HOSTS // len(GPUS)} node(s): ") == len(GPUS)
     assert peak_mb < LIMIT_MB

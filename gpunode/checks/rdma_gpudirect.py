@@ -1,0 +1,99 @@
+"""The check on GPUDirect RDMA: whether adapters reach GPU memory without the detour over main memory."""
+
+import re
+from collections.abc import Iterator
+
+from packaging.version import Version as Number
+
+from gpunode.catalog import Gpu, load
+from gpunode.catalog.driver_rules import against_dma_buf, against_gpudirect
+from gpunode.checks.rdma import ports
+from gpunode.checks.rdma_links import NO_DEVICE
+from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.thresholds import Threshold
+from gpunode.checks.words import listed
+from gpunode.errors import UsageError
+from gpunode.facts.node import LoadedDriver, NodeFacts
+
+PEERMEM = "nvidia_peermem"
+SOURCE = "NVIDIA's NCCL guide, GPUDirect RDMA; catalog (sources.yml, ncclgdr)"
+LEAST_RATE = Threshold(
+    "rdma.gpudirect.least-rate",
+    100,
+    "Gbit/s",
+    "Slower RoCE ports are taken for storage and management, and no GPUDirect RDMA is expected of them.",
+    source="our choice: adapters of training networks have 100 Gbit/s and more",
+    least=1,
+)
+
+
+@registry.check(
+    "rdma.gpudirect",
+    needs=("infiniband", "modules", "kernels", "loaded_driver"),
+    needs_gpu=True,
+    means="Where a node with GPUs has an active InfiniBand port, or a RoCE port at the policy's rate, adapters reach "
+    "GPU memory directly: over dma-buf (open kernel modules, kernel 5.12, CUDA 11.7, Turing or younger), or over "
+    "nvidia-peermem.",
+    remedy="Use the open kernel modules (nvidia_driver_flavour: open), or run role rdma: it loads nvidia-peermem where "
+    "the kernel has its interface (rdma_source: doca brings it); NCCL_DEBUG=INFO shows the path that NCCL takes.",
+    state="observe",
+    actions=("fix_configuration",),
+    thresholds=(LEAST_RATE,),
+)
+def gpudirect(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+    reason = _not_expected(node)
+    driver, models = node.loaded_driver, _models(node)
+    hardware = against_gpudirect(models)
+    if reason is None and hardware:
+        reason = "; ".join(hardware)
+    if reason is not None or driver is None:
+        yield Verdict(Status.SKIP, reason or "no NVIDIA module is loaded")
+        return
+    if PEERMEM in (node.modules or ()):
+        yield Verdict(Status.PASS, "over nvidia-peermem, which is loaded", measured="peermem", source=SOURCE)
+        return
+    if driver.flavour is None or not models:
+        what = "the flavour of the loaded module" if models else "which GPUs these are"
+        yield Verdict(Status.ERROR, f"nvidia-peermem is not loaded, and {what} could not be determined")
+        return
+    against = against_dma_buf(models, driver.flavour, _cuda(driver), _kernel(node))
+    if against:
+        lacking = {False: "; this kernel has no interface for it", None: "", True: ""}[node.peer_memory]
+        message = (
+            f"GPU memory is reached over main memory: no dma-buf ({listed(against)}), and nvidia-peermem is not loaded"
+        )
+        yield Verdict(Status.WARN, message + lacking, expected="dma-buf", measured="none", source=SOURCE)
+    else:
+        yield Verdict(Status.PASS, "over dma-buf", expected="dma-buf", measured="dma-buf", source=SOURCE)
+
+
+def _not_expected(node: NodeFacts) -> str | None:
+    """Return why no GPUDirect RDMA is expected of a node; None where it is."""
+    if not node.infiniband:
+        return NO_DEVICE
+    active = [port for _, _, port in ports(node) if port.state == "ACTIVE"]
+    if not active:
+        return "no RDMA port is active"
+    fast = [port for port in active if (port.rate_gbit_per_s or 0.0) >= LEAST_RATE.value]
+    if any(port.link_layer == "InfiniBand" for port in active) or any(port.link_layer == "Ethernet" for port in fast):
+        return None
+    return f"no InfiniBand port is active, and no RoCE port at {LEAST_RATE.value:g} Gbit/s or more"
+
+
+def _models(node: NodeFacts) -> tuple[Gpu, ...]:
+    found = [load().gpu_by_pci(f"{one.vendor_id}:{one.device_id}", one.subsystem_id) for one in node.gpus_on_bus or ()]
+    return tuple(gpu for match in found if match is not None for gpu in match.gpus)
+
+
+def _cuda(driver: LoadedDriver) -> str | None:
+    """Return the CUDA that the driver brings; None where the catalog does not have its branch."""
+    try:
+        return load().branch_of(driver.version.split(".")[0]).native_cuda if driver.version else None
+    except UsageError:
+        return None
+
+
+def _kernel(node: NodeFacts) -> Number | None:
+    running = next((kernel.release for kernel in node.kernels or () if kernel.running), "")
+    found = re.match(r"[0-9]+(?:\.[0-9]+)*", running)
+    return Number(found[0]) if found else None

@@ -1,0 +1,219 @@
+"""The workload of ``validate``: what is requested, the transport to a node's engine, its records in the bundle."""
+
+import contextlib
+import functools
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from packaging.version import Version
+
+from gpunode.catalog import GpuMatch, load
+from gpunode.checks import identify
+from gpunode.checks.gpus import model_of
+from gpunode.cli.selection import Say
+from gpunode.cli.workloads import BURN_S, END_S, WORKLOAD_TIMEOUT_S, Options
+from gpunode.errors import UsageError
+from gpunode.facts import NodeFacts
+from gpunode.fleet import MissingProgram, Node, NodeFailure
+from gpunode.fleet.session import PYTHONS
+from gpunode.probe.bundle import Bundle
+from gpunode.tuning import payload_settings
+from gpunode.workload import ImageFile, LaunchFailure, Stream, Wish, failed, hides_image, launch, read_image_file
+
+DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
+_CONNECT_S = 10.0
+
+
+def read_wish(options: Options) -> Wish:
+    """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
+    if options.image is not None and not options.image.strip():
+        raise UsageError("--image: an image needs a name")
+    if options.no_container and options.image_timeout_s is not None:
+        raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
+    if options.no_container and (options.image or options.image_file):
+        raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
+    if options.storage is not None and not PurePosixPath(options.storage).is_absolute():
+        raise UsageError(
+            f'--storage: "{options.storage}" is not the absolute path of a directory of the nodes (example: /data)'
+        )
+    if options.storage is not None and not options.no_container and hides_image(options.storage):
+        raise UsageError(
+            f"--storage {options.storage}: containers have a directory of their own there: name another one, or use "
+            "--no-container"
+        )
+    if options.burn_s is not None and options.burn_s >= options.run_limit_s:
+        raise UsageError(
+            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: "
+            f"leave --workload-timeout out, or name at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
+        )
+    file = read_image_file(options.image_file) if options.image_file else None
+    return Wish(
+        image=functools.partial(_image, options.image, file),
+        named=bool(options.image or file),
+        file=file,
+        in_container=not options.no_container,
+        force=options.force,
+        image_limit_s=options.image_limit_s,
+        run_limit_s=options.run_limit_s,
+        settings=payload_settings(),
+        level=options.level,
+        storage=options.storage,
+        burn_s=options.burn_s,
+    )
+
+
+def _image(named: str | None, file: ImageFile | None, node: NodeFacts) -> str:
+    if named is not None:
+        return named
+    return (file.name or file.id) if file is not None else catalog_image(node)
+
+
+def catalog_image(node: NodeFacts) -> str:
+    """The newest image of the catalog that the node's driver and GPUs run; LaunchFailure where there is none.
+
+    One whose CUDA the driver has comes before one that relies on compatibility within CUDA's major version.
+    """
+    told = identify(node).stack.cuda
+    if told is None:
+        raise LaunchFailure("image", "the CUDA version of the driver is unknown: choose an image with --image IMAGE")
+    cuda = Version(told)
+    models = [model_of(device) for device in node.gpus_on_bus or ()]
+    known = [Version(str(match.common["compute_capability"])) for match in models if match and _capability(match)]
+    fitting = [
+        row
+        for row in load().workload_images.values()
+        if node.architecture in row.arch and all(Version(row.min_compute_capability) <= one for one in known)
+    ]
+    own = [row for row in fitting if Version(row.cuda).release[:2] <= cuda.release[:2]]
+    near = [row for row in fitting if Version(row.cuda).major == cuda.major]
+    for row in (*own, *near):
+        return row.image
+    lowest = f" and compute capability {min(known)}" if known else ""
+    raise LaunchFailure(
+        "image", f"no image of the catalog is for CUDA {told}{lowest} on {node.architecture}: name one with --image"
+    )
+
+
+def _capability(match: GpuMatch) -> bool:
+    return match.common.get("compute_capability") is not None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What ``fleet.collect`` does with each node after its probe."""
+
+    wish: Wish
+    limit_s: float
+    facts: Callable[[Bundle], NodeFacts]
+    say: Say = lambda name, text: None  # noqa: ARG005
+
+    def __call__(self, node: Node, bundle: Bundle, deadline: float) -> Bundle:
+        """Run the workload and put its records into the bundle."""
+        name = node.target.name
+        ends = deadline - END_S
+        records = launch(NodeWay(node, ends), self.facts(bundle), self.wish, ends, lambda text: self.say(name, text))
+        return _with(bundle, records)
+
+    def failed(self, bundle: Bundle, reason: str) -> Bundle:
+        """The bundle with the reason as its one record."""
+        bare = NodeFacts(host=bundle.host, collected_at=bundle.collected_at, simulated=bundle.simulated)
+        return _with(bundle, failed(bare, f"the workload: {reason}", self.wish.level))
+
+
+def _with(bundle: Bundle, records: list[dict[str, Any]]) -> Bundle:
+    return bundle.model_copy(update={"results": [*bundle.results, *records]})
+
+
+class NodeWay:
+    """See ``workload.Way``: streams over the connection that the probe came by."""
+
+    def __init__(self, node: Node, deadline: float) -> None:
+        self._node = node
+        self._deadline = deadline
+
+    @property
+    def as_root(self) -> tuple[bool, ...]:
+        """See Way: with sudo where the probe had it; else as who logged in, and with a sudo that does not ask."""
+        if self._node.is_root:
+            return (False,)
+        if self._node.becomes_root:
+            return (True, False)
+        return (False, True) if self._node.target.become is None else (False,)
+
+    @property
+    def user(self) -> str:
+        """See Way."""
+        return self._node.user
+
+    def engine(self, *, root: bool) -> Stream:
+        """See Way."""
+        if self._node.target.ssh is None and not root:
+            return _LocalEngine()
+        missing = "there is no Docker engine on the node (no program docker): role docker installs it"
+        return self._stream(
+            DOCKER, ("system", "dial-stdio"), root=root, missing=LaunchFailure("no-engine", missing), what="docker"
+        )
+
+    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
+        """See Way."""
+        named = self._node.target.python
+        missing = f"{named or 'python3'} is not on the node: install it, or set ansible_python_interpreter"
+        return self._stream(
+            (named,) if named else PYTHONS,
+            ("-I", "-c", program, *arguments),
+            root=False,
+            missing=LaunchFailure("no-python", missing),
+            what="the workload",
+        )
+
+    def _stream(
+        self, names: tuple[str, ...], arguments: tuple[str, ...], *, root: bool, missing: LaunchFailure, what: str
+    ) -> Stream:
+        limit_s = max(1.0, self._deadline - time.monotonic())
+        try:
+            return self._node.stream(names, arguments, sudo=root, limit_s=limit_s, missing=str(missing), what=what)
+        except MissingProgram:
+            raise missing from None
+        except NodeFailure as err:
+            kind = "permission" if root and str(err).startswith("sudo") else "broke-off"
+            raise LaunchFailure(kind, str(err)) from None
+
+
+class _LocalEngine:
+    """A connection to the engine of this machine."""
+
+    def __init__(self) -> None:
+        host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        if not host.startswith("unix://"):
+            raise LaunchFailure(
+                "no-engine", f"DOCKER_HOST={host}: the workload runs on this machine: unset DOCKER_HOST"
+            )
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_CONNECT_S)
+        try:
+            self.sock.connect(host.removeprefix("unix://"))
+        except PermissionError:
+            raise LaunchFailure("permission", "no permission on its socket") from None
+        except FileNotFoundError:
+            raise LaunchFailure(
+                "no-engine", "there is no Docker engine on this machine: role docker installs it"
+            ) from None
+        except OSError as err:
+            raise LaunchFailure(
+                "no-engine", f"the Docker engine does not run ({err.strerror}): systemctl status docker, or role docker"
+            ) from None
+
+    def complaint(self) -> str:
+        """See workload.Stream."""
+        return ""
+
+    def close(self) -> None:
+        """See workload.Stream: whoever reads from it is told, which closing alone would not do."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()

@@ -1,0 +1,195 @@
+"""What the role rdma decides before it plans: the path to GPU memory, and what GDRCopy, GDS and DOCA-OFED need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import Version as Number
+
+from gpunode.catalog import Gpu, load
+from gpunode.catalog.driver_rules import DMA_BUF_KERNEL, against_gpudirect
+from gpunode.facts import NodeFacts
+from gpunode.provisioning.state import NodeState
+from gpunode.stack import Stack
+
+PEERMEM = "nvidia_peermem"
+USER_SPACE = {
+    "apt": ("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags"),
+    "dnf": ("rdma-core", "libibverbs", "libibverbs-utils", "librdmacm-utils", "infiniband-diags"),
+}
+"""Binary packages of rdma-core: its debian/control and redhat/rdma-core.spec."""
+REPLACED = (
+    *USER_SPACE["apt"],
+    "ibacm",
+    "libibmad5",
+    "libibnetdisc5",
+    "libibumad3",
+    "libibverbs1",
+    "librdmacm1",
+    "perftest",
+    "srptools",
+)
+"""Packages of the distribution that DOCA-OFED has too, in versions of its own."""
+PROFILE = "doca-ofed"
+"""The profile of DOCA-Host that stands for MLNX_OFED: docs.nvidia.com/doca, DOCA profiles."""
+DOCA_MODULES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel")
+"""What DKMS calls DOCA's modules of RDMA: azhpc-images, refresh_ofed_dkms.sh; the second, rpm's, is not sure."""
+HEADERS = {"apt": "linux-headers-{}", "dnf": "kernel-devel-{}"}
+NEEDS_OPEN = Number("2.17.5")
+"""The first nvidia-fs that needs the open kernel modules: catalog (sources.yml, gds)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An optional part with a kernel module of its own."""
+
+    setting: str
+    title: str
+    packages: Mapping[str, tuple[tuple[str, ...], ...]]
+    """By package manager; of each the names that it may have, the first that is offered counts."""
+    module: str
+
+    def names(self, manager: str) -> tuple[str, ...]:
+        """All names that its packages may have."""
+        return tuple(name for names in self.packages[manager] for name in names)
+
+
+PARTS = (
+    Part(
+        "gdrcopy",
+        "GDRCopy",
+        # github.com/NVIDIA/gdrcopy, packages/. NVIDIA publishes files, no repository: a site puts them into its own.
+        {"apt": (("gdrdrv-dkms",), ("libgdrapi",)), "dnf": (("gdrcopy-kmod",), ("gdrcopy",))},
+        "gdrdrv",
+    ),
+    Part(
+        "gds",
+        "GDS",
+        # NVIDIA's CUDA repositories have both, Debian's non-free the second alone (packages.debian.org).
+        {"apt": (("nvidia-fs", "nvidia-fs-dkms"),), "dnf": (("nvidia-fs", "nvidia-fs-dkms"),)},
+        "nvidia_fs",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Path:
+    """How adapters reach GPU memory."""
+
+    kind: str | None
+    """``dma-buf``, ``peermem``; None: through main memory."""
+    why: str
+    problem: str | None = None
+    """Why what was requested is refused."""
+
+
+def models_of(facts: NodeFacts) -> tuple[Gpu, ...]:
+    """Return every model that the node's GPUs may be."""
+    catalog = load()
+    found = [
+        catalog.gpu_by_pci(f"{one.vendor_id}:{one.device_id}", one.subsystem_id) for one in facts.gpus_on_bus or ()
+    ]
+    return tuple(gpu for match in found if match is not None for gpu in match.gpus)
+
+
+def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) -> Path:
+    """Return the path to GPU memory by the resolver's rule (R19-gdr), and by what the kernel offers nvidia-peermem."""
+    if requested == "off":
+        return Path(None, "rdma_gpudirect is off")
+    named = requested != "auto"
+    if stack is None or not facts.gpus_on_bus:
+        why = "the node has no GPU" if not facts.gpus_on_bus else "no driver is planned"
+        return Path(None, why, f"gpudirect: rdma_gpudirect is {requested}: {why}" if named else None)
+    hardware = "; ".join(against_gpudirect(models_of(facts)))
+    if hardware:
+        return Path(None, hardware, f"gpudirect-hardware: rdma_gpudirect is {requested}: {hardware}" if named else None)
+    reason = stack.reasons["gpudirect_rdma"].text
+    dma_buf = stack.gpudirect_rdma
+    if dma_buf is None:  # The resolver plans for installed kernels; of others the running one is known.
+        running = next((kernel.release for kernel in facts.kernels or () if kernel.running), "")
+        found = re.match(r"[0-9]+(?:\.[0-9]+)*", running)
+        dma_buf = found is not None and Number(found[0]) >= DMA_BUF_KERNEL
+    if requested != "peermem" and dma_buf:
+        return Path("dma-buf", reason)
+    if requested == "dma-buf":
+        return Path(None, reason, f"gpudirect-dma-buf: rdma_gpudirect is dma-buf: {reason}")
+    # DOCA-OFED brings the interface by which nvidia-peermem registers; kernels of distributions may or may not.
+    if source == "doca" or facts.peer_memory:
+        return Path("peermem", reason if requested == "auto" else "rdma_gpudirect is peermem")
+    if facts.peer_memory is None:
+        why = f"{reason}; whether this kernel lets nvidia-peermem register is not known before ib_core is loaded"
+        return Path("peermem", why) if named else Path(None, why)
+    why = "the kernel's RDMA has no peer memory interface (ib_register_peer_memory_client), which DOCA-OFED brings"
+    text = f"gpudirect-peermem: rdma_gpudirect is peermem: {why}: set rdma_source: doca"
+    return Path(None, f"{reason}; {why}", text if named else None)
+
+
+def part_problems(part: Part, facts: NodeFacts, stack: Stack | None, versions: Sequence[str]) -> Iterator[str]:
+    """Yield why a part is refused on this node; ``versions`` are those that would come, or are there."""
+    head = f"{part.setting}: rdma_{part.setting} is true: "
+    if stack is None or not facts.gpus_on_bus:
+        yield f"{head}{part.title} needs an NVIDIA driver, and none is planned for this node"
+        return
+    hardware = "; ".join(against_gpudirect(models_of(facts)))
+    if hardware:
+        yield f"{head}{hardware}"
+    if part.setting == "gds" and stack.module.flavour != "open" and any(map(_needs_open, versions)):
+        yield (
+            f"{head}nvidia-fs {NEEDS_OPEN} and newer needs the open kernel modules, this node's are "
+            f"{stack.module.flavour}: set nvidia_driver_flavour: open where the GPUs allow it"
+        )
+
+
+def _needs_open(version: str) -> bool:
+    """Return whether a version of nvidia-fs needs the open modules: ``2.13.5~11.8.0-5`` does not."""
+    found = re.match(r"(?:[0-9]+:)?([0-9]+(?:\.[0-9]+)*)", version)
+    return found is None or Number(found[1]) >= NEEDS_OPEN
+
+
+def headers_of(state: NodeState) -> str | None:
+    """Return the package with the running kernel's headers; None where they are there."""
+    running = next((kernel for kernel in state.facts.kernels or () if kernel.running), None)
+    if running is None or running.headers:
+        return None
+    return HEADERS["dnf" if state.apt is None else "apt"].format(running.release)
+
+
+def unbuilt(facts: NodeFacts) -> str | None:
+    """Return why DOCA's modules are not those of the running kernel; None where they are, or unknown to DKMS."""
+    running = next((kernel.release for kernel in facts.kernels or () if kernel.running), None)
+    its = [module for module in facts.dkms or () if module.name in DOCA_MODULES]
+    built = [module for module in its if module.kernel == running and module.state.startswith("installed")]
+    if not its or running is None or built:
+        return None
+    module = f"{its[0].name} {its[0].version}"
+    return f"doca-kernel: DKMS did not build {module} for the running kernel {running}: take another DOCA release"
+
+
+def doca_problems(state: NodeState, offered: Mapping[str, Any], problem: str | None) -> Iterator[str]:
+    """Yield why DOCA-OFED cannot come to this node; ``problem`` is why the package manager could not be asked."""
+    system = state.facts.os
+    name = (system and (system.pretty_name or f"{system.id} {system.version_id}")) or "this system"
+    if problem is not None:
+        yield f"doca-unreachable: {problem}: rdma_doca_url has to be the folder of a DOCA release for {name}"
+        return
+    if PROFILE not in state.installed and PROFILE not in offered:
+        yield (
+            f"doca-not-offered: no repository of the node offers {PROFILE} for {name}: name the folder of a DOCA "
+            "release for it with rdma_doca_url, or install NVIDIA's doca-host first"
+        )
+    headers = headers_of(state)
+    if PROFILE not in state.installed and headers is not None and headers not in offered:
+        yield (
+            f"doca-kernel: DOCA-OFED builds its modules with DKMS, and for the running kernel there are no headers: "
+            f"{headers} is neither installed nor offered: boot a kernel of the distribution first"
+        )
+    manager = state.apt or state.dnf
+    key = manager.key if manager is not None else None
+    if state.facts.secure_boot and PROFILE not in state.installed and not (key is not None and key.enrolled):
+        yield (
+            "doca-secure-boot: secure boot is on, and the key that signs modules built by DKMS is not known to be "
+            "enrolled: after a reboot the node would be without its network adapters"
+        )

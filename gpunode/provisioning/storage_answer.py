@@ -1,0 +1,69 @@
+"""What a node answers about disks and mount points: hostile until it is parsed and bounded."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from gpunode.errors import UsageError
+from gpunode.provisioning.state import Known
+
+Word = Annotated[str, Field(max_length=4096)]
+
+
+class Mounted(Known):
+    """One mount on a path."""
+
+    source: Word
+    fstype: Word
+
+
+class Place(Known):
+    """One mount point."""
+
+    kind: Literal["folder", "absent", "other"]
+    mode: Annotated[str, Field(pattern=r"^[0-7]{4}$")] | None
+    """None where it was not looked at: a remote file system may not answer."""
+    entries: int | None
+    """How many entries the folder has; None where something is mounted."""
+    mounts: Annotated[tuple[Mounted, ...], Field(max_length=100)]
+    users: Annotated[tuple[Word, ...], Field(max_length=100)]
+    """Processes that use something below it."""
+
+
+class Timer(Known):
+    """One timer of systemd."""
+
+    enabled: Annotated[str, Field(pattern=r"^[a-z-]{0,40}$")]
+    active: Annotated[str, Field(pattern=r"^[a-z-]{0,40}$")]
+
+
+class StorageAnswer(Known):
+    """What the question ``block_devices`` brings."""
+
+    error: Word | None = None
+    refusals: Annotated[tuple[Word, ...], Field(max_length=1000)] = ()
+    paths: Annotated[dict[Word, Place], Field(default_factory=dict, max_length=1000)]
+    target: Word | None = None
+    """The device that carries the file system."""
+    filesystem: bool = False
+    """The device carries it."""
+    trim: Timer = Timer(enabled="", active="")
+    autofs: bool = False
+
+    def place(self, path: str) -> Place:
+        """Return a mount point that was asked for."""
+        try:
+            return self.paths[path]
+        except KeyError:
+            raise UsageError(f"the node told nothing about {path}") from None
+
+
+def parsed(answer: Mapping[str, Any]) -> StorageAnswer:
+    """Parse the answer. Raises UsageError with one line for what is none."""
+    try:
+        return StorageAnswer.model_validate(answer)
+    except ValidationError as err:
+        first = err.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"the answer about disks is malformed: {place[:200]}: {first['msg']}") from None

@@ -1,0 +1,29 @@
+"""What is true of a node with RDMA, asked of the node itself."""
+
+import pytest
+from testinfra.host import Host
+
+NAMES = ("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags")
+
+
+def output(host: Host, command: str) -> str:
+    """Standard output of a command run as root; it must succeed."""
+    with host.sudo():
+        return str(host.check_output(command))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_distributions_packages_are_there(host: Host, name: str) -> None:
+    assert host.package(name).is_installed
+
+
+def test_the_modules_of_the_board_are_loaded_at_boot_and_now(host: Host) -> None:
+    listed = host.file("/etc/modules-load.d/gpunode-rdma.conf").content_string.splitlines()
+    names = [line for line in listed if not line.startswith("#")]
+    assert "ib_umad" in names
+    # dma-buf carries the data: a module that is not needed is not loaded.
+    assert "nvidia_peermem" not in names
+
+
+def test_no_unit_is_failed(host: Host) -> None:
+    assert output(host, "systemctl list-units --failed --plain --no-legend") == ""
