@@ -8,7 +8,8 @@ the machine. The first table compares them; the second has for each role its tas
         [--variables FILE]
 
 With ``--inventory`` the nodes are provisioned ones that are there already; without, lab nodes are made and removed.
-``--variables`` is for ``site.yml``: benchmarks/hardened.yml has the roles that do nothing by default.
+``--variables`` is for ``site.yml``: benchmarks/hardened.yml has the roles that do nothing by default,
+benchmarks/tuned.yml the settings of GPUs, environment and kernel.
 """
 
 import argparse

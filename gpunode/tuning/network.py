@@ -97,6 +97,8 @@ def _sockets(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     vendor = (node.machine.vendor if node.machine else None) or ""
     if node.infiniband is None or active_ports(node):
         reason = "RDMA carries the data" if node.infiniband else "RDMA devices were not seen"
+    elif node.nics is None:
+        reason = f"network interfaces were not seen: {node.gap('nics')}"
     elif speed < FAST_MBIT_PER_S:
         reason = "no interface reports 100 Gbit/s or more"
     elif vendor.startswith(("Amazon", "Google")):

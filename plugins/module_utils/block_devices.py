@@ -16,6 +16,7 @@ BY_ID = Path("/dev/disk/by-id")
 BLOCK = Path("/sys/class/block")
 PROC = Path("/proc")
 AUTOFS = Path("/dev/autofs")
+FSTAB = Path("/etc/fstab")
 LIMIT_S = 60
 END_BYTES = 1 << 20
 """How much of each end of a disk has to be empty."""
@@ -144,7 +145,7 @@ def in_use(base: Path, nodes: list[str], holders: list[str], mounts: list[dict[s
     found = []
     if (base / "partition").exists():
         found.append("is a partition, and a whole disk is asked for")
-    if (base / "md").exists() or (base / "dm").exists() or (base / "loop").exists():
+    if composed(base):
         found.append("is made of other devices, and a disk is asked for")
     if (base / "ro").read_text().strip() == "1":
         found.append("is read-only")
@@ -160,6 +161,11 @@ def in_use(base: Path, nodes: list[str], holders: list[str], mounts: list[dict[s
     found += [f"{line} in /etc/fstab" for line in in_fstab(devices)]
     why = withheld(f"/dev/{base.name}")
     return found or ([f"the kernel does not hand it out ({why})"] if why else [])
+
+
+def composed(base: Path) -> bool:
+    """Return whether a device is an array, a mapping or a file, and no disk."""
+    return any((base / kind).exists() for kind in ("md", "dm", "loop"))
 
 
 def withheld(device: str) -> str:
@@ -227,11 +233,14 @@ def swaps() -> list[str]:
 def in_fstab(devices: set[str]) -> list[str]:
     """Return the mount points of lines in /etc/fstab that mean one of these devices."""
     try:
-        text = output_of(["findmnt", "--fstab", "--evaluate", "--json", "--output", "SOURCE,TARGET"])
-    except DiskError:
-        # findmnt fails where the table has no line.
-        text = ""
-    lines = json.loads(text)["filesystems"] if text.strip() else []
+        table = FSTAB.read_text("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return []
+    # findmnt fails where the table has no line.
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in table):
+        return []
+    text = output_of(["findmnt", "--fstab", "--evaluate", "--json", "--output", "SOURCE,TARGET"])
+    lines = json.loads(text)["filesystems"]
     return [
         f"is the source of {line.get('target')}"
         for line in lines
@@ -306,7 +315,10 @@ def _below(link: Path, path: str) -> bool:
 
 
 def timer(name: str) -> dict[str, str]:
-    """Return whether a unit starts at boot and runs now."""
-    text = output_of(["systemctl", "show", "-p", "UnitFileState", "-p", "ActiveState", name])
+    """Return whether a unit starts at boot and runs now; empty words where nothing tells."""
+    try:
+        text = output_of(["systemctl", "show", "-p", "UnitFileState", "-p", "ActiveState", name])
+    except DiskError:
+        text = ""
     found = dict(line.partition("=")[::2] for line in text.splitlines())
     return {"enabled": found.get("UnitFileState", ""), "active": found.get("ActiveState", "")}

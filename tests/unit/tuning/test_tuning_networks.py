@@ -171,6 +171,12 @@ def test_what_was_not_seen_is_left_to_nccl() -> None:
     assert "topo -m was not seen" in left(tuning, "NCCL_IB_HCA")
 
 
+def test_interfaces_that_were_not_seen_are_not_called_slow() -> None:
+    bare = roce(None).model_copy(update={"nics": None, "gaps": {"nics": "not read"}})
+    said = {one.name: one.reason for one in tune_node(bare, "training").left_alone}
+    assert "not read" in said["NCCL_SOCKET_NTHREADS"]
+
+
 def test_more_devices_than_nccl_reads_are_left_to_it() -> None:
     many = tuple(Hca(f"mlx5_{index}", "PIX") for index in range(33))
     tuning = tune(facts(Network({}, (), None, (*many, Hca("mlx5_40", "SYS")))), "pytorch")
