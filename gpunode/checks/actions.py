@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from gpunode.frozen import Frozen
 
 Verb = Literal[
     "restart_service",
@@ -39,10 +39,8 @@ STATES: tuple[State, ...] = (State.NONE, State.OBSERVE, State.DRAIN)
 """From the mildest to the most severe."""
 
 
-class Action(BaseModel):
+class Action(Frozen):
     """One step of a remedy."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     action: Verb
     target: str | None = None

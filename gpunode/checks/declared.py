@@ -5,11 +5,12 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from gpunode.checks.registry import Category, Registry, Scope, Status, Value, Verdict
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
+from gpunode.frozen import Frozen
 
 Comparison = Literal[
     "equals", "not_equals", "at_least", "at_most", "one_of", "none_of", "matches", "contains", "contains_not"
@@ -30,10 +31,8 @@ class UnknownFact(ValueError):  # noqa: N818
         self.known = known
 
 
-class DeclaredCheck(BaseModel):
+class DeclaredCheck(Frozen):
     """One entry of a file of own checks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str = Field(pattern=r"^[a-z][a-z0-9-]*\.[a-z][a-z0-9-]*$")
     category: Category

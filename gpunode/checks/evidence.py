@@ -5,15 +5,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from gpunode.frozen import Frozen
 
 Maturity = Literal["simulated", "recorded", "hardware"]
 
 
-class Evidence(BaseModel):
+class Evidence(Frozen):
     """The file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     recorded: frozenset[str]
     """Checks that came to a verdict on a recording of a real machine."""

@@ -1,15 +1,12 @@
 """What a node is, in a few words: goes with its findings into a report."""
 
-from pydantic import BaseModel, ConfigDict
-
 from gpunode.checks.installed import driver_packages, upstream
 from gpunode.facts.node import NodeFacts
+from gpunode.frozen import Frozen
 
 
-class Described(BaseModel):
+class Described(Frozen):
     """Base: immutable, closed. None is unknown or absent."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Stack(Described):

@@ -9,7 +9,7 @@ from inspect import signature
 from math import inf
 from typing import ClassVar, Literal, NotRequired, TypedDict, TypeVar, Unpack, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 from gpunode.checks.actions import Action, State, action
 from gpunode.checks.contained import Escaped, contained
@@ -18,6 +18,7 @@ from gpunode.checks.thresholds import Threshold, in_force, overridden
 from gpunode.expectations import METRICS, is_metric
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import MAY_BE_NONE
+from gpunode.frozen import Frozen
 
 Value = bool | int | float | str | None
 Level = Literal["quick", "standard", "deep"]
@@ -65,10 +66,8 @@ class Status(StrEnum):
     ERROR = "error"
 
 
-class FigureReport(BaseModel):
+class FigureReport(Frozen):
     """What a measured figure was compared with; the finding has the figure, the expected value and its origin."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     metric: str
     """``host_to_device``, ``gemm_bf16``, ``all_reduce_busbw``: the key of the site file's ``figures``."""
@@ -82,10 +81,8 @@ class FigureReport(BaseModel):
     """Of one copy or message; None: the figure has no size."""
 
 
-class Finding(BaseModel):
+class Finding(Frozen):
     """One verdict about one component (``node``, ``gpu3``, ``nvlink 3/5``, ``kernel 6.1.0-42-amd64`` …)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     check: str
     status: Status
@@ -116,10 +113,8 @@ class Baseline:
     """By metric, component and size of the messages: another size has another figure."""
 
 
-class Expectation(BaseModel):
+class Expectation(Frozen):
     """What a site says of its nodes (``--expect FILE``). None: nothing was said."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpus: int | None = Field(None, ge=0)
     """GPUs on the bus; 0 says that the node is meant to have none."""

@@ -135,7 +135,7 @@ def storage(seen: Seen) -> tuple[StoredMount, ...] | None:
     """Mounts that the role storage recorded, as the probe found them; None where it recorded none."""
     if not seen.ran("storage"):
         seen.require_finished("storage")
-        if not seen.ran("signs"):
+        if not seen.looked_for_records():
             raise Unseen("mounts were not looked at")
         return None
     found = []

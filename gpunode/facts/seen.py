@@ -125,6 +125,10 @@ class Seen:
         """True where the probe ran the command, whatever came of it."""
         return key in self._bundle.commands
 
+    def looked_for_records(self) -> bool:
+        """True where the probe's own looks are in the bundle, among which a record that is not there has no line."""
+        return self.ran("signs") or self.ran("repository-files")
+
     def raw(self, key: str) -> CommandResult | None:
         """What the probe recorded of a command, complete or not; None where it did not ask for it."""
         return self._bundle.commands.get(key)

@@ -132,7 +132,7 @@ def recorded(seen: Seen) -> dict[str, str | None] | None:
     """Return the programs that the role gpu_tools recorded, and where they are; None where it recorded none."""
     if not seen.ran("tools"):
         seen.require_finished("tools")
-        if not seen.ran("signs"):
+        if not seen.looked_for_records():
             raise Unseen("programs were not looked for")
         return None
     return {name: path or None for name, path in seen.rows("tools", 2)}

@@ -50,7 +50,7 @@ PREFERENCES = "/etc/apt/preferences.d/gpunode-doca.pref"
 YUM, RPM_KEY = "/etc/yum.repos.d/gpunode-doca.repo", "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-doca"
 OPENIBD = "openibd.service"
 DOCA_FILES = (SOURCES, KEY, PREFERENCES, YUM, RPM_KEY)
-LOOK = Look(paths=(MODULES, MEMORY, *DOCA_FILES), contents=(BEFORE, MARKER, KEY, RPM_KEY))
+LOOK = Look(paths=(MODULES, MEMORY, *DOCA_FILES), contents=(BEFORE, MARKER, MODULES, KEY, RPM_KEY))
 # DOCA's repository has a dkms of its own; azhpc-images (install_doca.sh) keeps the distribution's in the same way.
 PINS = (
     "# Managed by gpunode (role rdma): dkms stays the one that builds the driver.\n"
@@ -125,8 +125,11 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 def _present(draft: Draft, archive: ArchiveFiles, path: Path) -> Manifest:
     state = draft.state
     fabric = tuple(draft.stack.nvlsm.kernel_modules) if draft.stack is not None and draft.stack.nvlsm else ()
-    modules = (*fabric, *([PEERMEM] if path.kind == "peermem" else ()), *(part.module for part in draft.parts))
-    live = _to_load(draft, fabric, modules)
+    chosen = (*fabric, *([PEERMEM] if path.kind == "peermem" else ()), *(part.module for part in draft.parts))
+    live = _to_load(draft, fabric, chosen)
+    # A module that cannot be loaded would fail at every boot: the run that loads nvidia-peermem lists it.
+    there = {*live, *(state.facts.modules or ()), *(state.contents.get(MODULES) or "").split()}
+    modules = tuple(name for name in chosen if name != PEERMEM or name in there)
     text = modules_text(modules) if modules else None
     change = _change(draft, archive)
     unit = state.unit(OPENIBD)
@@ -242,7 +245,9 @@ def _to_load(draft: Draft, fabric: Sequence[str], modules: Sequence[str]) -> lis
         return []
     ready = set(fabric) if facts.gpus_on_bus else set()
     if facts.loaded_driver is not None:
-        ready |= {PEERMEM} if facts.peer_memory and not _waits(draft.state) else set()
+        # A request is tried where ib_core is not loaded yet.
+        may = facts.peer_memory or (facts.peer_memory is None and draft.settings["gpudirect"] == "peermem")
+        ready |= {PEERMEM} if may and not _waits(draft.state) else set()
         ready |= {part.module for part in PARTS if set(part.names(draft.manager)) & draft.state.installed.keys()}
     return [name for name in modules if name in ready and name not in (facts.modules or ())]
 
@@ -256,7 +261,10 @@ def _notes(draft: Draft, path: Path) -> list[str]:
     if path.kind is None and draft.settings["gpudirect"] == "auto" and draft.state.facts.gpus_on_bus:
         notes.append(f"GPU memory is reached through main memory: {path.why}")
     if path.kind == "peermem" and draft.doca and not draft.state.facts.peer_memory:
-        notes.append("nvidia-peermem registers with DOCA-OFED only where the driver's modules are built after it came")
+        notes.append(
+            "nvidia-peermem is loaded by the first run after the boot with DOCA-OFED's modules; the driver's modules "
+            "have to be built after DOCA-OFED came, with whose interface they register"
+        )
     problem = unbuilt(draft.state.facts) if draft.doca and PROFILE in draft.state.installed else None
     notes += [problem] if problem else []
     if not draft.doca and PROFILE in draft.installed:

@@ -16,6 +16,7 @@ BY_ID = Path("/dev/disk/by-id")
 BLOCK = Path("/sys/class/block")
 PROC = Path("/proc")
 AUTOFS = Path("/dev/autofs")
+FSTAB = Path("/etc/fstab")
 LIMIT_S = 60
 END_BYTES = 1 << 20
 """How much of each end of a disk has to be empty."""
@@ -232,11 +233,14 @@ def swaps() -> list[str]:
 def in_fstab(devices: set[str]) -> list[str]:
     """Return the mount points of lines in /etc/fstab that mean one of these devices."""
     try:
-        text = output_of(["findmnt", "--fstab", "--evaluate", "--json", "--output", "SOURCE,TARGET"])
-    except DiskError:
-        # findmnt fails where the table has no line.
-        text = ""
-    lines = json.loads(text)["filesystems"] if text.strip() else []
+        table = FSTAB.read_text("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return []
+    # findmnt fails where the table has no line.
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in table):
+        return []
+    text = output_of(["findmnt", "--fstab", "--evaluate", "--json", "--output", "SOURCE,TARGET"])
+    lines = json.loads(text)["filesystems"]
     return [
         f"is the source of {line.get('target')}"
         for line in lines

@@ -2,17 +2,16 @@
 
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from gpunode.facts.errors import ParseError
+from gpunode.frozen import Frozen
 
 FactT = TypeVar("FactT", bound="Fact")
 
 
-class Fact(BaseModel):
-    """Base of all facts: immutable, closed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Fact(Frozen):
+    """Base of all facts."""
 
 
 def checked(model: type[FactT], values: object, output: str) -> FactT:

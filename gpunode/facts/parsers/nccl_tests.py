@@ -7,9 +7,8 @@ from typing import Any
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.outputs import NcclDevice, NcclRow, NcclRun, NcclTests, Placement
-from gpunode.facts.parsers import nccl_lines, nccl_rows
-from gpunode.facts.parsers.nccl_lines import Line
-from gpunode.facts.parsers.nccl_rows import RowReader
+from gpunode.facts.parsers import nccl_lines
+from gpunode.facts.parsers.nccl_lines import Line, RowReader
 from gpunode.facts.parsers.values import bus_id, found, lines_of, text_or_none
 
 _MESSAGES = 200
@@ -276,11 +275,11 @@ def _lie_within_each_other(group: list[_Run]) -> bool:
 def _close(run: _Run, line: Line) -> None:
     run.seen.add(line.kind)
     if line.kind == "bounds":
-        run.out_of_bounds = nccl_rows.count(line.values["count"])
+        run.out_of_bounds = nccl_lines.count(line.values["count"])
         if run.out_of_bounds is None:
             run.failed = True
     else:
-        run.average = nccl_rows.measure(line.values["count"])
+        run.average = nccl_lines.measure(line.values["count"])
     run.failed = run.failed or line.values["verdict"] == "FAILED"
 
 

@@ -82,6 +82,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setattr(block_devices, "BY_ID", tmp_path / "by-id")
     monkeypatch.setattr(block_devices, "BLOCK", tmp_path / "sys")
     monkeypatch.setattr(block_devices, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(block_devices, "FSTAB", tmp_path / "fstab")
     monkeypatch.setattr(block_devices, "output_of", made.output)
     monkeypatch.setattr(scratch_disks, "output_of", made.output)
     monkeypatch.setattr(block_devices, "withheld", lambda _device: made.withheld)
@@ -133,6 +134,7 @@ def test_what_is_in_use_is_refused_even_where_it_is_confirmed(node: Node) -> Non
     (node.root / "sys/vdf/md").mkdir()
     (node.root / "proc/swaps").write_text("Filename Type\n/dev/vdg partition 1 0 -2\n")
     node.table = [{"source": "/dev/vdh", "target": "/old"}]
+    (node.root / "fstab").write_text("LABEL=old /old ext4 noauto 0 0\n")
     names = ("vdc", "vdd", "vde", "vdf", "vdg", "vdh")
     found = asked(node, *names, erase=names)["refusals"]
     words = ("is mounted on /mnt/a b", "held by dm-0", "read-only", "made of other", "is swap", "source of /old")
@@ -146,6 +148,14 @@ def test_a_disk_that_the_kernel_withholds_is_in_use(node: Node) -> None:
     node.disk("vdc")
     node.withheld = "Device or resource busy"
     assert "does not hand it out (Device or resource busy)" in asked(node, "vdc", erase=("vdc",))["refusals"][0]
+
+
+def test_a_table_that_cannot_be_read_is_no_empty_table(node: Node) -> None:
+    node.disk("vdc")
+    (node.root / "fstab").write_text("# no line\n\n")
+    assert asked(node, "vdc")["refusals"] == []
+    (node.root / "fstab").write_text("LABEL=old /old ext4 noauto 0 0\n")
+    assert asked(node, "vdc") == {"error": "findmnt failed: 1"}
 
 
 def test_ids_that_are_none_or_the_same_are_named(node: Node) -> None:

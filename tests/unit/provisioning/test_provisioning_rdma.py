@@ -145,6 +145,19 @@ def test_nvidia_peermem_is_loaded_where_dma_buf_does_not_do_and_the_kernel_has_i
     assert there.values["modprobe"] == []
 
 
+def test_nvidia_peermem_is_listed_for_boot_by_the_run_that_loads_it(key: Path) -> None:
+    loaded = {"version": "580.95.05", "flavour": "proprietary"}
+    files = {path: {"kind": "file"} for path in (SOURCES, KEY, PREFERENCES)}
+    waits = node("doca-ofed", files=files, contents={MARKER: "x\n"}, peer_memory=True, loaded_driver=loaded)
+    settings: dict[str, Any] = {"source": "doca", "doca_url": URL, "doca_key": str(key)}
+    assert modules_of(made(waits, driver=CLOSED, **settings)) == []
+    after = node("doca-ofed", files=files, peer_memory=True, loaded_driver=loaded)
+    assert modules_of(made(after, driver=CLOSED, **settings)) == ["nvidia_peermem"]
+    # Where ib_core is not loaded, a request is tried.
+    tried = made(node(*DEBIAN, loaded_driver=loaded), driver=CLOSED, gpudirect="peermem")
+    assert (modules_of(tried), tried.values["modprobe"]) == (["nvidia_peermem"], ["nvidia_peermem"])
+
+
 @pytest.mark.parametrize("interface", [False, None])
 def test_a_module_that_would_fail_at_boot_is_not_listed(interface: bool | None) -> None:
     found = made(node(*DEBIAN, peer_memory=interface), driver=CLOSED)
