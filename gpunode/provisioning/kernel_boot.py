@@ -64,7 +64,7 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
         words = (state.contents[KERNEL_COMMAND_LINE] or "").split()
         text = " ".join([*(word for word in words if word not in (*going, *wanted)), *wanted]) + "\n"
         files.append(ManagedFile(path=KERNEL_COMMAND_LINE, content=text, phase="before"))
-        # As the packages of kernels call it. Its add-all is missing before systemd 256, and sees no kernel of Debian's.
+        # As the packages of kernels call it. Its add-all is missing from systemd 252, and sees no kernel of Debian's.
         argvs = [[KERNEL_INSTALL, "add", *kernel] for kernel in _kernels(state)]
     now = (state.contents.get(BOOT_ID) or "").strip()
     # A drop-in that was damaged may have been taken up by an upgrade of the kernel meanwhile.

@@ -323,10 +323,14 @@ def fetch(base):
     for package in packages:
         result, said = base.package_signature_check(package)
         if result == 1:
-            base.package_import_key(package)
-            result, said = base.package_signature_check(package)
+            try:
+                base.package_import_key(package)
+            except (dnf.exceptions.Error, ValueError) as err:
+                said = " ".join(str(err).split())
+            else:
+                result, said = base.package_signature_check(package)
         if result != 0:
-            raise RefusedError(f"not signed as it has to be: {said or package}")
+            raise RefusedError(f"repository-unsigned: not signed as it has to be: {said or package}")
 
 
 def locks_that_change(question):

@@ -80,7 +80,8 @@ _MACROS = """\
 %__transaction_unshare %{nil}
 """
 # Rocky's kernel is a package of the rpm database, made by the program that makes the vendors'; bash is one, because
-# scriptlets require a shell. Debian's headers are there for that kernel; a kernel of their own they are not.
+# scriptlets require a shell. Debian's headers are there for that kernel; a kernel of their own they are not, and the
+# one that they bring since Debian 13 goes: a node would boot it where it is newer.
 _BUILD_RPMS = """\
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -93,7 +94,7 @@ _INSTALL_RPMS = f"""
 mkdir -p /etc/yum.repos.d
 python3 /{_KERNEL}/build_rpms.py
 rpm --install /{_KERNEL}/*.rpm
-rm -rf /{_KERNEL} /lib/modules/*-cloud-amd64
+rm -rf /{_KERNEL} /lib/modules/*-cloud-amd64 /boot/*-cloud-amd64
 ldconfig
 """
 

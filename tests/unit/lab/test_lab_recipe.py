@@ -10,6 +10,7 @@ import pytest
 from gpunode.errors import UsageError
 from gpunode.lab import recipe as module
 from gpunode.lab.mirror import Mirror
+from gpunode.lab.packages.lookalike import setup_of
 from gpunode.lab.recipe import KEYRING, SYSTEMS, Recipe, architecture, system_named
 
 RECIPE = Recipe(SYSTEMS["debian-13"], "amd64", Mirror("http://m.example/debian", "http://s.example/debian-security"))
@@ -101,3 +102,10 @@ def test_an_architecture_without_a_kernel_package_is_refused(monkeypatch: pytest
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(UsageError, match="this machine is riscv64"):
         architecture()
+
+
+@pytest.mark.parametrize("system", ["rocky-9", "rocky-10"])
+def test_a_rocky_has_nothing_of_the_kernel_that_debians_headers_bring(system: str) -> None:
+    """A node boots the newest image in /boot; with Debian's, no rpm would know the kernel that runs."""
+    removed = next(line for line in setup_of(system).splitlines() if line.startswith("rm -rf "))
+    assert {"/boot/*-cloud-amd64", "/lib/modules/*-cloud-amd64"} <= set(removed.split())

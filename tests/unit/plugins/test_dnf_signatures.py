@@ -1,0 +1,38 @@
+"""Packages that dnf fetched and whose signatures do not fit."""
+
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.gpunode.node.plugins.module_utils import dnf_transaction as module
+
+
+class Exceptions:
+    class Error(Exception):
+        """As dnf.exceptions has it."""
+
+
+class OtherKey:
+    """dnf where the repository's key is not the one that signed; its words are those of dnf 4 on such a node."""
+
+    def __init__(self) -> None:
+        self.transaction = SimpleNamespace(install_set=["nvidia-persistenced-3:580.95.05-1.el9.x86_64"])
+
+    def download_packages(self, packages: list[str]) -> None:
+        assert packages
+
+    def package_signature_check(self, package: str) -> tuple[int, str]:
+        return 1, f"Public key for {package}.rpm is not installed"
+
+    def package_import_key(self, package: str) -> None:
+        raise Exceptions.Error(
+            f"Public key for {package}.rpm is not installed. Failing package is: {package}\n GPG Keys"
+        )
+
+
+def test_a_package_of_another_key_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "dnf", SimpleNamespace(exceptions=Exceptions))
+    with pytest.raises(
+        module.RefusedError, match=r"^repository-unsigned: .*Public key for nvidia-persistenced"
+    ) as caught:
+        module.fetch(OtherKey())
+    assert "\n" not in str(caught.value)
