@@ -62,8 +62,9 @@ class Node(Site):
         """Return what a boot does not change by itself: /etc, packages, and which units start."""
         lines = self.snapshot()
         cut = len(lines) - lines[::-1].index("---")
-        # Read from the files: logins come and go as transient units.
-        return [*lines[:cut], *self.sh("systemctl --root=/ list-unit-files --no-legend --no-pager").splitlines()]
+        units = self.sh("systemctl --root=/ list-unit-files --no-legend --no-pager").splitlines()
+        # Logins come and go as transient units.
+        return [*lines[:cut], *(unit for unit in units if " transient " not in unit)]
 
     def judged(self) -> dict[tuple[str, str], str]:
         """Return what the validator says of the settings: (check, component) to status."""
