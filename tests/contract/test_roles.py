@@ -140,6 +140,13 @@ def test_every_role_is_in_the_site_playbook_and_so_in_molecule(role: Path) -> No
     assert "../../playbooks/site.yml" in (ROOT / "molecule" / "default" / "converge.yml").read_text(encoding="utf-8")
 
 
+def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
+    plays = load(ROOT / "playbooks" / "site.yml")
+    (order,) = [play["vars"]["__gpunode_all"] for play in plays if "__gpunode_all" in play.get("vars", {})]
+    option = options(ROOT / "roles" / "preflight")["gpunode_roles"]
+    assert option["choices"] == option["default"] == order
+
+
 def test_no_mirror_is_named() -> None:
     folders = [*(role / part for role in ROLES for part in ("defaults", "vars", "tasks", "templates", "files"))]
     folders += [ROOT / "playbooks", ROOT / "molecule"]
