@@ -93,7 +93,9 @@ class Node(Site):
         """Return what a boot does not change by itself, without libraries, which stay: apt autoremove removes them."""
         lines = self.snapshot()
         cut = len(lines) - lines[::-1].index("---")
-        every = {*lines[:cut], *self.sh("systemctl list-unit-files --no-legend --no-pager").splitlines()}
+        # Units of logins, of lines in fstab and of NFS come and go at run time.
+        units = self.sh("systemctl list-unit-files --no-legend --no-pager --state enabled,disabled,masked")
+        every = {*lines[:cut], *units.splitlines()}
         return {line for line in every if not re.match(r"lib|\w+  etc/ld\.so\.cache", line)}
 
 
