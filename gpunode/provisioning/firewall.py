@@ -77,6 +77,7 @@ ExecStart={NFT} -f {RULES}
 ExecStart=-/bin/sh -c '{{ sha256sum < {RULES}; {NFT} -s -t list table inet {TABLE} | sha256sum; }} > {LOADED}'
 ExecReload={NFT} -f {RULES}
 ExecReload=-/bin/sh -c '{{ sha256sum < {RULES}; {NFT} -s -t list table inet {TABLE} | sha256sum; }} > {LOADED}'
+ExecStop=-/bin/rm -f {LOADED}
 ExecStop={NFT} "{REMOVE}"
 
 [Install]
