@@ -157,12 +157,12 @@ def test_a_connection_that_was_open_before_goes_on(world: World) -> None:
 
 def test_what_nft_rejects_changes_nothing(world: World, tmp_path: Path) -> None:
     world.load()
-    before = world.sh(world.node, "nft list ruleset")
+    before = world.sh(world.node, "nft -s list ruleset")
     text = nft_text(policy_of({**SETTINGS, "extra_rules": ["tcp dport nonsense accept"]}))
     (tmp_path / "rules").write_text(text, encoding="utf-8")
     argv = ["ip", "netns", "exec", world.node, "nft", "-f", str(tmp_path / "rules")]
     assert subprocess.run(argv, capture_output=True, timeout=30, check=False).returncode != 0
-    assert world.sh(world.node, "nft list ruleset") == before
+    assert world.sh(world.node, "nft -s list ruleset") == before
     world.sh(world.node, f"nft delete table inet {TABLE}")
 
 
