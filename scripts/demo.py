@@ -22,16 +22,18 @@ WRONG = {"fail", "error"}
 OF_A_CONTAINER = {
     *("driver.signed", "host.acs", "host.cpu-governor", "host.iommu", "host.memory-errors", "host.nvme", "host.time"),
     *("bmc.events", "bmc.fans", "bmc.power-supplies", "gpu.xid-earlier", "host.numa-nodes", "rdma.mtu"),
-    "host.kernel-settings",
+    *("host.kernel-settings", "rdma.flow-control"),
 }
 # … and cards without NVLink, NVSwitches and RDMA have none to judge.
 OF_CARDS = {
     *("fabric.manager", "fabric.manager-version", "fabric.state", "gpu.mig", "nvswitch.sxid", "rdma.errors"),
     *("nvlink.count", "nvlink.errors", "nvlink.speed", "nvlink.state", "rdma.ports"),
-    *("rdma.adapters", "rdma.devices", "rdma.firmware", "rdma.flaps", "rdma.peers"),
+    *("rdma.adapters", "rdma.devices", "rdma.firmware", "rdma.flaps", "rdma.gpudirect", "rdma.peers"),
 }
 # Of roles that do nothing without settings of their own.
-NOT_ASKED_FOR = {"gpu.settings", "host.firewall", "node.security-updates"}
+NOT_ASKED_FOR = {
+    *("gpu.settings", "host.firewall", "host.remote-data", "host.scratch", "host.tools", "node.security-updates"),
+}
 EVERYWHERE = OF_A_CONTAINER | NOT_ASKED_FOR
 MAY_BE_SKIPPED = {
     "hgx-h100-8-1": EVERYWHERE | {"gpu.retired-pages"},
