@@ -14,6 +14,7 @@ from gpunode.catalog.gpus import normal, similar
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
 from gpunode.cli.catalog_update import update
+from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UsageError
 from gpunode.text import nearest
 
@@ -82,14 +83,16 @@ def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose
     catalog = load(overlays)
     if kind is None:
         rows = [{"kind": name, "rows": len(catalog.rows(name)), "file": file} for file, name in _kinds()]
-        _print(rows, form, lambda: _table(["kind", "rows", "file"], [list(map(str, row.values())) for row in rows]))
+        _print(
+            rows, form, lambda: table_lines(["kind", "rows", "file"], [list(map(str, row.values())) for row in rows])
+        )
         return Exit.GOOD
     name = _kind(kind)
     found = list(catalog.rows(name).values())
     extra = ("source", "date", "confidence") if verbose and name != "sources" else ()
     columns = ["id", *COLUMNS[name], *extra]
     cells = [[_short(getattr(row, column)) for column in columns] for row in found]
-    _print([row.model_dump(mode="json") for row in found], form, lambda: _table(columns, cells))
+    _print([row.model_dump(mode="json") for row in found], form, lambda: table_lines(columns, cells))
     return Exit.GOOD
 
 
@@ -240,12 +243,6 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value)) or "-"
     return str(value)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _page(heading: str, body: Mapping[str, Any], sources: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
 from gpunode.lab.engine import connect
@@ -112,15 +113,14 @@ def status(name: str) -> int:
     nodes = lab.nodes()
     if not nodes:
         raise UsageError(f"lab {name} has no nodes: gpunode lab up --name {name}")
-    rows = [("NODE", "OS", "HARDWARE", "STATE", "ADDRESS")]
-    rows += [
+    rows = [
         (node.name, node.os, node.hardware or "-", str(node.container.status), f"{node.address}:{node.port}")
         for node in nodes
     ]
     vendor = lab.vendor() if lab.has_vendor() else None
     if vendor:
         rows.append(("vendor", "-", "-", str(vendor.container.status), vendor.url))
-    _table(rows)
+    _table(("NODE", "OS", "HARDWARE", "STATE", "ADDRESS"), rows)
     for node in nodes:
         for each in node.faults() if node.hardware and node.running else ():
             click.echo(f"{node.name} has a fault: {each}")
@@ -155,7 +155,7 @@ def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool
     if listed:
         for each in place.faults():
             click.echo(f"set: {each}")
-        _table([("OF", "FAULT", "WHAT", "DETAILS"), *place.fault_kinds()])
+        _table(("OF", "FAULT", "WHAT", "DETAILS"), place.fault_kinds())
     elif heal:
         _healed(node, place.heal_words(words))
     else:
@@ -170,7 +170,7 @@ def _vendor_fault(lab: Lab, words: tuple[str, ...], *, heal: bool, listed: bool)
     if listed:
         for each in vendor.faults():
             click.echo(f"set: {each}")
-        _table([("FAULT", "WHAT"), *VENDOR_FAULTS.items()])
+        _table(("FAULT", "WHAT"), list(VENDOR_FAULTS.items()))
     elif heal:
         _healed("vendor", [f"healed {each}" for each in vendor.heal(words[0] if words else None)])
     else:
@@ -184,10 +184,9 @@ def _healed(node: str, lines: list[str]) -> None:
         _say(f"{node}: {line}")
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for line in table_lines(columns, rows):
+        click.echo(line)
 
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
