@@ -93,7 +93,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         if stack is not None:
             why = stack.reasons.get("container_toolkit")
             reason = why.text if why is not None else "the stack has none"
-        note = f"no container toolkit: {reason}; {ROLE}_version: VERSION installs NVIDIA's all the same"
+        note = f"no container toolkit: {reason}; {ROLE}_version: VERSION installs NVIDIA's nevertheless"
         return Manifest(role=ROLE, notes=() if settings["version"] == "none" else (note,))
     if settings["env"] and settings["env"] not in WORKLOADS:
         return Manifest(

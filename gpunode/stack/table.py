@@ -55,7 +55,7 @@ DECLARED = (
     ),
     (
         "R11-fm-exact",
-        "A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version, from its source",
+        "A node with NVSwitches gets a fabric manager and NSCQ of same version as the driver, from its source",
         "platforms, packages",
     ),
     (

@@ -89,9 +89,7 @@ def test_a_pattern_that_leaves_nobody(folder: Path) -> None:
 
 
 def test_a_missing_inventory(folder: Path) -> None:
-    assert refusal("absent.yml") == (
-        f"inventory {folder}/absent.yml: no such file, or nothing that Ansible reads as an inventory"
-    )
+    assert refusal("absent.yml") == (f"inventory {folder}/absent.yml: no such file, or not a valid inventory")
 
 
 def test_an_empty_inventory(folder: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_port_that_says_nothing_ends_at_the_connect_timeout() -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (b"", "unreachable: 127.0.0.1:{port} accepts the connection and closes it before it speaks SSH"),
+        (b"", "unreachable: 127.0.0.1:{port} accepts the connection and closes it without an SSH greeting"),
         (
             b"220 mail ESMTP\r\n" * 200,
             'the SSH connection to 127.0.0.1:{port} failed: Indecipherable protocol version "220',

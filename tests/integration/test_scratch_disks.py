@@ -151,7 +151,7 @@ def test_an_empty_disk_is_made_kept_and_given_back(disks: Disks) -> None:
     device = disks.add("a")
     empty = disks.digest("a")
     wanted = disks.wanted("a", erase=("a",))
-    assert scratch_disks.made(wanted, pretend=True) == ["make the file system"]
+    assert scratch_disks.made(wanted, pretend=True) == ["create the file system"]
     assert disks.digest("a") == empty
     assert scratch_disks.made(wanted, pretend=False) == [f"make the file system on {device}"]
     place = disks.mount(device)

@@ -46,7 +46,7 @@ ctr images import --snapshotter native /tmp/tiny.tar
 DEVICES = ["/dev/nvidia0", "/dev/nvidiactl"]
 LOOK = f"/bin/ls {' '.join(DEVICES)}"
 PODMAN = "podman run --rm --network none"
-# ctr knows no CDI before containerd 2, and no names of runtimes: this is what the runtime class nvidia starts.
+# ctr does not support CDI before containerd 2, and no names of runtimes: this is what the runtime class nvidia starts.
 CTR = "ctr run --rm --snapshotter native --cpu-shares 0"
 RUNTIME = "--runc-binary /usr/bin/nvidia-container-runtime --env NVIDIA_VISIBLE_DEVICES=all"
 

@@ -195,7 +195,7 @@ def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> No
     node.disk("vdc")
     node.disk("vdd")
     announced = scratch_disks.made(wanted("vdc", "vdd"), pretend=True)
-    assert announced[-1] == "make the file system"
+    assert announced[-1] == "create the file system"
     assert written(node) == []
     scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
     create, mkfs = written(node)

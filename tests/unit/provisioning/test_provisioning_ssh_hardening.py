@@ -210,7 +210,7 @@ def test_later_lines_and_match_blocks_are_explained() -> None:
     ssh["documents"][MAIN] += "PasswordAuthentication yes\nMatch Group legacy\n  PasswordAuthentication yes\n"
     notes = " ".join(plan(ssh).notes)
     assert "has no effect any more" in notes
-    assert "stays in force inside its Match block" in notes
+    assert "remains effective inside its Match block" in notes
 
 
 def test_a_main_file_without_include_is_refused_or_gets_it() -> None:

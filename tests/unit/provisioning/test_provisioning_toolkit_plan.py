@@ -224,7 +224,7 @@ def test_absent_restores_the_engines(site_key: str) -> None:
     assert contents(manifest)[DAEMON] is None
     assert contents(manifest)[SPEC["path"]] is None  # type: ignore[index]
     assert contents(manifest)[ENV] is None
-    assert {f"{name} has to go" for name in FOUR} <= set(manifest.due_reasons)
+    assert {f"{name} must be removed" for name in FOUR} <= set(manifest.due_reasons)
     assert toolkit(node(facts=FACTS), site_key, state="absent").due_reasons == ()
 
 
