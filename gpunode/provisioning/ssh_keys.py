@@ -21,7 +21,7 @@ def key_problem(text: str) -> str | None:
     words = lines[0].split()
     found = next(((kind, words[at + 1]) for at, kind in enumerate(words[:-1]) if TYPES.fullmatch(kind)), None)
     if found is None:
-        return f"starts with {words[0][:20]!r} which is not a key type (example: ssh-ed25519 AAAA… name)"
+        return f"starts with {words[0][:20]!r}, which is not a key type (example: ssh-ed25519 AAAA… name)"
     kind, blob = found
     try:
         data = b64decode(blob, validate=True)

@@ -335,7 +335,7 @@ def test_a_proxy_command_carries_the_connection(start_sshd: Start) -> None:
     assert one(server.target(proxy_command=f"python3 {relay} 127.0.0.1 {server.port}")).reason is None
     reason = one(server.target(proxy_command="exit 3")).reason
     assert reason is not None
-    assert "failed" in reason or "closes it before" in reason
+    assert "failed" in reason or "closes it without" in reason
 
 
 def test_only_the_algorithms_that_the_user_allows_are_offered(start_sshd: Start) -> None:

@@ -35,7 +35,7 @@ def test_a_word_stands_for_its_names(word: str, names: list[str]) -> None:
 def test_what_is_no_range_is_named(word: str) -> None:
     with pytest.raises(UsageError) as info:
         expand(word)
-    assert str(info.value).startswith(f"{word}: no range of node names")
+    assert str(info.value).startswith(f"{word}: not a valid range of node names")
     assert "\n" not in str(info.value)
 
 

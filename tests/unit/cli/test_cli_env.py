@@ -46,7 +46,7 @@ def test_json_is_one_document_of_its_schema(bundle: str, capsys: pytest.CaptureF
 
 def test_text_tells_each_reason(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "--replay", bundle)
-    assert "NCCL_DEBUG=WARN\n        a failure prints its cause" in text
+    assert "NCCL_DEBUG=WARN\n        prints the cause of failures" in text
     assert "left alone" not in text
     assert "NCCL_IB_DISABLE: for debugging" in printed(capsys, "--replay", bundle, "-v")
 

@@ -102,9 +102,9 @@ def test_a_warning_is_good_unless_strict(
 
 
 def test_no_check_at_all_is_wrong_usage(gpunode: Any) -> None:
-    refused(gpunode(*REPLAY, "--select", "driver.held", "--skip", "driver.held"), "--skip leaves out every check")
+    refused(gpunode(*REPLAY, "--select", "driver.held", "--skip", "driver.held"), "--skip excludes all selected checks")
     everything = ",".join(check.id for check in registry)
-    refused(gpunode(*REPLAY, "--skip", everything), "--skip leaves out every check")
+    refused(gpunode(*REPLAY, "--skip", everything), "--skip excludes all selected checks")
 
 
 def test_only_skipped_checks_are_never_good(gpunode: Any) -> None:
@@ -189,8 +189,8 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
     ("arguments", "words"),
     [
         (["validate", "--select", "gpu.cuont"], ["gpu.cuont", "did you mean gpu.count"]),
-        (["validate", "--select", ""], ["--select: no check is named"]),
-        (["validate", "--select", "gpu.count", "--select", " ,"], ["--select: no check is named"]),
+        (["validate", "--select", ""], ["--select: no check given"]),
+        (["validate", "--select", "gpu.count", "--select", " ,"], ["--select: no check given"]),
         (["validate", "--skip", "zzz"], ["--skip", "zzz", "node.reachable"]),
         (["validate", "--level", "quick", "--select", "container.cuda"], ["--level quick", "--level standard"]),
         (["validate", "--select", "performance.memory"], ["--level standard", "--level deep has the first"]),
@@ -215,7 +215,7 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--workload-timeout", "nan"], ["--workload-timeout", '"nan" is not a number of seconds']),
         (["validate", "--workload-timeout", "inf"], ["--workload-timeout", "range"]),
         (["validate", "--image", ""], ["--image: the name is empty"]),
-        (["validate", "--select", "gpu.count", "--image", "x"], ["no check that is selected reads a", "--image"]),
+        (["validate", "--select", "gpu.count", "--image", "x"], ["no selected check uses a", "--image"]),
         (["validate", "--timeout", "nan"], ["--timeout", '"nan" is not a number of seconds']),
         (["validate", "--replay"], ["--replay needs a bundle"]),
         (["validate", "--replay", "/no/such.json"], ["/no/such.json: no such file"]),

@@ -82,7 +82,7 @@ def test_a_value_that_the_kernel_changes_is_reported(root: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/sys/../../etc/passwd", "/sys/bus/pci/rescan", "proc/sys/vm/x"])
 def test_other_files_are_refused(root: str, path: str) -> None:
-    with pytest.raises(RefusedError, match="is no kernel setting"):
+    with pytest.raises(RefusedError, match="is not a kernel setting"):
         kernel_state.brought_about({path: "1"}, MEMORY, pretend=False, root=root)
 
 
