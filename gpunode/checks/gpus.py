@@ -41,7 +41,7 @@ def match_of_name(name: str) -> GpuMatch | None:
 
 def model_of(device: PciDevice) -> GpuMatch | None:
     """The catalog's models of a PCI function."""
-    return match_of(f"{device.vendor_id}:{device.device_id}", device.subsystem_id)
+    return match_of(device.pci_id, device.subsystem_id)
 
 
 @dataclass(frozen=True)
