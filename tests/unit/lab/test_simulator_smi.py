@@ -10,15 +10,18 @@ from gpunode.facts.links import parse_peer_access
 from gpunode.facts.models.smi import PeerAccess
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware.describe import names
-from gpunode.lab.simulator.node import CUDA_OF_BRANCH
 
 DRIVERS = ("570.211.01", "580.95.05", "595.71.05")
 
 
-def test_each_branch_has_the_cuda_version_of_the_catalog() -> None:
-    branches = {int(name): row.native_cuda for name, row in Catalog().branches.items()}
-    known = {number: cuda for number, cuda in branches.items() if cuda and number >= min(CUDA_OF_BRANCH)}
-    assert {number: CUDA_OF_BRANCH.get(number) for number in known} == known
+def test_each_branch_has_the_cuda_version_of_the_catalog(node: SimulatedNode) -> None:  # noqa: F811
+    known = {int(name): row.native_cuda for name, row in Catalog().branches.items() if row.native_cuda}
+    for branch in (470, 535, 580):
+        node.lay("t4-1", f"{branch}.10.01")
+        assert parsed("nvidia-smi-xml", node.ask("-q", "-x"))["cuda_version"] == known[branch]
+    between = f"{max(known) + 1}.10"
+    node.lay("t4-1", between)
+    assert parsed("nvidia-smi-q", node.ask("-q"))["cuda_version"] == known[max(known)]
 
 
 def test_its_help_says_that_it_is_simulated(node: SimulatedNode) -> None:  # noqa: F811
