@@ -108,7 +108,7 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
         "mig_capable": gpu.mig_instances > 0,
         "ecc": True,
         "mig_profiles": data.get("mig"),
-        **data["readings"],
+        **data.get("readings", {}),
     }
 
 
