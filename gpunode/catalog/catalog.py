@@ -10,7 +10,7 @@ from packaging.version import Version as Number
 from pydantic import BaseModel
 
 from gpunode.catalog import hardware, pci_ids, software
-from gpunode.catalog.gpus import GpuIndex, GpuMatch, nearest, normal
+from gpunode.catalog.gpus import GpuIndex, GpuMatch, normal, similar
 from gpunode.catalog.read import Document, Problem, dotted, place, read, section
 from gpunode.catalog.rows import Source, first_day
 from gpunode.catalog.typed import no_such, typed_row
@@ -431,7 +431,7 @@ def _system_names(row: software.System) -> tuple[str, ...]:
 def _get(rows: Mapping[str, R], name: str, what: str) -> R:
     if name in rows:
         return rows[name]
-    raise UsageError(f"the catalog has no {what} {name!r}; {nearest(name, {key: key for key in rows})}")
+    raise UsageError(f"the catalog has no {what} {name!r}; {similar(name, {key: key for key in rows})}")
 
 
 def _named(rows: Mapping[str, R], name: str, what: str, names: Callable[[R], Iterable[str]]) -> R:
@@ -441,4 +441,4 @@ def _named(rows: Mapping[str, R], name: str, what: str, names: Callable[[R], Ite
             if normal(text) == normal(name):
                 return row
             shown.setdefault(normal(text), key)
-    raise UsageError(f"the catalog has no {what} {name!r}; {nearest(normal(name), shown)}")
+    raise UsageError(f"the catalog has no {what} {name!r}; {similar(normal(name), shown)}")

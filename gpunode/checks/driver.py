@@ -8,8 +8,8 @@ from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.installed import driver_installed
 from gpunode.checks.registry import Skip, Status, Verdict, registry
-from gpunode.checks.words import listed
 from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
+from gpunode.text import listed
 
 ROLE = "role nvidia_driver, tag nvidia_driver_install"
 MISMATCH = "driver-library-mismatch"

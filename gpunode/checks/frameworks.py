@@ -5,7 +5,6 @@ from functools import partial
 
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.checks.workload import explained, gpu_named, of, one, record_check, where
 from gpunode.facts.models.workload import (
     CollectiveValues,
@@ -31,6 +30,7 @@ from gpunode.facts.models.workload import (
     values_of,
 )
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 MAX_ERROR = Threshold(
     "framework.max-error",

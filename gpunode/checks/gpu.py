@@ -24,12 +24,12 @@ from gpunode.checks.gpus import (
     smi_document,
 )
 from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, no_gpu, registry
-from gpunode.checks.words import counted, listed
 from gpunode.errors import UsageError
 from gpunode.facts.node import DeviceNode, NodeFacts, ToolRun
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.smi_gpu import NOT_LISTED
 from gpunode.facts.tools import meaning_of
+from gpunode.text import counted, listed
 
 SITE = "site file"
 MANUAL = "nvidia-smi(1), RETURN VALUE"

@@ -7,8 +7,8 @@ from typing import Any
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, hidden, seen_gpus
 from gpunode.checks.registry import Skip, Status, Verdict, registry
-from gpunode.checks.words import listed
 from gpunode.facts.node import GpuSetting, NodeFacts, Unit
+from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
 
 UNIT = "gpunode-gpu-settings.service"

@@ -8,9 +8,9 @@ from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, hidden, seen_gpus
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.models.smi import Number
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 PERSISTENCE_UNIT = "nvidia-persistenced.service"
 OWN = "the card's own maximum"

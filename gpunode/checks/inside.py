@@ -6,7 +6,6 @@ from functools import partial
 
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
 from gpunode.checks.registry import Expectation, Status, Verdict, no_gpu, registry
-from gpunode.checks.words import counted, listed
 from gpunode.checks.workload import component, explained, gpu_named, nothing_ran, of, one, record_check, where
 from gpunode.facts.models.workload import (
     ContainerValues,
@@ -20,6 +19,7 @@ from gpunode.facts.models.workload import (
     values_of,
 )
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 FABRIC = "Fabric manager is not ready: role nvidia_fabric; driver.* and fabric.* checks say more."
 SELINUX = (

@@ -9,10 +9,10 @@ from packaging.version import InvalidVersion, Version
 from gpunode.catalog import load
 from gpunode.checks.driver import same_version
 from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
-from gpunode.checks.words import listed
 from gpunode.checks.workload import explained, image_of, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
+from gpunode.text import listed
 
 MISMATCH_NVML = 18
 MISMATCH_CUDA = 803

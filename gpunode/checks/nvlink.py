@@ -9,9 +9,9 @@ from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
 from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) tell more."
 LEAST_OF_SPEED = Threshold(

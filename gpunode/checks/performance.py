@@ -10,7 +10,6 @@ from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thermal import HARDWARE, SOFTWARE_HEAT, WORDS
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.expectations import Figure
 from gpunode.expectations.limits import Where
 from gpunode.facts.models.measured import (
@@ -25,6 +24,7 @@ from gpunode.facts.models.measured import (
     StreamValues,
 )
 from gpunode.facts.models.workload import DeviceIdentity, Record
+from gpunode.text import counted, listed
 
 THROTTLED = Threshold(
     "performance.clocks.throttled",

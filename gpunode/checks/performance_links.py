@@ -9,13 +9,13 @@ from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.performance import corrupted
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.assess import sums_in_switch
 from gpunode.expectations.limits import Where
 from gpunode.expectations.shape import Pair
 from gpunode.facts.models.measured import COLLECTIVES, BadLink, NcclValues, PairsValues, TrainingValues
 from gpunode.facts.models.workload import Record
+from gpunode.text import counted, listed
 
 RATIO_WARNS = Threshold(
     "performance.training.ratio",

@@ -9,12 +9,12 @@ from gpunode.checks.machine_shape import shape_of
 from gpunode.checks.measurements import MeasuredNode, unmeasured, why_no_figures
 from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import listed
 from gpunode.checks.workload import component, of
 from gpunode.expectations import unit_of
 from gpunode.facts.models.measured import GEMM_TYPES, DeviceCopyValues, GemmValues, HostCopyValues, StreamValues
 from gpunode.facts.models.workload import Values, values_of
 from gpunode.facts.node import NodeFacts
+from gpunode.text import listed
 
 WARNS = Threshold(
     "performance.siblings.warns",

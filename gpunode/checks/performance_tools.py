@@ -6,7 +6,6 @@ from pathlib import PurePosixPath
 from gpunode.checks.figures import OF_FIGURES, judged, worst_of
 from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.registry import Status, Verdict
-from gpunode.checks.words import counted, listed
 from gpunode.expectations import Figure, tools
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.measured import FioValues, LoaderValues, ToolValues
@@ -14,6 +13,7 @@ from gpunode.facts.models.outputs import DcgmDiag
 from gpunode.facts.models.smi import DocumentT, Failure
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers import dcgm_diag, nccl_tests, nvbandwidth
+from gpunode.text import counted, listed
 
 LINKS = "performance.host-copy and performance.peer-copy name checks of the links; nvidia-smi topo -m shows the way."
 

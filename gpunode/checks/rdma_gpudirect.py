@@ -11,9 +11,9 @@ from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
 from gpunode.checks.registry import Expectation, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import listed
 from gpunode.errors import UsageError
 from gpunode.facts.node import LoadedDriver, NodeFacts
+from gpunode.text import listed
 
 PEERMEM = "nvidia_peermem"
 SOURCE = "NVIDIA's NCCL guide, GPUDirect RDMA; catalog (sources.yml, ncclgdr)"

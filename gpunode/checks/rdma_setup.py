@@ -10,8 +10,8 @@ from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
 from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import IbDevice, Nic, NodeFacts
+from gpunode.text import counted, listed
 
 NODEPULSE = "NodePulse: 9000 and more on every interface"
 NVSENTINEL = "NVSentinel, NIC health monitor"

@@ -14,9 +14,8 @@ from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
 from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.times import moment
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
+from gpunode.text import counted, listed, moment
 
 DRIVER_LIBRARIES = ("libcuda", "libnvidia-ml")
 STACK_LIBRARIES = ("libnccl", "libcudnn")

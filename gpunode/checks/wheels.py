@@ -9,10 +9,10 @@ from packaging.version import InvalidVersion, Version
 from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
 from gpunode.checks.registry import Status, Undetermined, Verdict, registry
-from gpunode.checks.words import listed
 from gpunode.checks.workload import image_of, of, one, record_check, where
 from gpunode.facts.models.workload import CudaValues, Record, TorchValues
 from gpunode.facts.node import NodeFacts
+from gpunode.text import listed
 
 Inside = TorchValues | CudaValues
 LIBRARIES_SOURCE = "catalog (libraries.yml)"
