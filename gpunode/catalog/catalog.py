@@ -329,6 +329,11 @@ class Catalog:
         described = self._described_index.by_pci(device_id, subsystem_id)
         return described or self._gpu_index.by_pci(device_id, subsystem_id)
 
+    def models_of(self, ids: Iterable[tuple[str, str | None]]) -> tuple[hardware.Gpu, ...]:
+        """Return every model that GPUs with these PCI ids and subsystem ids may be."""
+        found = [self.gpu_by_pci(device_id, subsystem_id) for device_id, subsystem_id in ids]
+        return tuple(gpu for match in found if match is not None for gpu in match.gpus)
+
     def gpu_by_product_name(self, name: str) -> GpuMatch | None:
         """The GPU models that print exactly this product name; None where the catalog has none."""
         return self._described_index.by_product(name)

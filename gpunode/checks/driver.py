@@ -113,8 +113,7 @@ def module_loaded(node: NodeFacts) -> Iterator[Verdict]:
 
 
 def _not_loaded(node: NodeFacts) -> Verdict:
-    running = next((kernel.release for kernel in node.kernels or () if kernel.running), None)
-    on_disk = next((module for module in node.module_files or () if module.kernel == running), None)
+    on_disk = next((module for module in node.module_files or () if module.kernel == node.running_kernel), None)
     others = sorted(
         {device.driver for device in node.gpus_on_bus or () if device.driver not in (None, "nvidia")} - {None}
     )

@@ -103,7 +103,7 @@ def _unknown(node: NodeFacts) -> Iterator[Verdict]:
     for device in node.gpus_on_bus or ():
         if model_of(device) is None:
             gpu = named.get(device.slot)
-            ids[f"{device.vendor_id}:{device.device_id}"] = gpu.name if gpu and gpu.match else None
+            ids[device.pci_id] = gpu.name if gpu and gpu.match else None
     lacking = sorted(number for number, name in ids.items() if name is None)
     if lacking:
         message = f"the catalog does not have {listed(lacking)}: what such a GPU needs is unknown"

@@ -57,8 +57,7 @@ def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
     match = model_of(device)
     if match is None:
-        number = f"{device.vendor_id}:{device.device_id}"
-        return Verdict(Status.SKIP, f"the catalog does not have {number} (gpu.model reports it)")
+        return Verdict(Status.SKIP, f"the catalog does not have {device.pci_id} (gpu.model reports it)")
     return fits(loaded, match.gpus, platforms(node))
 
 

@@ -67,7 +67,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         refusals=tuple(dict.fromkeys(refusals)),
         notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
         values={
-            "manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None,
+            "manager": state.manager,
             # Known before the repository is there, for those who drain a node first.
             "driver_due": due,
         },

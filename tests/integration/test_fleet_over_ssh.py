@@ -171,7 +171,7 @@ def test_the_agents_key_is_used(start_sshd: Start, tmp_path: Path) -> None:
 
 def test_a_node_without_python_says_so(start_sshd: Start) -> None:
     target = replace(start_sshd().target(), python="/nonexistent/python3")
-    assert one(target).reason == "/nonexistent/python3 is not on the node: correct ansible_python_interpreter"
+    assert one(target).reason == "/nonexistent/python3 does not exist on the node: correct ansible_python_interpreter"
 
 
 def test_an_answer_that_is_no_bundle_says_so(start_sshd: Start) -> None:
