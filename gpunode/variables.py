@@ -1,6 +1,5 @@
 """Variables as they come from Ansible: their values made plain, and typos in their names found."""
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -10,6 +9,7 @@ from typing import Any
 import yaml
 
 from gpunode.errors import UsageError
+from gpunode.text import did_you_mean, nearest
 
 _OWN_PREFIX = "gpunode_"
 _OWN = (_OWN_PREFIX, "nvidia_")
@@ -67,9 +67,9 @@ def wrong_value(value: Any, specification: Mapping[str, Any]) -> str | None:
     choices = specification.get("choices")
     shown = "the value" if specification.get("no_log") else value
     if choices is not None and str(value) not in {str(choice) for choice in choices}:
-        near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return f"{value} is none of {', '.join(str(choice) for choice in choices)}{hint}"
+        known = [str(choice) for choice in choices]
+        hint = did_you_mean(nearest(str(value), known))
+        return f"{value} is not one of {', '.join(known)}{hint and f'; {hint}'}"
     if _of_kind(value, kind):
         return None
     words = {
@@ -131,7 +131,7 @@ def unknown_variables(
         prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
         near = _nearest(name, prefix, [right for right in ours if right.startswith(prefix)])
         if near is None:
-            near = next(iter(difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)), None)
+            near = next(iter(nearest(name, ours, likeness=_NEAR)), None)
         if near is not None or (prefix and name.startswith(_OWN)):
             found.append((name, near))
     return found
@@ -142,7 +142,7 @@ def _nearest(name: str, prefix: str, ours: Sequence[str]) -> str | None:
     if not prefix:
         return None
     rests = [right.removeprefix(prefix) for right in ours]
-    near = difflib.get_close_matches(name.removeprefix(prefix), rests, n=1, cutoff=0.6)
+    near = nearest(name.removeprefix(prefix), rests)
     return prefix + near[0] if near else None
 
 
@@ -157,8 +157,8 @@ def refuse_unknown(names: Iterable[str], root: Path, sources: Sequence[str], whe
     name, near = unknown[0]
     place = locate(name, sources)
     more = f" ({len(unknown) - 1} more like it)" if len(unknown) > 1 else ""
-    hint = f"did you mean {near}?" if near else "no role has a variable like it"
-    raise UsageError(f"{place or where}: {name} is no variable of any role; {hint}{more}")
+    hint = did_you_mean([near]) if near else "no role has a similar one"
+    raise UsageError(f"{place or where}: unknown variable {name}; {hint}{more}")
 
 
 def locate(name: str, sources: Sequence[str]) -> str | None:

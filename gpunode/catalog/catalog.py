@@ -10,7 +10,7 @@ from packaging.version import Version as Number
 from pydantic import BaseModel
 
 from gpunode.catalog import hardware, pci_ids, software
-from gpunode.catalog.gpus import GpuIndex, GpuMatch, nearest, normal
+from gpunode.catalog.gpus import GpuIndex, GpuMatch, normal, similar
 from gpunode.catalog.read import Document, Problem, dotted, place, read, section
 from gpunode.catalog.rows import Source, first_day
 from gpunode.catalog.typed import no_such, typed_row
@@ -329,6 +329,11 @@ class Catalog:
         described = self._described_index.by_pci(device_id, subsystem_id)
         return described or self._gpu_index.by_pci(device_id, subsystem_id)
 
+    def models_of(self, ids: Iterable[tuple[str, str | None]]) -> tuple[hardware.Gpu, ...]:
+        """Return every model that GPUs with these PCI ids and subsystem ids may be."""
+        found = [self.gpu_by_pci(device_id, subsystem_id) for device_id, subsystem_id in ids]
+        return tuple(gpu for match in found if match is not None for gpu in match.gpus)
+
     def gpu_by_product_name(self, name: str) -> GpuMatch | None:
         """The GPU models that print exactly this product name; None where the catalog has none."""
         return self._described_index.by_product(name)
@@ -431,7 +436,7 @@ def _system_names(row: software.System) -> tuple[str, ...]:
 def _get(rows: Mapping[str, R], name: str, what: str) -> R:
     if name in rows:
         return rows[name]
-    raise UsageError(f"the catalog has no {what} {name!r}; {nearest(name, {key: key for key in rows})}")
+    raise UsageError(f"the catalog has no {what} {name!r}; {similar(name, {key: key for key in rows})}")
 
 
 def _named(rows: Mapping[str, R], name: str, what: str, names: Callable[[R], Iterable[str]]) -> R:
@@ -441,4 +446,4 @@ def _named(rows: Mapping[str, R], name: str, what: str, names: Callable[[R], Ite
             if normal(text) == normal(name):
                 return row
             shown.setdefault(normal(text), key)
-    raise UsageError(f"the catalog has no {what} {name!r}; {nearest(normal(name), shown)}")
+    raise UsageError(f"the catalog has no {what} {name!r}; {similar(normal(name), shown)}")

@@ -3,6 +3,7 @@
 Each function returns the bound that a driver is beyond, or None where it is within.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,12 @@ def first_listed(gpu: Gpu, branch: int, driver: Number) -> Bound | None:
     if first in ("from the start", "unknown") or (first != "never" and driver >= Number(first)):
         return None
     return Bound(first, gpu.sure("first_listed"))
+
+
+def kernel_number(release: str | None) -> Number | None:
+    """Return the leading numbers of a kernel's release: 5.14.0 of ``5.14.0-427.el9.x86_64``."""
+    found = re.match(r"[0-9]+(?:\.[0-9]+)*", release or "")
+    return Number(found[0]) if found else None
 
 
 def against_gpudirect(models: Sequence[Gpu]) -> list[str]:

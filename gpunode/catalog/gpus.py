@@ -1,6 +1,5 @@
 """Which GPU is meant: by PCI id, by product name, by what a person types. Never by substring."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 from gpunode.catalog.hardware import Gpu
 from gpunode.errors import UsageError
+from gpunode.text import did_you_mean, nearest
 
 _OWN = {"id", "name", "families", "aliases", "product_names", "pci", "subsystems", "known_from"}
 _OWN |= {"note", "source", "date", "unsure"}
@@ -101,7 +101,7 @@ class GpuIndex:
             return match
         if _PCI_ID.fullmatch(text.strip()):
             raise UsageError(f"no GPU of the catalog has the PCI id {text}; see `gpunode catalog list gpus`")
-        raise UsageError(f"no GPU is called {text!r}; {nearest(normal(text), self._shown)}")
+        raise UsageError(f"unknown GPU {text!r}; {similar(normal(text), self._shown)}")
 
     def known(self, text: str) -> GpuMatch | None:
         """What ``find`` finds; None where nothing is called so."""
@@ -111,10 +111,10 @@ class GpuIndex:
         return GpuMatch(text, tuple(held)) if held else None
 
 
-def nearest(text: str, shown: Mapping[str, str]) -> str:
-    """The end of an error message: the known names nearest to one that is none. ``shown``: compared form → as shown."""
-    close = difflib.get_close_matches(text, shown, n=4, cutoff=0.5)
+def similar(text: str, shown: Mapping[str, str]) -> str:
+    """Return a message's hint: the known names similar to an unknown one. ``shown``: normal form → as shown."""
+    close = nearest(text, shown, most=4, likeness=0.5)
     first_word = text.split(" ", maxsplit=1)[0]
     close += [key for key in shown if key.split(" ", maxsplit=1)[0] == first_word and key not in close][:2]
     names = list(dict.fromkeys(shown[key] for key in close))[:5]
-    return f"nearest: {', '.join(names)}" if names else f"known: {', '.join(sorted(set(shown.values()))[:12])} …"
+    return did_you_mean(names) or f"known: {', '.join(sorted(set(shown.values()))[:12])} …"

@@ -3,7 +3,6 @@
 Rules live in ``lint_bounds``, ``lint_figures`` and ``lint_names``; each has an id, and a test that breaks it alone.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from gpunode.catalog import lint_bounds, lint_figures, lint_names  # noqa: F401 
 from gpunode.catalog.catalog import MODELS, Catalog
 from gpunode.catalog.lint_rules import RULES, Rows
 from gpunode.catalog.read import Document, Key, Problem, dotted, place
+from gpunode.text import suggestion
 
 
 def lint(catalog: Catalog) -> list[Problem]:
@@ -51,9 +51,9 @@ def _sections(document: Document) -> Iterator[Problem]:
         yield _problem(document, ("defaults",), "is a mapping from section to fields", "shape")
     for key, value in asked:
         if key[-1] not in MODELS:
-            close = difflib.get_close_matches(str(key[-1]), [*MODELS, "defaults"], n=1)
-            hint = f"did you mean {close[0]}" if close else f"known: {', '.join(MODELS)}"
-            yield _problem(document, key, f"there is no such section, {hint}", "section")
+            yield _problem(
+                document, key, f"unknown section; {suggestion(str(key[-1]), [*MODELS, 'defaults'])}", "section"
+            )
         elif not isinstance(value, Mapping):
             yield _problem(document, key, "a section is a mapping from id to row", "shape")
 

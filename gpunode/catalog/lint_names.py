@@ -1,6 +1,5 @@
 """Rules about names: every reference resolves, every name means one thing, every package is found once."""
 
-import difflib
 import string
 from collections.abc import Iterable, Iterator
 from itertools import combinations
@@ -11,6 +10,7 @@ from gpunode.catalog.lint_rules import Found, Rows, rule
 from gpunode.catalog.read import Key
 from gpunode.catalog.software import Offer, PackageSet, Pinning
 from gpunode.catalog.typed import no_such
+from gpunode.text import did_you_mean, nearest, suggestion
 
 TEMPLATE_WORDS = {"branch", "version", "cuda", "cuda_major", "kernel"}
 """What may stand between braces in a package name or version."""
@@ -39,9 +39,8 @@ def unsure(rows: Rows) -> Found:
         for row in rows[section].values():
             for name in getattr(row, "unsure", {}):
                 if name.split(".", maxsplit=1)[0] not in type(row).model_fields:
-                    close = difflib.get_close_matches(name, type(row).model_fields, n=1)
-                    hint = f", did you mean {close[0]}" if close else ""
-                    yield (section, row.id, "unsure", name), f"is no field of the row{hint}"
+                    hint = did_you_mean(nearest(name, type(row).model_fields))
+                    yield (section, row.id, "unsure", name), f"is not a field of the row{hint and f'; {hint}'}"
 
 
 @rule("reference")
@@ -175,9 +174,7 @@ def templates(rows: Rows) -> Found:
             yield (section, row.id, field), f"{text!r}: a brace is open"
             continue
         for word in sorted(words - TEMPLATE_WORDS):
-            close = difflib.get_close_matches(word, TEMPLATE_WORDS, n=1)
-            hint = f", did you mean {{{close[0]}}}" if close else f"; known: {', '.join(sorted(TEMPLATE_WORDS))}"
-            yield (section, row.id, field), f"{{{word}}} is not known{hint}"
+            yield (section, row.id, field), f"unknown {{{word}}}; {suggestion(word, sorted(TEMPLATE_WORDS))}"
 
 
 def _templates(rows: Rows) -> Iterator[tuple[str, Any, str, str]]:

@@ -1,6 +1,5 @@
 """Text to typed rows, and what is wrong in the words of somebody who edits the file."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -9,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gpunode.catalog.read import Document, Key, Problem, dotted, place
+from gpunode.text import did_you_mean, nearest, suggestion
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -26,9 +26,8 @@ _UNIT = re.compile(r"_(([kmgt]i?b(it)?|bytes?)(_per_s|ps|s)?|m?w|[kmg]?hz|watts?
 
 
 def no_such(what: str, name: str | int, known: Iterable[str]) -> str:
-    """``there is no architecture 'hoper', did you mean hopper``."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
-    return f"there is no {what} {name!r}{f', did you mean {close[0]}' if close else ''}"
+    """Return ``unknown architecture 'hoper'; did you mean hopper?``."""
+    return "; ".join(filter(None, (f"unknown {what} {name!r}", did_you_mean(nearest(str(name), known)))))
 
 
 def unit_of(key: str) -> str | None:
@@ -76,9 +75,8 @@ def _said(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         return "is missing", "missing-key"
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-        close = difflib.get_close_matches(str(found), known, n=1)
-        hint = f", did you mean {close[0]}" if close else ""
-        return f"{found!r} is none of {', '.join(known)}{hint}", "value"
+        hint = did_you_mean(nearest(str(found), known))
+        return f"{found!r} is not one of {', '.join(known)}{hint and f'; {hint}'}", "value"
     if kind in ("int_parsing", "float_parsing", "int_type", "float_type", "int_from_float"):
         wanted = "a whole number" if kind.startswith("int") else "a number"
         unit = unit_of(key)
@@ -123,5 +121,4 @@ def _unknown(key: str, known: Sequence[str]) -> tuple[str, str]:
         same = [name for name in known if _UNIT.sub("", name) == stem]
         if same:
             return f"wrong unit: this is kept in {unit_of(same[0])}, as {same[0]}", "unit"
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return (f"unknown key, did you mean {close[0]}" if close else f"unknown key; known: {', '.join(known)}"), "key"
+    return f"unknown key; {suggestion(key, known, likeness=0.5)}", "key"

@@ -7,9 +7,8 @@ from functools import partial
 
 from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.times import moment
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import BmcEvent, BmcSensor, NodeFacts
+from gpunode.text import counted, listed, moment
 
 IPMI = "IPMI 2.0, sensor types and event states as ipmitool prints them"
 OBSTACLES = {

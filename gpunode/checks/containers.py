@@ -8,8 +8,8 @@ from pathlib import PurePosixPath
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
 from gpunode.checks.registry import Skip, Status, Verdict, registry
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import CdiSpec, NodeFacts
+from gpunode.text import counted, listed
 
 TOOLKIT = (
     "nvidia-container-toolkit",

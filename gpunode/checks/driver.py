@@ -8,8 +8,8 @@ from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.installed import driver_installed
 from gpunode.checks.registry import Skip, Status, Verdict, registry
-from gpunode.checks.words import listed
 from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
+from gpunode.text import listed
 
 ROLE = "role nvidia_driver, tag nvidia_driver_install"
 MISMATCH = "driver-library-mismatch"
@@ -113,8 +113,7 @@ def module_loaded(node: NodeFacts) -> Iterator[Verdict]:
 
 
 def _not_loaded(node: NodeFacts) -> Verdict:
-    running = next((kernel.release for kernel in node.kernels or () if kernel.running), None)
-    on_disk = next((module for module in node.module_files or () if module.kernel == running), None)
+    on_disk = next((module for module in node.module_files or () if module.kernel == node.running_kernel), None)
     others = sorted(
         {device.driver for device in node.gpus_on_bus or () if device.driver not in (None, "nvidia")} - {None}
     )

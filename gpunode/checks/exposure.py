@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from gpunode.checks.registry import Skip, Status, Verdict, registry
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import Listener, NodeFacts, PacketFilter
+from gpunode.text import counted, listed
 
 UNIT = "gpunode-firewall.service"
 TABLE = "inet gpunode"

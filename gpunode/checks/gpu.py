@@ -24,12 +24,12 @@ from gpunode.checks.gpus import (
     smi_document,
 )
 from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, no_gpu, registry
-from gpunode.checks.words import counted, listed
 from gpunode.errors import UsageError
 from gpunode.facts.node import DeviceNode, NodeFacts, ToolRun
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.smi_gpu import NOT_LISTED
 from gpunode.facts.tools import meaning_of
+from gpunode.text import counted, listed
 
 SITE = "site file"
 MANUAL = "nvidia-smi(1), RETURN VALUE"
@@ -103,7 +103,7 @@ def _unknown(node: NodeFacts) -> Iterator[Verdict]:
     for device in node.gpus_on_bus or ():
         if model_of(device) is None:
             gpu = named.get(device.slot)
-            ids[f"{device.vendor_id}:{device.device_id}"] = gpu.name if gpu and gpu.match else None
+            ids[device.pci_id] = gpu.name if gpu and gpu.match else None
     lacking = sorted(number for number, name in ids.items() if name is None)
     if lacking:
         message = f"the catalog does not have {listed(lacking)}: what such a GPU needs is unknown"

@@ -6,8 +6,8 @@ from functools import partial
 from gpunode.checks.machine import is_container, is_guest
 from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
+from gpunode.text import counted, listed
 from gpunode.tuning.nccl_names import debugs
 
 GUIDES = "training guides: node sizes"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from gpunode.checks.links import gpus_of
 from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import KernelEvent, NodeFacts, Nvme
+from gpunode.text import counted, listed
 
 DRIVER_NAMES = ("nvidia", "nv_", "nv-", "rm_", "uvm_", "os_acquire")
 CORRECTED_MOST = Threshold(

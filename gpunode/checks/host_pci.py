@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from gpunode.checks.links import GUEST, gpus_of
 from gpunode.checks.machine import is_guest
 from gpunode.checks.registry import Skip, Status, Verdict, registry
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 PASSTHROUGH = "identity"
 SOURCE = "sichek, gpud: P2P on bare metal"

@@ -52,7 +52,7 @@ def identify(node: NodeFacts) -> Identity:
     stack = Stack(
         os=node.os.pretty_name or node.os.id if node.os else None,
         architecture=node.architecture,
-        kernel=next((kernel.release for kernel in node.kernels or () if kernel.running), None),
+        kernel=node.running_kernel,
         driver=loaded.version if loaded else None,
         driver_flavour=loaded.flavour if loaded else None,
         driver_packages=versions.pop() if len(versions) == 1 else None,

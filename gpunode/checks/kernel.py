@@ -5,8 +5,8 @@ from functools import partial
 
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import Skip, Status, Verdict, registry
-from gpunode.checks.words import listed
 from gpunode.facts.node import EnvironmentSetting, NodeFacts
+from gpunode.text import listed
 
 SYSCTL_D = "sysctl.d(5), tmpfiles.d(5)"
 NCCL_FILE = "/etc/nccl.conf"

@@ -55,4 +55,4 @@ def platforms(node: NodeFacts) -> tuple[Platform, ...]:
 def nvswitches(node: NodeFacts) -> tuple[str, ...]:
     """Slots of the NVSwitches on the bus."""
     switches = {part.id for part in load().pci_parts.values() if part.role == "nvswitch"}
-    return tuple(device.slot for device in node.pci or () if f"{device.vendor_id}:{device.device_id}" in switches)
+    return tuple(device.slot for device in node.pci or () if device.pci_id in switches)

@@ -5,8 +5,8 @@ from functools import partial
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted
 from gpunode.facts.models.smi import RemappedRows
+from gpunode.text import counted
 
 UNCORRECTED_MOST = Threshold(
     "gpu.ecc-uncorrected.most",

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpunode.checks.registry import Status, Verdict, registry
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 
 @registry.check(

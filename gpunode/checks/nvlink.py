@@ -9,9 +9,9 @@ from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
 from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
+from gpunode.text import counted, listed
 
 LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) tell more."
 LEAST_OF_SPEED = Threshold(
@@ -93,8 +93,7 @@ def linked_gpus(node: NodeFacts) -> list[Linked]:
     found = []
     for gpu in seen_gpus(node):
         reported = by_index.get(gpu.reported.index, NvlinkGpu(index=gpu.reported.index))
-        gone = hidden(gpu)
-        reason = gone.message if gone else _why_not_judged(node, gpu, reported.links)
+        reason = hidden(gpu) or _why_not_judged(node, gpu, reported.links)
         found.append(Linked(gpu, reported.links, bool(reported.all_inactive), reason))
     reasons = [linked.reason for linked in found if linked.reason is not None]
     if len(reasons) == len(found):

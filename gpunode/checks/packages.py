@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from gpunode.checks.installed import DriverPackages, driver_packages, line_of, upstream
 from gpunode.checks.registry import Status, Verdict, registry
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import NodeFacts, Package
+from gpunode.text import counted, listed
 
 CATALOG = "catalog (origins.yml)"
 ROLE = "role nvidia_driver, tag nvidia_driver_install"

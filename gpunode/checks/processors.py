@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from gpunode.checks.machine import is_container, is_guest, platforms
 from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import CpuSets, NodeFacts
+from gpunode.text import counted, listed
 
 KERNEL = "Linux, admin-guide/cputopology.rst"
 HEALTH_VALIDATION = "NVIDIA Health Validation, cpu_count"

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from gpunode.checks.gpu import SITE
 from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import IbDevice, IbPort, NodeFacts
+from gpunode.text import counted, listed
 
 COUNTED = {
     "symbol_error": "symbol errors",

@@ -1,19 +1,16 @@
 """The check on GPUDirect RDMA: whether adapters reach GPU memory without the detour over main memory."""
 
-import re
 from collections.abc import Iterator
 
-from packaging.version import Version as Number
-
-from gpunode.catalog import Gpu, load
-from gpunode.catalog.driver_rules import against_dma_buf, against_gpudirect
+from gpunode.catalog import load
+from gpunode.catalog.driver_rules import against_dma_buf, against_gpudirect, kernel_number
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import listed
 from gpunode.errors import UsageError
 from gpunode.facts.node import LoadedDriver, NodeFacts
+from gpunode.text import listed
 
 PEERMEM = "nvidia_peermem"
 SOURCE = "NVIDIA's NCCL guide, GPUDirect RDMA; catalog (sources.yml, ncclgdr)"
@@ -40,23 +37,21 @@ LEAST_RATE = Threshold(
     actions=("fix_configuration",),
     thresholds=(LEAST_RATE,),
 )
-def gpudirect(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
-    reason = _not_expected(node)
-    driver, models = node.loaded_driver, _models(node)
-    hardware = against_gpudirect(models)
-    if reason is None and hardware:
-        reason = "; ".join(hardware)
-    if reason is not None or driver is None:
-        yield Verdict(Status.SKIP, reason or "no NVIDIA module is loaded")
-        return
+def gpudirect(node: NodeFacts) -> Iterator[Verdict]:
+    models = load().models_of((device.pci_id, device.subsystem_id) for device in node.gpus_on_bus or ())
+    reason = _not_expected(node) or "; ".join(against_gpudirect(models))
+    if reason:
+        raise Skip(reason)
+    driver = node.loaded_driver
+    if driver is None:
+        raise Skip("no NVIDIA module is loaded")
     if PEERMEM in (node.modules or ()):
         yield Verdict(Status.PASS, "over nvidia-peermem, which is loaded", measured="peermem", source=SOURCE)
         return
     if driver.flavour is None or not models:
         what = "the flavour of the loaded module" if models else "which GPUs these are"
-        yield Verdict(Status.ERROR, f"nvidia-peermem is not loaded, and {what} could not be determined")
-        return
-    against = against_dma_buf(models, driver.flavour, _cuda(driver), _kernel(node))
+        raise Undetermined(f"nvidia-peermem is not loaded, and {what} could not be determined")
+    against = against_dma_buf(models, driver.flavour, _cuda(driver), kernel_number(node.running_kernel))
     if against:
         lacking = {False: "; this kernel has no interface for it", None: "", True: ""}[node.peer_memory]
         message = (
@@ -80,20 +75,9 @@ def _not_expected(node: NodeFacts) -> str | None:
     return f"no InfiniBand port is active, and no RoCE port at {LEAST_RATE.value:g} Gbit/s or more"
 
 
-def _models(node: NodeFacts) -> tuple[Gpu, ...]:
-    found = [load().gpu_by_pci(f"{one.vendor_id}:{one.device_id}", one.subsystem_id) for one in node.gpus_on_bus or ()]
-    return tuple(gpu for match in found if match is not None for gpu in match.gpus)
-
-
 def _cuda(driver: LoadedDriver) -> str | None:
     """Return the CUDA that the driver brings; None where the catalog does not have its branch."""
     try:
         return load().branch_of(driver.version.split(".")[0]).native_cuda if driver.version else None
     except UsageError:
         return None
-
-
-def _kernel(node: NodeFacts) -> Number | None:
-    running = next((kernel.release for kernel in node.kernels or () if kernel.running), "")
-    found = re.match(r"[0-9]+(?:\.[0-9]+)*", running)
-    return Number(found[0]) if found else None

@@ -10,9 +10,8 @@ from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
 from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry, why_unseen
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.times import moment, seconds_between
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import IbDevice, LinkEvent, NodeFacts, PciDevice
+from gpunode.text import counted, listed, moment, seconds_between
 
 HEALTH_VALIDATION = "NVIDIA Health Validation, rdma_linkflap_fatal"
 AZURE = "azurehpc-health-checks: 5 lost carriers in 24 h"

@@ -10,8 +10,8 @@ from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
 from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import IbDevice, Nic, NodeFacts
+from gpunode.text import counted, listed
 
 NODEPULSE = "NodePulse: 9000 and more on every interface"
 NVSENTINEL = "NVSentinel, NIC health monitor"
@@ -85,7 +85,7 @@ def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Ver
     state="observe",
     scope="link",
 )
-def flow_control(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # noqa: ARG001
+def flow_control(node: NodeFacts) -> Iterator[Verdict]:
     known = {nic.name: nic for nic in node.nics or ()}
     by_rate: dict[float, dict[str, Nic]] = defaultdict(dict)
     for _, _, port in ports(node):
@@ -93,8 +93,7 @@ def flow_control(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:  # 
             by_rate[port.rate_gbit_per_s or 0.0] |= {name: known[name] for name in port.interfaces if name in known}
     by_rate = {rate: its for rate, its in by_rate.items() if its}
     if not by_rate:
-        yield Verdict(Status.SKIP, "no active RoCE port has a network interface" if node.infiniband else NO_DEVICE)
-        return
+        raise Skip("no active RoCE port has a network interface" if node.infiniband else NO_DEVICE)
     for rate, its in sorted(by_rate.items()):
         yield _flow_control_of(f"Ethernet {rate:g} Gbit/s", its)
 

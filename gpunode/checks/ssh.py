@@ -5,8 +5,8 @@ from datetime import datetime
 
 from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import KeyFile, NodeFacts
+from gpunode.text import counted, listed
 
 HOST_KEY = "/etc/ssh/ssh_host_"
 BROKEN = ("group1-sha1", "group14-sha1", "group-exchange-sha1", "-cbc", "arcfour", "hmac-md5", "-96")

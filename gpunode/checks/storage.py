@@ -5,9 +5,9 @@ from functools import partial
 
 from gpunode.checks.registry import Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import listed
 from gpunode.facts.models.host import StoredMount
 from gpunode.facts.node import NodeFacts
+from gpunode.text import listed
 
 FREE_LEAST = Threshold("host.scratch.free-least", 5, "% free", "Less free space warns.", source="our choice", most=100)
 NO_STORAGE = "the role storage set up nothing here"

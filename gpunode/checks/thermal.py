@@ -5,7 +5,7 @@ from functools import partial
 from gpunode.checks.gpus import SeenGpu, gpu_check
 from gpunode.checks.registry import Status, Verdict
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import listed
+from gpunode.text import listed
 
 HARDWARE = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 SOFTWARE_HEAT = frozenset({"sw_thermal_slowdown"})

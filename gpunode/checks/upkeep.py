@@ -14,9 +14,8 @@ from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
 from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.times import moment
-from gpunode.checks.words import counted, listed
 from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
+from gpunode.text import counted, listed, moment
 
 DRIVER_LIBRARIES = ("libcuda", "libnvidia-ml")
 STACK_LIBRARIES = ("libnccl", "libcudnn")
@@ -58,8 +57,7 @@ def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
     match = model_of(device)
     if match is None:
-        number = f"{device.vendor_id}:{device.device_id}"
-        return Verdict(Status.SKIP, f"the catalog does not have {number} (gpu.model reports it)")
+        return Verdict(Status.SKIP, f"the catalog does not have {device.pci_id} (gpu.model reports it)")
     return fits(loaded, match.gpus, platforms(node))
 
 

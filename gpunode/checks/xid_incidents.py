@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from gpunode.catalog import load
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.times import moment
 from gpunode.facts.node import KernelEvent
+from gpunode.text import moment
 
 GAP = Threshold(
     "gpu.xid.incident-gap",

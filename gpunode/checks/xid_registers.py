@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gpunode.checks.registry import Status
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.words import listed
 from gpunode.facts.node import KernelEvent
+from gpunode.text import listed
 
 NVLINK_ERROR = 74
 ARCHITECTURE = "hopper"

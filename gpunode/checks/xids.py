@@ -10,11 +10,11 @@ from gpunode.checks.actions import State
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import Status, Verdict, registry
-from gpunode.checks.words import counted, listed
 from gpunode.checks.xid_incidents import GAP, Incident, by_gpu, cancelled, incidents
 from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
 from gpunode.checks.xid_registers import SOURCE as REGISTERS
 from gpunode.facts.node import KernelEvent, NodeFacts
+from gpunode.text import counted, listed
 
 SOURCE = "catalog (xids.yml)"
 BAD = ("critical", "high")

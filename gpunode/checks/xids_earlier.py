@@ -7,10 +7,9 @@ from datetime import timedelta
 from gpunode.checks.machine import is_container
 from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.times import moment
-from gpunode.checks.words import counted, listed
 from gpunode.checks.xids import RECOVERY, SOURCE, gpu_of, model_at, xid_verdict
 from gpunode.facts.node import KernelEvent, NodeFacts
+from gpunode.text import counted, listed, moment
 
 LOOK_BACK = Threshold(
     "gpu.xid-earlier.look-back",

@@ -10,12 +10,11 @@ from pydantic import ValidationError
 
 from gpunode.checks import Baseline
 from gpunode.checks.registry import Status
-from gpunode.checks.words import listed
 from gpunode.cli.yaml_file import first_error
 from gpunode.errors import UsageError
 from gpunode.expectations import is_metric
-from gpunode.printable import printable
 from gpunode.report import NodeReport, Report
+from gpunode.text import listed, printable
 
 GOOD = (Status.PASS, Status.WARN, Status.SKIP)
 """A figure that failed is no expectation."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ import yaml
 
 from gpunode.catalog import Catalog, GpuMatch, load
 from gpunode.catalog.catalog import FILES, MODELS
-from gpunode.catalog.gpus import nearest, normal
+from gpunode.catalog.gpus import normal, similar
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
 from gpunode.cli.catalog_update import update
 from gpunode.errors import Exit, UsageError
+from gpunode.text import nearest
 
 COLUMNS: Mapping[str, Sequence[str]] = {
     "gpus": ("name", "pci", "architecture", "compute_capability", "memory_gb", "form", "modules", "last_branch"),
@@ -162,8 +162,8 @@ def _kind(text: str) -> str:
 def _near(text: str, shown: Mapping[str, str], listed: str) -> str:
     """The names near to one that is none; where none is really near, how to list them."""
     first = text.split(" ", maxsplit=1)[0]
-    near = get_close_matches(text, shown, cutoff=0.7) or [key for key in shown if key.split(" ")[0] == first]
-    return nearest(text, shown) if near else listed
+    near = nearest(text, shown, likeness=0.7) or [key for key in shown if key.split(" ")[0] == first]
+    return similar(text, shown) if near else listed
 
 
 def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:

@@ -19,8 +19,8 @@ from gpunode.checks.thresholds import Threshold
 from gpunode.cli.own_checks import try_file
 from gpunode.cli.policy import read_policy, today
 from gpunode.errors import Exit
-from gpunode.printable import printable
 from gpunode.report.console import PlainConsole
+from gpunode.text import printable
 
 
 class ThresholdEntry(BaseModel):

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from gpunode.checks import registry
-from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
+from gpunode.text import unknown
 
 
 def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:

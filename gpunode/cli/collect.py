@@ -10,7 +10,7 @@ from gpunode.cli.selection import Selection
 from gpunode.cli.writing import folder_for_bundles
 from gpunode.errors import Exit
 from gpunode.names import fold
-from gpunode.printable import printable
+from gpunode.text import printable
 
 
 @click.command("collect")

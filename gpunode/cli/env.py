@@ -13,8 +13,8 @@ from gpunode.cli.selection import Selection, refuse_asking
 from gpunode.errors import Exit, UsageError
 from gpunode.facts import NodeFacts
 from gpunode.isolation import Exceeded
-from gpunode.printable import printable, printable_json
 from gpunode.report.console import PlainConsole
+from gpunode.text import printable, printable_json
 from gpunode.tuning import (
     GPU_ARGUMENTS,
     PROFILES,

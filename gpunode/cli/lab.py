@@ -16,8 +16,8 @@ from gpunode.lab.engine import connect
 from gpunode.lab.hardware import names as hardware_names
 from gpunode.lab.image import remove_images
 from gpunode.lab.recipe import SYSTEMS
+from gpunode.lab.repositories import FAULTS as VENDOR_FAULTS
 from gpunode.lab.state import State
-from gpunode.lab.vendor import FAULTS as VENDOR_FAULTS
 from gpunode.lab.workload_image import kind_named, write_workload_image
 
 _verbose = click.option(

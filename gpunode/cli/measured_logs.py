@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 from gpunode.expectations import is_metric, tools
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.kinds import decoded, parsed
+from gpunode.text import unknown
 
 PROGRAMS = {"nvbandwidth": "nvbandwidth", "nccl-tests": "nccl-tests", "dcgm-diag": "dcgmi"}
 CHECKS = {

@@ -14,11 +14,11 @@ from gpunode.checks.registry import NOT_RUN, not_run
 from gpunode.cli.chosen import wanted_checks
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
-from gpunode.printable import printable, printable_json
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
 from gpunode.report.folding import cause_rank
 from gpunode.report.model import AFFECTED, WORST_FIRST, counting
+from gpunode.text import printable, printable_json
 
 __all__ = ["Judging", "exit_code", "slurm_line", "within_budget", "written"]
 

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gpunode.checks import Expectation, Finding, Status, registry
 from gpunode.checks.declared import DeclaredCheck, UnknownFact, register
-from gpunode.cli.nearest import unknown
 from gpunode.cli.replay import read_file
 from gpunode.cli.yaml_file import first_error, read_mapping
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
 from gpunode.probe.bundle import Bundle
+from gpunode.text import unknown
 
 KEYS = ("checks", "tests")
 _INDEX = re.compile(r"(\w+)(?:\[(\d*)\])?")

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from gpunode.catalog import load
-from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.dmesg import XidMeaning
 from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
+from gpunode.text import unknown
 
 
 @click.command("parse")

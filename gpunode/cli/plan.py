@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,12 @@ import click
 import yaml
 
 from gpunode.catalog import Catalog, load
-from gpunode.cli.nearest import unknown
 from gpunode.cli.plan_text import as_text
 from gpunode.cli.selection import ASK_BECOME_PASS, PARALLEL, TIMEOUT, refuse_asking
 from gpunode.errors import Exit, UsageError
-from gpunode.printable import printable_json
 from gpunode.stack import GpuGroup, NodePicture, Plan, PlanHost, Request, plan
 from gpunode.stack.question import LATEST, WORDS, framework_named, is_range, number, specifiers
+from gpunode.text import nearest, printable_json, unknown
 
 if TYPE_CHECKING:
     from gpunode.cli.apart import Apart
@@ -292,7 +290,7 @@ def _driver(wish: str | None, catalog: Catalog) -> str | None:
         text, latest = text.removesuffix(LATEST), LATEST
     if text.split(".")[0] not in catalog.branches or not all(part.isdigit() for part in text.split(".")):
         known = [*WORDS, *catalog.branches, *(point for row in catalog.branches.values() for point in row.points)]
-        if get_close_matches(wish, known):
+        if nearest(wish, known):
             raise UsageError(f"--driver: {unknown('driver', wish, known)}")
         raise UsageError(f"--driver: unknown driver {wish!r}; known: {', '.join(known[:MOST_NAMES])} …")
     return text + latest

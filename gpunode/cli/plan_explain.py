@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from gpunode.stack.explain import Explanation
+from gpunode.text import listed
 
 MOST_DRIVERS = 6
 
@@ -17,11 +18,9 @@ def _lines(found: Explanation) -> Iterator[str]:
     yield f"  means  {found.means}"
     yield f"  facts  {found.facts}"
     for saying in found.says:
-        shown = ", ".join(saying.drivers[:MOST_DRIVERS])
-        more = f" and {len(saying.drivers) - MOST_DRIVERS} more" if len(saying.drivers) > MOST_DRIVERS else ""
         yield f"  {'refuses' if saying.refuses else 'warns'}: {saying.text}"
         if saying.drivers:
-            yield f"    about {shown}{more}"
+            yield f"    about {listed(saying.drivers, MOST_DRIVERS)}"
     for field, text in found.decided.items():
         yield f"  decides {field}: {text}"
     if not found.says and not found.decided:

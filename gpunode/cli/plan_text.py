@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gpunode.printable import all_printable
 from gpunode.stack import Conflict, Plan, PlanGroup, Stack
 from gpunode.stack.model import Library, Service
+from gpunode.text import all_printable, counted, listed
 
 PIPE_WIDTH = 160
 """Columns where the output is no terminal: lines stay whole for grep."""
@@ -58,9 +58,7 @@ def as_text(document: Plan, *, verbose: bool) -> str:
 
 def _group(group: PlanGroup, *, verbose: bool) -> Iterator[RenderableType]:
     if group.hosts:
-        shown = ", ".join(group.hosts[:MOST_HOSTS])
-        more = f" and {len(group.hosts) - MOST_HOSTS} more" if len(group.hosts) > MOST_HOSTS else ""
-        yield Text(f"{len(group.hosts)} node(s): {shown}{more}", style="bold")
+        yield Text(f"{counted(len(group.hosts), 'node')}: {listed(group.hosts, MOST_HOSTS)}", style="bold")
     if group.stack is not None:
         # Of a machine: nobody names its GPUs. A warning says whether there are none, or unknown ones.
         yield from _stack(group.stack, "no known NVIDIA GPU" if group.hosts else "no GPU named", verbose=verbose)

@@ -10,10 +10,10 @@ from gpunode.catalog import load
 from gpunode.checks import registry
 from gpunode.checks.policy import Policy, Rule
 from gpunode.checks.thresholds import EVERY, Number, Threshold
-from gpunode.cli.nearest import unknown
 from gpunode.cli.own_checks import load_files
 from gpunode.cli.yaml_file import kind_of, read_mapping
 from gpunode.errors import UsageError
+from gpunode.text import unknown
 
 VARIABLE = "gpunode_policy"
 KEYS = ("thresholds", "checks", "own_checks")

@@ -1,6 +1,5 @@
 """``gpunode provision``: the site playbook on an inventory."""
 
-import difflib
 import json
 import re
 import shlex
@@ -22,6 +21,7 @@ from gpunode.content import ansible_environment, ansible_program, collection_roo
 from gpunode.errors import Exit, UsageError
 from gpunode.fleet import inventory, process
 from gpunode.stack import LOCK_NAME
+from gpunode.text import did_you_mean, nearest
 from gpunode.variables import refuse_unknown, refuse_wrong_values
 
 INTERRUPT_WAIT_S = 20.0
@@ -165,8 +165,8 @@ def _refuse_unknown_tags(root: Path, given: Sequence[str]) -> None:
     )
     for tag in (word.strip() for value in given for word in value.split(",") if word.strip()):
         if tag not in known:
-            near = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known - _SPECIAL_TAGS))}"
+            near = did_you_mean(nearest(tag, known, likeness=0.5))
+            hint = near or f"known: {', '.join(sorted(known - _SPECIAL_TAGS))}"
             raise UsageError(f"no task has the tag {tag}; {hint}")
 
 

@@ -9,11 +9,10 @@ from contextlib import suppress
 import click
 
 import gpunode
-from gpunode.cli.nearest import unknown
 from gpunode.cli.streams import ReaderLeft
 from gpunode.cli.verbs import VERBS, loading
 from gpunode.errors import Exit, GpunodeError, UndeterminedError, UsageError
-from gpunode.printable import printable
+from gpunode.text import printable, unknown
 
 ON_NODE = "--on-node"
 

@@ -12,13 +12,13 @@ import click
 from pydantic import TypeAdapter
 
 from gpunode.cli.checks import CheckList
-from gpunode.cli.nearest import unknown
 from gpunode.errors import UsageError
 from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers.kinds import ANSWERS
 from gpunode.probe.bundle import Bundle
 from gpunode.report import Report
 from gpunode.stack import Plan, Stack
+from gpunode.text import unknown
 from gpunode.tuning import Tunings
 
 MODELS: dict[str, Any] = {

@@ -19,7 +19,7 @@ from gpunode.cli.verbs import loading
 from gpunode.cli.writing import write_bundle
 from gpunode.errors import UsageError
 from gpunode.names import fold
-from gpunode.printable import printable
+from gpunode.text import printable
 
 if TYPE_CHECKING:
     from gpunode.cli.apart import Apart

@@ -35,9 +35,9 @@ from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
 from gpunode.facts import facts_from_bundle
 from gpunode.isolation import Exceeded
-from gpunode.printable import printable_json
 from gpunode.probe.bundle import Bundle
 from gpunode.report import NodeReport, Report, exit_code, judged, report, unchecked, unreachable
+from gpunode.text import printable_json
 
 if TYPE_CHECKING:
     from gpunode.cli.workload_run import Workload

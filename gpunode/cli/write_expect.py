@@ -11,6 +11,7 @@ from gpunode.cli.baseline import of_node
 from gpunode.cli.writing import write_whole
 from gpunode.errors import UsageError
 from gpunode.report import NodeReport
+from gpunode.text import counted
 
 DIGITS = 4
 
@@ -38,5 +39,6 @@ def write_expectation(path: Path, nodes: Iterable[NodeReport]) -> None:
         raise UsageError(f"--write-expect {path}: no figure of a real GPU that did not fail: nothing was written")
     share = 1 - DROP_FAILS.value
     least = {metric: float(f"{min(values) * share:.{DIGITS}g}") for metric, values in sorted(found.items())}
-    head = f"# Written by gpunode validate --write-expect: {share:g} of the least figure of {len(hosts)} node(s)."
+    nodes_read = counted(len(hosts), "node")
+    head = f"# Written by gpunode validate --write-expect: {share:g} of the lowest figure of {nodes_read}."
     write_whole(path, f"{head}\n{yaml.safe_dump({'figures': least}, sort_keys=False)}")

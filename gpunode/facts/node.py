@@ -358,6 +358,11 @@ class NodeFacts(Fact):
         return tuple(device for device in self.pci if device.is_nvidia_gpu)
 
     @property
+    def running_kernel(self) -> str | None:
+        """Release of the kernel that the node runs; None where it is unknown."""
+        return next((kernel.release for kernel in self.kernels or () if kernel.running), None)
+
+    @property
     def smi_gpus(self) -> tuple[SmiGpu, ...]:
         """The GPUs that nvidia-smi reports; none where it does not answer."""
         return self.smi.document.gpus if self.smi and self.smi.document else ()

@@ -6,7 +6,6 @@ share one start of Python: see ``ansible_programs``.
 
 import base64
 import binascii
-import difflib
 import json
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from gpunode.content import ansible_environment, ansible_program
 from gpunode.errors import UsageError
 from gpunode.fleet import process
+from gpunode.text import did_you_mean, listed, nearest
 
 TIMEOUT_S = 120.0
 """For one run of an Ansible program: a dynamic inventory may ask a slow service."""
@@ -59,7 +59,7 @@ def _read(done: process.Completed, sources: Sequence[str], limit: str | None, va
     if not hosts:
         if limit is not None:
             known = read(sources, None, vault)
-            raise UsageError(f"--limit {limit}: no host of {_named(sources)} is left; it has {_some(known.hosts)}")
+            raise UsageError(f"--limit {limit}: no host of {_named(sources)} is left; it has {listed(known.hosts, 5)}")
         raise UsageError(f"{_named(sources)} has no hosts: add them, in YAML below all: hosts:, or in INI one a line")
     return Inventory(tuple(sources), hosts, groups, tuple(vault))
 
@@ -161,9 +161,8 @@ def _explain(stderr: str, sources: Sequence[str], limit: str | None, vault: Sequ
     if unmatched and limit is not None:
         known = read(sources, None, vault)
         names = [*known.hosts, *known.groups]
-        near = difflib.get_close_matches(unmatched[1], names, n=3, cutoff=0.4)
-        hint = f"near it: {', '.join(near)}" if near else f"it has {_some(known.hosts)}"
-        raise UsageError(f"--limit {limit}: {unmatched[1]} is no host or group of {_named(sources)}; {hint}")
+        hint = did_you_mean(nearest(unmatched[1], names, most=3, likeness=0.4)) or f"it has {listed(known.hosts, 5)}"
+        raise UsageError(f"--limit {limit}: {_named(sources)} has no host or group {unmatched[1]}; {hint}")
     if "no vault secrets" in stderr or "Decryption failed" in stderr:
         raise UsageError(
             f"{_named(sources)} has vaulted files and no password fits: give --vault-password-file FILE, "
@@ -243,7 +242,7 @@ def _ask_ansible(inventory: Inventory, raw: Mapping[str, Sequence[str]]) -> dict
             )
         reason = re.search(r"'[\w.]+' is undefined", done.stdout + done.stderr)
         raise UsageError(
-            f"{_named(inventory.sources)}: a template in {variables} (host {_some(raw)}) fails without the facts "
+            f"{_named(inventory.sources)}: a template in {variables} (host {listed(raw, 5)}) fails without the facts "
             f"of a play{f': {reason[0]}' if reason else ''}; give the plain value"
         )
     try:
@@ -259,9 +258,3 @@ def _source_words(sources: Sequence[str]) -> list[str]:
 
 def _named(sources: Sequence[str]) -> str:
     return f"inventory {', '.join(sources)}" if sources else "the inventory of Ansible's configuration"
-
-
-def _some(hosts: Iterable[str], most: int = 5) -> str:
-    names = list(hosts)
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

@@ -24,10 +24,10 @@ from gpunode.lab.make import Maker, NewNode, Ports
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.node import LAB_LABEL, NODE_LABEL, PORT_LABEL, LabNode
 from gpunode.lab.recipe import Recipe, architecture, system_named
+from gpunode.lab.repositories import VENDOR_LABEL, Vendor
+from gpunode.lab.repositories import find as find_vendor
+from gpunode.lab.repositories import start as start_vendor
 from gpunode.lab.state import State
-from gpunode.lab.vendor import VENDOR_LABEL, Vendor
-from gpunode.lab.vendor import find as find_vendor
-from gpunode.lab.vendor import start as start_vendor
 
 MOST_NODES = 64
 LOCK_LIMIT_S = 900

@@ -17,7 +17,7 @@ from gpunode.facts import NodeFacts
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
 from gpunode.provisioning.locks import plugin
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest
+from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, no_package_manager
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import PlanHost, Request, Stack, picture_from_facts
@@ -124,8 +124,8 @@ class ToolkitPackages:
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node."""
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role cuda installs with apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings)
     stack = of_context(state.facts, context).stack

@@ -16,7 +16,15 @@ from gpunode.provisioning.departures import departures
 from gpunode.provisioning.driver_files import GPU_CONDITION
 from gpunode.provisioning.engines import gpu_users
 from gpunode.provisioning.locks import plugin
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    UnitState,
+    no_package_manager,
+)
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.stack import Stack
@@ -64,8 +72,8 @@ class DcgmPackages:
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node."""
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role dcgm installs with apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings)
     if context.settings_of("nvidia_driver")["state"] != "present":

@@ -15,7 +15,15 @@ from gpunode.provisioning.docker_daemon import DAEMON, RELOAD, RESTART, daemon_c
 from gpunode.provisioning.docker_daemon import LOOK as DAEMON_LOOK
 from gpunode.provisioning.docker_state import DockerState, docker_of
 from gpunode.provisioning.engines import InstalledEngine, installed_engine, tcp_addresses
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    UnitState,
+    no_package_manager,
+)
 from gpunode.provisioning.state import Look, NodeState
 
 ROLE = "docker"
@@ -43,8 +51,8 @@ OWN_PACKAGES = ("docker.io", "docker-*", "containerd", "containerd.io")
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node."""
     docker = docker_of(state)
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role docker installs with apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings, context, docker)
     return _present(state, settings, context, docker)

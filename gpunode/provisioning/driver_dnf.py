@@ -8,14 +8,13 @@ from typing import Any
 
 from gpunode.catalog import load
 from gpunode.catalog.origins import closure_line, closure_patterns
-from gpunode.checks.words import listed
 from gpunode.facts import NodeFacts
 from gpunode.facts.node import Kernel
-from gpunode.printable import printable
 from gpunode.provisioning.documents import node_of, stack_of
 from gpunode.provisioning.driver_input import DriverInput
 from gpunode.provisioning.driver_modules import module_state
 from gpunode.stack import TOGETHER, Stack, driver_names, installed_closure
+from gpunode.text import listed, printable
 from gpunode.variables import plain
 
 MODULE = "nvidia-driver"

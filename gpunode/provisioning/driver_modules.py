@@ -22,7 +22,7 @@ def module_state(case: DriverInput, wanting: Sequence[Kernel], by_flavour: Mappi
     built = {file.kernel for file in case.node.module_files or () if file.version == target}
     built_by = sorted({row.name for row in case.node.dkms or () if row.version == target and "nvidia" in row.name})
     important = [kernel for kernel in case.kernels if kernel.newest or kernel.running]
-    running = next((kernel.release for kernel in case.node.kernels or () if kernel.running), None)
+    running = case.node.running_kernel
     loaded = case.node.loaded_driver.version if case.node.loaded_driver else ""
     gpus = bool(case.node.gpus_on_bus)
     nouveau = "nouveau" in (case.node.modules or ())

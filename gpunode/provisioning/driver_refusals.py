@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunode.catalog.origins import upstream_version
-from gpunode.checks.words import listed
 from gpunode.facts import NodeFacts
-from gpunode.printable import printable
 from gpunode.provisioning.driver_apt import DRIVERS_OWN, FOR_KERNELS, AptDriverInput, driver_input
 from gpunode.stack import Stack
+from gpunode.text import listed, printable
 
 
 def driver_refusals(

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from packaging.version import Version
 
 from gpunode.catalog import load
-from gpunode.checks.words import listed
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.daemon_json import read_document
+from gpunode.text import listed
 
 EngineSource = Literal["docker", "distribution", "other"]
 ENGINES: Mapping[str, EngineSource] = {

@@ -22,7 +22,7 @@ def pci_ids(facts: NodeFacts | Mapping[str, Any]) -> dict[str, list[str]]:
     of the catalog."""
     node = node_of(facts)
     known = {pci for pci, part in load().pci_parts.items() if part.role == "nvswitch"}
-    functions = [(f"{device.vendor_id}:{device.device_id}", device.is_nvidia_gpu) for device in node.pci or ()]
+    functions = [(device.pci_id, device.is_nvidia_gpu) for device in node.pci or ()]
 
     def sysfs(ids: Iterable[str]) -> list[str]:
         return sorted({"0x" + pci.replace(":", ":0x") for pci in ids})

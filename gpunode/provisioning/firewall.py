@@ -18,6 +18,7 @@ from gpunode.provisioning.manifest import (
     Manifest,
     Question,
     UnitState,
+    no_package_manager,
 )
 from gpunode.provisioning.state import Look, NodeState
 
@@ -89,8 +90,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     """Return what the role changes on a node."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role firewall needs apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings)
     policy = policy_of(settings)

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Valida
 
 from gpunode.catalog import load
 from gpunode.checks.gpus import LOST
-from gpunode.checks.words import listed
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_files import GPU_CONDITION
 from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, UnitState
 from gpunode.provisioning.state import Look, NodeState
+from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import (
     LATER,
     MEMORY,

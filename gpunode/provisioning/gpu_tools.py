@@ -5,14 +5,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.cuda import DRIVER_PACKAGES
 from gpunode.provisioning.departures import departures
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    Question,
+    no_package_manager,
+)
 from gpunode.provisioning.state import Look, NodeState
+
+
+class Tool(NamedTuple):
+    """A tool by the names of its package, of which the first that is offered counts, and its program."""
+
+    apt: tuple[str, ...]
+    dnf: tuple[str, ...]
+    program: str
+
 
 ROLE = "gpu_tools"
 RECORD = "/etc/gpunode/tools.json"
@@ -37,22 +54,21 @@ LOOK = Look(
     ),
     contents=(BEFORE, RECORD, *(f"{venv}/gpunode-version" for venv in _VENVS)),
 )
-TOOLS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "nvtop": (("nvtop",), ("nvtop",), ("nvtop",)),
-    "htop": (("htop",), ("htop",), ("htop",)),
-    "iotop": (("iotop",), ("iotop",), ("iotop",)),
-    "sysstat": (("sysstat",), ("sysstat",), ("iostat",)),
-    "perf": (("linux-perf", "linux-tools-KERNEL", "linux-tools-generic"), ("perf",), ("perf",)),
-    "strace": (("strace",), ("strace",), ("strace",)),
-    "numactl": (("numactl",), ("numactl",), ("numactl",)),
-    "hwloc": (("hwloc-nox", "hwloc"), ("hwloc",), ("lstopo-no-graphics",)),
-    "pciutils": (("pciutils",), ("pciutils",), ("lspci",)),
-    "infiniband-diags": (("infiniband-diags",), ("infiniband-diags",), ("ibstat",)),
-    "perftest": (("perftest",), ("perftest",), ("ib_write_bw",)),
-    "fio": (("fio",), ("fio",), ("fio",)),
-    "nvme-cli": (("nvme-cli",), ("nvme-cli",), ("nvme",)),
+TOOLS = {
+    "nvtop": Tool(("nvtop",), ("nvtop",), "nvtop"),
+    "htop": Tool(("htop",), ("htop",), "htop"),
+    "iotop": Tool(("iotop",), ("iotop",), "iotop"),
+    "sysstat": Tool(("sysstat",), ("sysstat",), "iostat"),
+    "perf": Tool(("linux-perf", "linux-tools-KERNEL", "linux-tools-generic"), ("perf",), "perf"),
+    "strace": Tool(("strace",), ("strace",), "strace"),
+    "numactl": Tool(("numactl",), ("numactl",), "numactl"),
+    "hwloc": Tool(("hwloc-nox", "hwloc"), ("hwloc",), "lstopo-no-graphics"),
+    "pciutils": Tool(("pciutils",), ("pciutils",), "lspci"),
+    "infiniband-diags": Tool(("infiniband-diags",), ("infiniband-diags",), "ibstat"),
+    "perftest": Tool(("perftest",), ("perftest",), "ib_write_bw"),
+    "fio": Tool(("fio",), ("fio",), "fio"),
+    "nvme-cli": Tool(("nvme-cli",), ("nvme-cli",), "nvme"),
 }
-"""Tool to packages by their names on apt and on dnf, the first that is offered, and a program of each."""
 NSIGHT = ("cuda-nsight-systems-*", "cuda-nsight-compute-*")
 """NVIDIA's packages that bring the profilers of a CUDA series."""
 PROFILING = {"everybody": "0", "admins": "1"}
@@ -62,8 +78,8 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9a-z]+){0,4}")
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node. Raises UsageError for a tool or version that is none."""
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role gpu_tools installs with apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     if settings["state"] == "absent":
@@ -71,7 +87,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     tools = _tools(settings["tools"])
     python = _python(settings["python"])
     candidates = {tool: _candidates(state, tool) for tool in tools}
-    if python and state.apt is not None:
+    if python and state.manager == "apt":
         candidates["python3-venv"] = ("python3-venv",)
     missing = {tool: names for tool, names in candidates.items() if not _installed(state, names)}
     nsight = _nsight_there(state) if settings["nsight"] else []
@@ -103,7 +119,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         if len(newest) < len(NSIGHT):
             notes.append("nsight: no repository of the node offers it: the role nvidia_repository adds NVIDIA's")
     have = set(install)
-    programs = [TOOLS[tool][2][0] for tool in tools if have.intersection(candidates[tool])]
+    programs = [TOOLS[tool].program for tool in tools if have.intersection(candidates[tool])]
     record = {"programs": sorted([*programs, *(program for name in python for program in PYTHON[name])])}
     profiling = str(settings["profiling"])
     files = [
@@ -158,8 +174,8 @@ def _python(given: Any) -> dict[str, str]:
 
 def _candidates(state: NodeState, tool: str) -> tuple[str, ...]:
     """Return a tool's packages for this node, the best first."""
-    running = next((kernel.release for kernel in state.facts.kernels or () if kernel.running), "")
-    names = TOOLS[tool][0 if state.apt is not None else 1]
+    running = state.facts.running_kernel or ""
+    names = TOOLS[tool].apt if state.manager == "apt" else TOOLS[tool].dnf
     return tuple(name.replace("KERNEL", running) for name in names if running or "KERNEL" not in name)
 
 
@@ -218,9 +234,8 @@ def _venv_due(state: NodeState, name: str, version: str) -> str:
 
 
 def _change(state: NodeState, install: Iterable[str], wait: int) -> AptChange | DnfChange:
-    if state.apt is None:
-        return DnfChange(install=tuple(install), never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
-    return AptChange(install=tuple(install), never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
+    change = AptChange if state.manager == "apt" else DnfChange
+    return change(install=tuple(install), never=DRIVER_PACKAGES, memory=BEFORE, lock_wait_s=wait)
 
 
 def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:

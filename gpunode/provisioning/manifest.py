@@ -194,3 +194,8 @@ class Manifest(Part):
     def due(self) -> bool:
         """True where the node differs from the manifest."""
         return bool(self.due_reasons)
+
+
+def no_package_manager(role: str) -> Manifest:
+    """Return the manifest of a role that installs packages, on a node without apt and dnf."""
+    return Manifest(role=role, refusals=(f"no-package-manager: the role {role} installs with apt or dnf",))

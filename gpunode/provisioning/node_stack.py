@@ -9,12 +9,12 @@ from gpunode.catalog import load
 from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
-from gpunode.printable import printable
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.documents import node_of
 from gpunode.stack import PlanHost, Request, Stack, picture_from_facts, plan, undetermined
 from gpunode.stack.model import Conflict, Installed
 from gpunode.stack.plan import PlanGroup
+from gpunode.text import printable
 from gpunode.variables import plain
 
 # The options of gpunode plan that a conflict speaks of, as variables of the roles.

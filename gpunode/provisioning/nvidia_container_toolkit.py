@@ -26,7 +26,15 @@ from gpunode.provisioning.engines import (
     installed_engine,
 )
 from gpunode.provisioning.locks import plugin
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    UnitState,
+    no_package_manager,
+)
 from gpunode.provisioning.node_stack import of_context
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.toolkit import ToolkitRequest, toolkit_daemon, toolkit_request
@@ -80,8 +88,8 @@ class Engines:
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node."""
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=(f"no-package-manager: the role {ROLE} installs with apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     stack = of_context(state.facts, context).stack
     planned = stack.container_toolkit if stack is not None else None
     row = {"version": planned.version, "packages": planned.packages} if planned is not None else None

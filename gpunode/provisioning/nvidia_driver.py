@@ -24,7 +24,7 @@ LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=("/boot/initrd.img-*",))
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node."""
-    if state.apt is None and state.dnf is None:
+    if state.manager is None:
         return Manifest(role=ROLE, refusals=(UNSUPPORTED,))
     if settings["state"] == "absent":
         idle = must_be_idle(context)

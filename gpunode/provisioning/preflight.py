@@ -8,7 +8,6 @@ from typing import Any
 
 from gpunode.catalog import load
 from gpunode.checks import Expectation, judge
-from gpunode.checks.words import listed
 from gpunode.content import collection_root
 from gpunode.facts import NodeFacts
 from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository
@@ -18,6 +17,7 @@ from gpunode.provisioning.due import judged
 from gpunode.provisioning.manifest import Manifest, Question
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
+from gpunode.text import did_you_mean, listed
 from gpunode.variables import known_variables, locate, role_prefixes, unknown_variables
 
 ROLE = "preflight"
@@ -67,7 +67,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         refusals=tuple(dict.fromkeys(refusals)),
         notes=tuple(_notes(state.facts, stack)) if stack is not None else (),
         values={
-            "manager": "apt" if state.apt is not None else "dnf" if state.dnf is not None else None,
+            "manager": state.manager,
             # Known before the repository is there, for those who drain a node first.
             "driver_due": due,
         },
@@ -230,7 +230,7 @@ def _misspelt(context: Context) -> Iterator[str]:
     known = (*known_variables(root), *FACTS)
     for name, near in unknown_variables(context.variables, known, role_prefixes(root)):
         place = locate(name, list(context.inventories)) or "the variables"
-        yield f"{place}: {name} is no variable of any role" + (f", did you mean {near}?" if near else "")
+        yield f"{place}: unknown variable {name}" + (f"; {did_you_mean([near])}" if near else "")
 
 
 def _notes(node: NodeFacts, stack: Stack) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.errors import UsageError
 from gpunode.provisioning import node_stack
@@ -20,6 +20,7 @@ from gpunode.provisioning.manifest import (
     Manifest,
     Question,
     UnitState,
+    no_package_manager,
 )
 from gpunode.provisioning.rdma_parts import (
     PARTS,
@@ -66,6 +67,7 @@ class Draft:
     settings: Mapping[str, Any]
     context: Context
     stack: Stack | None
+    manager: Literal["apt", "dnf"]
     files: list[ManagedFile] = field(default_factory=list)
     questions: dict[str, Question] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
@@ -74,9 +76,9 @@ class Draft:
     """Packages to have."""
 
     @property
-    def manager(self) -> str:
-        """The node's package manager."""
-        return "dnf" if self.state.apt is None else "apt"
+    def unbuilt(self) -> str | None:
+        """Why DOCA's modules, which are installed, are not those of the running kernel; None where they are."""
+        return unbuilt(self.state.facts) if self.doca and PROFILE in self.state.installed else None
 
     @property
     def doca(self) -> bool:
@@ -106,12 +108,13 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     """Return what the role changes on a node. Raises UsageError for malformed settings."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role rdma installs with apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "absent":
-        return _absent(state, settings)
+        return _absent(state, settings, state.manager)
     driver = context.settings_of("nvidia_driver")["state"] == "present"
-    draft = Draft(state, settings, context, node_stack.of_context(state.facts, context).stack if driver else None)
+    stack = node_stack.of_context(state.facts, context).stack if driver else None
+    draft = Draft(state, settings, context, stack, state.manager)
     archive = _repository(draft)
     path = path_of(state.facts, draft.stack, str(settings["gpudirect"]), str(settings["source"]))
     draft.refusals += [path.problem] if path.problem else []
@@ -149,7 +152,7 @@ def _present(draft: Draft, archive: ArchiveFiles, path: Path) -> Manifest:
             "marker": MARKER,
             "doca": draft.doca and PROFILE not in state.installed,
             "undo": _undo(draft, change),
-            "problem": unbuilt(state.facts) if draft.doca and PROFILE in state.installed else None,
+            "problem": draft.unbuilt,
         },
     )
 
@@ -265,8 +268,7 @@ def _notes(draft: Draft, path: Path) -> list[str]:
             "nvidia-peermem is loaded by the first run after the boot with DOCA-OFED's modules; the driver's modules "
             "have to be built after DOCA-OFED came, with whose interface they register"
         )
-    problem = unbuilt(draft.state.facts) if draft.doca and PROFILE in draft.state.installed else None
-    notes += [problem] if problem else []
+    notes += [draft.unbuilt] if draft.unbuilt else []
     if not draft.doca and PROFILE in draft.installed:
         notes.append(f"{PROFILE} is installed and stays: rdma_state: absent removes what this role installed of it")
     return notes
@@ -295,8 +297,7 @@ def _undo(draft: Draft, change: AptChange | DnfChange) -> dict[str, Any] | None:
     }
 
 
-def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
-    manager = "dnf" if state.apt is None else "apt"
+def _absent(state: NodeState, settings: Mapping[str, Any], manager: str) -> Manifest:
     names = (*USER_SPACE[manager], PROFILE, *(name for part in PARTS for name in part.names(manager)))
     packages, leaving = _going(state, names, int(settings["lock_wait_s"]))
     loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]

@@ -9,8 +9,8 @@ from typing import Any
 
 from packaging.version import Version as Number
 
-from gpunode.catalog import Gpu, load
-from gpunode.catalog.driver_rules import DMA_BUF_KERNEL, against_gpudirect
+from gpunode.catalog import load
+from gpunode.catalog.driver_rules import DMA_BUF_KERNEL, against_gpudirect, kernel_number
 from gpunode.facts import NodeFacts
 from gpunode.provisioning.state import NodeState
 from gpunode.stack import Stack
@@ -86,15 +86,6 @@ class Path:
     """Why what was requested is refused."""
 
 
-def models_of(facts: NodeFacts) -> tuple[Gpu, ...]:
-    """Return every model that the node's GPUs may be."""
-    catalog = load()
-    found = [
-        catalog.gpu_by_pci(f"{one.vendor_id}:{one.device_id}", one.subsystem_id) for one in facts.gpus_on_bus or ()
-    ]
-    return tuple(gpu for match in found if match is not None for gpu in match.gpus)
-
-
 def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) -> Path:
     """Return the path to GPU memory by the resolver's rule (R19-gdr), and by what the kernel offers nvidia-peermem."""
     if requested == "off":
@@ -103,15 +94,14 @@ def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) 
     if stack is None or not facts.gpus_on_bus:
         why = "the node has no GPU" if not facts.gpus_on_bus else "no driver is planned"
         return Path(None, why, f"gpudirect: rdma_gpudirect is {requested}: {why}" if named else None)
-    hardware = "; ".join(against_gpudirect(models_of(facts)))
+    hardware = _against(facts)
     if hardware:
         return Path(None, hardware, f"gpudirect-hardware: rdma_gpudirect is {requested}: {hardware}" if named else None)
     reason = stack.reasons["gpudirect_rdma"].text
     dma_buf = stack.gpudirect_rdma
     if dma_buf is None:  # The resolver plans for installed kernels; of others the running one is known.
-        running = next((kernel.release for kernel in facts.kernels or () if kernel.running), "")
-        found = re.match(r"[0-9]+(?:\.[0-9]+)*", running)
-        dma_buf = found is not None and Number(found[0]) >= DMA_BUF_KERNEL
+        kernel = kernel_number(facts.running_kernel)
+        dma_buf = kernel is not None and kernel >= DMA_BUF_KERNEL
     if requested != "peermem" and dma_buf:
         return Path("dma-buf", reason)
     if requested == "dma-buf":
@@ -127,13 +117,19 @@ def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) 
     return Path(None, f"{reason}; {why}", text if named else None)
 
 
+def _against(facts: NodeFacts) -> str:
+    """Return why the node's GPUs have no GPUDirect RDMA, whatever the software; empty where they may have it."""
+    models = load().models_of((device.pci_id, device.subsystem_id) for device in facts.gpus_on_bus or ())
+    return "; ".join(against_gpudirect(models))
+
+
 def part_problems(part: Part, facts: NodeFacts, stack: Stack | None, versions: Sequence[str]) -> Iterator[str]:
     """Yield why a part is refused on this node; ``versions`` are those that would come, or are there."""
     head = f"{part.setting}: rdma_{part.setting} is true: "
     if stack is None or not facts.gpus_on_bus:
         yield f"{head}{part.title} needs an NVIDIA driver, and none is planned for this node"
         return
-    hardware = "; ".join(against_gpudirect(models_of(facts)))
+    hardware = _against(facts)
     if hardware:
         yield f"{head}{hardware}"
     if part.setting == "gds" and stack.module.flavour != "open" and any(map(_needs_open, versions)):
@@ -152,14 +148,14 @@ def _needs_open(version: str) -> bool:
 def headers_of(state: NodeState) -> str | None:
     """Return the package with the running kernel's headers; None where they are there."""
     running = next((kernel for kernel in state.facts.kernels or () if kernel.running), None)
-    if running is None or running.headers:
+    if running is None or running.headers or state.manager is None:
         return None
-    return HEADERS["dnf" if state.apt is None else "apt"].format(running.release)
+    return HEADERS[state.manager].format(running.release)
 
 
 def unbuilt(facts: NodeFacts) -> str | None:
     """Return why DOCA's modules are not those of the running kernel; None where they are, or unknown to DKMS."""
-    running = next((kernel.release for kernel in facts.kernels or () if kernel.running), None)
+    running = facts.running_kernel
     its = [module for module in facts.dkms or () if module.name in DOCA_MODULES]
     built = [module for module in its if module.kernel == running and module.state.startswith("installed")]
     if not its or running is None or built:

@@ -36,15 +36,15 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 
 def without_module(facts: NodeFacts) -> str | None:
     """Return why the next kernel would start without the driver that the running one has; None where it would not."""
-    running = {kernel.release for kernel in facts.kernels or () if kernel.running}
+    running = facts.running_kernel
     coming = next((kernel.release for kernel in facts.kernels or () if kernel.newest and kernel.image), None)
-    if coming is None or coming in running or facts.module_files is None:
+    if coming is None or coming == running or facts.module_files is None:
         return None
     built = {module.kernel for module in facts.module_files}
-    if coming in built or not built & running:
+    if coming in built or running not in built:
         return None
     return (
-        f"the node is not rebooted, because kernel {coming} would start without the NVIDIA module that {min(running)} "
+        f"the node is not rebooted, because kernel {coming} would start without the NVIDIA module that {running} "
         f"has: dkms autoinstall -k {coming} builds it, and /var/lib/dkms/nvidia*/*/build/make.log says why it was not"
     )
 

@@ -161,6 +161,13 @@ class NodeState(Known):
         return self.model_copy(update={"files": files, "contents": contents})
 
     @property
+    def manager(self) -> Literal["apt", "dnf"] | None:
+        """The node's package manager; None where it has neither."""
+        if self.apt is not None:
+            return "apt"
+        return None if self.dnf is None else "dnf"
+
+    @property
     def installed(self) -> dict[str, str]:
         """Installed packages, name to version, of the node's package manager."""
         manager = self.apt or self.dnf

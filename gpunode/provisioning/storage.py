@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, uuid5
 
 from gpunode.errors import UsageError
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    Question,
+    no_package_manager,
+)
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.storage_answer import StorageAnswer, parsed
 from gpunode.provisioning.storage_mounts import (
@@ -43,16 +51,27 @@ LOOK = Look(
     paths=(RECORD, MEMORY, HELPER, "/etc/gpunode", *ARRAYS.values()),
     contents=(FSTAB, RECORD, BEFORE, PACKAGES),
 )
-TOOLS: dict[str, tuple[str, str]] = {
-    "xfs": ("xfsprogs", "xfsprogs"),
-    "array": ("mdadm", "mdadm"),
-    "nfs": ("nfs-common", "nfs-utils"),
-    "cephfs": ("ceph-common", "ceph-common"),
-    "rclone": ("rclone", "rclone"),
-    "s3fs": ("s3fs", "s3fs-fuse"),
-    "fuse": ("fuse3", "fuse3"),
+TOOLS = {
+    "apt": {
+        "xfs": "xfsprogs",
+        "array": "mdadm",
+        "nfs": "nfs-common",
+        "cephfs": "ceph-common",
+        "rclone": "rclone",
+        "s3fs": "s3fs",
+        "fuse": "fuse3",
+    },
+    "dnf": {
+        "xfs": "xfsprogs",
+        "array": "mdadm",
+        "nfs": "nfs-utils",
+        "cephfs": "ceph-common",
+        "rclone": "rclone",
+        "s3fs": "s3fs-fuse",
+        "fuse": "fuse3",
+    },
 }
-"""Packages by their names on apt and on dnf; one that is missing is asked for before anything is changed."""
+"""Packages by package manager; one that is missing is asked for before anything is changed."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@=,-]{2,200}")
 _PART = re.compile(r".*(-part[0-9]+|_[0-9]+-part.*)")
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -61,13 +80,13 @@ _MODE = re.compile("[01]?[0-7]{3}")
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:
     """Return what the role changes on a node. Raises UsageError for a malformed setting."""
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role storage installs with apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
     erase = _ids("storage_confirm_erase", settings["confirm_erase"])
     if settings["state"] == "absent":
-        return _absent(state, settings, context, erase)
+        return _absent(state, settings, context, erase, state.manager)
     disks = _disks(settings, erase)
     wanted, its_remotes = _mounts(settings, disks)
     text = state.contents.get(FSTAB)
@@ -85,7 +104,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
             "storage_state: absent gives them back first"
         )
     caches = sorted({one.cache for one in its_remotes if one.cache})
-    names = _packages(state, disks, its_remotes)
+    names = _packages(state.manager, disks, its_remotes)
     questions = _questions(state, disks, [mount.path for mount in wanted], caches, erase, names, text)
     if unanswered := {name: one for name, one in questions.items() if name not in context.answers}:
         return Manifest(role=ROLE, questions=unanswered)
@@ -160,13 +179,13 @@ def _mounts(settings: Mapping[str, Any], disks: Mapping[str, Any] | None) -> tup
     return found, its
 
 
-def _packages(state: NodeState, disks: Mapping[str, Any] | None, its: Sequence[Remote]) -> list[str]:
+def _packages(manager: str, disks: Mapping[str, Any] | None, its: Sequence[Remote]) -> list[str]:
     kinds = {one.type for one in its}
     wanted = ["xfs"] if disks is not None else []
     wanted += ["array"] if disks is not None and disks["array"] else []
     wanted += [kind for kind in ("nfs", "cephfs", "rclone", "s3fs") if kind in kinds]
     wanted += ["fuse"] if "rclone" in kinds else []
-    return [TOOLS[tool][0 if state.apt is not None else 1] for tool in wanted]
+    return [TOOLS[manager][tool] for tool in wanted]
 
 
 def _questions(  # noqa: PLR0913, PLR0917
@@ -178,18 +197,19 @@ def _questions(  # noqa: PLR0913, PLR0917
     names: Sequence[str],
     text: str,
 ) -> dict[str, Question]:
-    own = {name: disks[name] for name in ("array", "filesystem") if disks[name]} if disks is not None else {}
-    body = {
-        "disks": disks["disks"] if disks is not None else [],
-        "own": own,
-        "paths": sorted({*paths, *caches, *(path_of(line) for line in own_lines(text))}),
-        "erase": list(erase),
-    }
-    found = {"disks": Question(kind="block_devices", body=body)}
+    found = {"disks": _about_disks(disks, {*paths, *caches, *(path_of(line) for line in own_lines(text))}, erase)}
     missing = [name for name in names if name not in state.installed]
     if missing:
         found["offers"] = Question(kind="package_offers", body={"names": missing})
     return found
+
+
+def _about_disks(disks: Mapping[str, Any] | None, paths: Iterable[str], erase: Sequence[str]) -> Question:
+    """Return the question what is on these disks and mount points; the content of those in ``erase`` may go."""
+    given = disks or {"disks": []}
+    own = {name: given[name] for name in ("array", "filesystem") if given.get(name)}
+    body = {"disks": given["disks"], "own": own, "paths": sorted(paths), "erase": list(erase)}
+    return Question(kind="block_devices", body=body)
 
 
 def _in_the_way(
@@ -252,10 +272,9 @@ def _present(  # noqa: PLR0913, PLR0917
     link = state.files.get(HELPER)
     if helper and (link is None or link.kind != "link" or link.target != "/usr/bin/rclone"):
         due.append(f"{HELPER} does not lead to rclone")
-    apt = state.apt is not None
-    conf = ARRAYS["apt" if apt else "dnf"]
+    conf = ARRAYS[state.manager or "dnf"]
     array = disks["array"] if disks is not None else None
-    change = AptChange if apt else DnfChange
+    change = AptChange if state.manager == "apt" else DnfChange
     return Manifest(
         role=ROLE,
         files=(
@@ -355,7 +374,9 @@ def _document(state: NodeState, path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, erase: Sequence[str]) -> Manifest:
+def _absent(
+    state: NodeState, settings: Mapping[str, Any], context: Context, erase: Sequence[str], manager: str
+) -> Manifest:
     text = state.contents.get(FSTAB) or ""
     disks = _recorded_disks(state)
     lines = own_lines(text)
@@ -366,7 +387,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, era
     )
     packages, leaving = departures(
         state,
-        [names[0 if state.apt is not None else 1] for names in TOOLS.values()],
+        list(TOOLS[manager].values()),
         memory=PACKAGES,
         lock_wait_s=int(settings["lock_wait_s"]),
     )
@@ -377,10 +398,8 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, era
         return Manifest(
             role=ROLE, refusals=(f"disk: {strangers[0]}: the role did not make it, and erases none of others",)
         )
-    own = {name: disks[name] for name in ("array", "filesystem") if disks[name]} if disks else {}
-    body = {"disks": disks["disks"] if disks else [], "own": own, "paths": sorted(paths), "erase": []}
     if "disks" not in context.answers:
-        return Manifest(role=ROLE, questions={"disks": Question(kind="block_devices", body=body)})
+        return Manifest(role=ROLE, questions={"disks": _about_disks(disks, paths, [])})
     seen = parsed(context.answers["disks"])
     if seen.error:
         return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {seen.error}",))

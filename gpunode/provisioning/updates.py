@@ -10,7 +10,15 @@ from typing import Any
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
-from gpunode.provisioning.manifest import AptChange, DnfChange, ManagedFile, ManagedFolder, Manifest, UnitState
+from gpunode.provisioning.manifest import (
+    AptChange,
+    DnfChange,
+    ManagedFile,
+    ManagedFolder,
+    Manifest,
+    UnitState,
+    no_package_manager,
+)
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.provisioning.updates_dnf import AUTOMATIC, automatic_text, restored_text
 
@@ -74,8 +82,8 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     """Return what the role changes on a node."""
     if settings["state"] == "keep":
         return Manifest(role=ROLE)
-    if state.apt is None and state.dnf is None:
-        return Manifest(role=ROLE, refusals=("no-package-manager: the role updates needs apt or dnf",))
+    if state.manager is None:
+        return no_package_manager(ROLE)
     if settings["state"] == "absent":
         return _absent(state, settings)
     wrong = [one for one in map(str, settings["exclude"]) if _not_a_pattern(one)]

@@ -8,11 +8,10 @@ from rich.padding import Padding
 from rich.text import Text
 
 from gpunode.checks import Stack, Status
-from gpunode.checks.words import listed
 from gpunode.names import fold
-from gpunode.printable import printable
 from gpunode.report.folding import Folded, of_nodes
 from gpunode.report.model import WORST_FIRST, Counts, NodeReport, Report, count
+from gpunode.text import listed, printable
 
 STYLE = {
     Status.FAIL: "bold red",

@@ -72,10 +72,9 @@ def _gpus(facts: NodeFacts, catalog: Catalog) -> tuple[tuple[GpuGroup, ...], tup
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     unknown: set[str] = set()
     for device in facts.gpus_on_bus or ():
-        pci = f"{device.vendor_id}:{device.device_id}"
-        match = catalog.gpu_by_pci(pci, device.subsystem_id)
+        match = catalog.gpu_by_pci(device.pci_id, device.subsystem_id)
         if match is None:
-            unknown.add(pci)
+            unknown.add(device.pci_id)
         else:
             names = tuple(gpu.id for gpu in match.gpus)
             counts[match.gpu.name if match.gpu else " or ".join(gpu.name for gpu in match.gpus), names] += 1
@@ -87,7 +86,7 @@ def _nvswitch(facts: NodeFacts, catalog: Catalog) -> bool | None:
     if facts.pci is None:
         return None
     switches = {pci for pci, part in catalog.pci_parts.items() if part.role == "nvswitch"}
-    return any(f"{device.vendor_id}:{device.device_id}" in switches for device in facts.pci)
+    return any(device.pci_id in switches for device in facts.pci)
 
 
 def _kernel(kernels: Iterable[Kernel] | None) -> str | None:

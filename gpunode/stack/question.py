@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from packaging.version import Version as Number
 
 from gpunode.catalog import Branch, Catalog, Framework, Gpu, Platform, System, Toolkit
+from gpunode.catalog.driver_rules import kernel_number
 from gpunode.errors import UsageError
 from gpunode.stack.model import Arch, Installed, NodePicture, Origin, Request, Term
 
@@ -202,11 +203,7 @@ class Question:
     @cached_property
     def kernel_release(self) -> Number | None:
         """The leading numbers of the kernel's release."""
-        if self.node.kernel is None:
-            return None
-        digits = self.node.kernel.split("-")[0].split("+")[0]
-        numbers = [part for part in digits.split(".") if part.isdigit()]
-        return Number(".".join(numbers)) if numbers else None
+        return kernel_number(self.node.kernel)
 
     @cached_property
     def board(self) -> Board:

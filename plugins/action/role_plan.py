@@ -18,9 +18,9 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
 
 try:
     from gpunode.errors import GpunodeError
-    from gpunode.printable import printable
     from gpunode.provisioning.due import judged
     from gpunode.provisioning.manifest import Manifest, Question
+    from gpunode.text import printable
     from gpunode.variables import plain
 except ImportError:
     pass  # GpunodeAction.begin reports it

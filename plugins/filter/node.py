@@ -11,7 +11,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.policy import missing
 try:
     from gpunode.checks import Expectation, judge, registry
     from gpunode.facts import NodeFacts
-    from gpunode.printable import printable
+    from gpunode.text import printable
     from gpunode.variables import plain
 except ImportError as err:
     MISSING: str | None = missing(err)

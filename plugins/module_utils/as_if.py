@@ -8,6 +8,7 @@ import base64
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -92,21 +93,25 @@ def ran(
 ) -> tuple[int, str, str]:
     """Return (exit status, stdout, stderr) of a command; 124 past its limit, 127 where it cannot be started.
 
-    ``enter`` runs in the child before the command; raises SubprocessError where that fails.
+    Past the limit its whole process group is killed. ``enter`` runs in the child before the command; raises
+    SubprocessError where that fails.
     """
     try:
-        child = subprocess.run(
+        child = subprocess.Popen(
             argv,
-            check=False,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=limit_s,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
             env=env,
-            preexec_fn=enter,
+            preexec_fn=enter,  # noqa: PLW1509 - a module has one thread
         )
-    except subprocess.TimeoutExpired:
-        return 124, "", f"{argv[0]} ran past {limit_s} s"
     except OSError as err:
         return 127, "", str(err)
-    return child.returncode, child.stdout.decode("utf-8", "replace"), child.stderr.decode("utf-8", "replace")
+    try:
+        output, errors = child.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        return 124, "", f"{argv[0]} ran past {limit_s} s"
+    return child.returncode, output.decode("utf-8", "replace"), errors.decode("utf-8", "replace")

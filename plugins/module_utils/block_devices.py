@@ -8,9 +8,10 @@ import json
 import os
 import re
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
+
+from ansible_collections.gpunode.node.plugins.module_utils import as_if
 
 BY_ID = Path("/dev/disk/by-id")
 BLOCK = Path("/sys/class/block")
@@ -32,23 +33,12 @@ class DiskError(Exception):
 
 def output_of(argv: list[str], limit_s: float = LIMIT_S) -> str:
     """Return what a command prints. Raise DiskError where it fails or does not end in time."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=limit_s,
-            env=_ENVIRONMENT,
-            start_new_session=True,
-        )
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise DiskError(" ".join(str(err).split())[:300]) from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).decode("utf-8", "replace").split("\n")
-        text = "; ".join(" ".join(line.split()) for line in said if line.strip())[:300]
-        raise DiskError(f"{argv[0]} failed: {text or done.returncode}")
-    return done.stdout.decode("utf-8", "replace")
+    status, output, errors = as_if.ran(argv, limit_s, _ENVIRONMENT)
+    if status != 0:
+        lines = (errors or output).split("\n")
+        text = "; ".join(" ".join(line.split()) for line in lines if line.strip())[:300]
+        raise DiskError(f"{argv[0]} failed: {text or status}")
+    return str(output)
 
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ or ``{"error": one line}`` where the package manager cannot be asked. Lists are 
 
 import fnmatch
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gpunode.node.plugins.module_utils import as_if
 from ansible_collections.gpunode.node.plugins.module_utils.apt_preview import ANSWER_LIMIT_S, UPDATE_LIMIT_S, offers
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import (
     AptError,
@@ -45,19 +45,12 @@ def by_dnf(names: Sequence[str], files: Mapping[str, Any] | None = None) -> dict
     texts = [text for path, text in (files or {}).items() if path.endswith(".repo") and isinstance(text, str)]
     found_in = [section for text in texts for section in re.findall(r"(?ms)^\[([\w.-]+)\].*?^baseurl=(\S+)", text)]
     options = [f"--repofrompath={name}-asked,{url}" for name, url in found_in]
-    done = subprocess.run(
-        ["dnf", "--quiet", *options, "repoquery", "--queryformat", "%{name} %{evr}\n", *names],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=DNF_LIMIT_S,
-        check=False,
-        start_new_session=True,
-    )
-    if done.returncode != 0:
-        raise AptError((done.stderr.strip().splitlines() or ["dnf repoquery failed"])[-1])
+    argv = ["dnf", "--quiet", *options, "repoquery", "--queryformat", "%{name} %{evr}\n", *names]
+    status, output, errors = as_if.ran(argv, DNF_LIMIT_S)
+    if status != 0:
+        raise AptError((errors.strip().splitlines() or ["dnf repoquery failed"])[-1])
     found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
+    for line in output.splitlines():
         name, _, version = line.strip().partition(" ")
         if version and len(found) < MOST:
             found.setdefault(name, []).insert(0, version)
@@ -70,5 +63,5 @@ def answered(question: Mapping[str, Any]) -> dict[str, Any]:
     ask = by_apt if Path("/usr/bin/apt-get").exists() else by_dnf
     try:
         return {"offered": ask(names, question.get("files") or {})}
-    except (AptError, OSError, subprocess.TimeoutExpired) as error:
+    except (AptError, OSError) as error:
         return {"error": " ".join(str(error).split())[:500]}

@@ -59,6 +59,7 @@ answer:
 
 import json
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -76,6 +77,18 @@ from ansible_collections.gpunode.node.plugins.module_utils import (
 )
 from ansible_collections.gpunode.node.plugins.module_utils.apt_private import SIGNALS, leave_orderly
 
+ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "apt_preview": apt_preview.answered,
+    "block_devices": block_devices.answered,
+    "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
+    "nft_check": nft_check.answered,
+    "package_offers": package_offers.answered,
+    "repository_key": repository_key.answered,
+    "signing_key": signing_key.answered,
+    "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
+    "ssh_login": ssh_state.answered,
+}
+"""By kind of question."""
 PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 
 
@@ -83,21 +96,7 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(
         argument_spec={
-            "kind": {
-                "type": "str",
-                "choices": [
-                    "apt_preview",
-                    "block_devices",
-                    "dnf_preview",
-                    "nft_check",
-                    "package_offers",
-                    "repository_key",
-                    "signing_key",
-                    "documents",
-                    "ssh_login",
-                ],
-                "required": True,
-            },
+            "kind": {"type": "str", "choices": list(ANSWERS), "required": True},
             "question": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
@@ -112,18 +111,7 @@ def main() -> None:
                 changed=False, answer=json.dumps({"error": "dnf 4 has no bindings in any Python of the node"})
             )
         respawn_module(interpreter)
-    answers: dict[str, Any] = {
-        "apt_preview": apt_preview.answered,
-        "block_devices": block_devices.answered,
-        "dnf_preview": lambda asked: dnf_transaction.answered({**asked, "simulate": True}),
-        "nft_check": nft_check.answered,
-        "package_offers": package_offers.answered,
-        "repository_key": repository_key.answered,
-        "signing_key": signing_key.answered,
-        "documents": lambda asked: {str(path): files_state.document(str(path)) for path in asked["paths"]},
-        "ssh_login": ssh_state.answered,
-    }
-    module.exit_json(changed=False, answer=json.dumps(answers[kind](question)))
+    module.exit_json(changed=False, answer=json.dumps(ANSWERS[kind](question)))
 
 
 if __name__ == "__main__":

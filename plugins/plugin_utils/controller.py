@@ -26,12 +26,12 @@ try:
     from gpunode.catalog import load
     from gpunode.errors import GpunodeError
     from gpunode.isolation import Exceeded, Workers
-    from gpunode.printable import printable
     from gpunode.probe import script_text
     from gpunode.provisioning.context import Context, Planned
     from gpunode.provisioning.look import parsed
     from gpunode.provisioning.roles import LOOKS, PLANS
     from gpunode.provisioning.state import NodeState
+    from gpunode.text import printable
     from gpunode.variables import plain
 
     load()

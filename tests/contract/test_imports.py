@@ -69,7 +69,7 @@ def declared(requirements: Iterable[str]) -> set[str]:
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
-    own = {path.stem for path in (ROOT / "gpunode" / "lab" / "vendor" / "inside").glob("*.py")}
+    own = {path.stem for path in (ROOT / "gpunode" / "lab" / "repositories" / "inside").glob("*.py")}
     found = set()
     for folder in ("gpunode", "plugins"):
         for path in (ROOT / folder).rglob("*.py"):

@@ -21,8 +21,8 @@ START = re.compile(
 SHEBANG = re.compile(r"^#!.*\bpython(?!.* -[A-Za-z]*I)", re.MULTILINE)
 
 NOT_OURS = {
-    "gpunode/lab/vendor/image.py": "programs in a root-owned folder of our own image, which import each other",
-    "gpunode/lab/vendor/vendor.py": "the same",
+    "gpunode/lab/repositories/image.py": "programs in a root-owned folder of our own image, which import each other",
+    "gpunode/lab/repositories/vendor.py": "the same",
     "gpunode/tuning/launcher.py": "asks the Python of a user's job, as that user, what the job would import",
     "benchmarks/fleet.py": "a script of the checkout, by its path",
     "images/validator/Dockerfile": "made in a build, where nothing of a node is",

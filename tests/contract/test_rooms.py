@@ -121,3 +121,19 @@ def test_the_rule_sees_a_forbidden_import(room: str, source: str) -> None:
 def test_the_rule_allows_what_is_allowed() -> None:
     source = "from gpunode.facts import NodeFacts\nfrom gpunode.errors import UsageError\nimport json"
     assert forbidden("checks", source, {"facts", "checks"}) == []
+
+
+def test_the_text_module_imports_nothing_of_gpunode() -> None:
+    source = (REPOSITORY / "gpunode" / "text.py").read_text(encoding="utf-8")
+    assert not [module for module in imported_modules(source) if module.split(".")[0] in {"gpunode", "<relative>"}]
+
+
+def test_one_module_compares_names() -> None:
+    """Every suggestion comes from ``gpunode.text``."""
+    wrong = [
+        str(path.relative_to(REPOSITORY))
+        for folder in ("gpunode", "plugins", "scripts")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if "difflib" in imported_modules(path.read_text(encoding="utf-8")) and path.name != "text.py"
+    ]
+    assert wrong == []

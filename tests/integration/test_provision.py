@@ -127,10 +127,10 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--limit", "gpu9"], "--limit gpu9: gpu9 is no host or group of inventory hosts.yml; near it: gpu"),
+        (["--limit", "gpu9"], "--limit gpu9: inventory hosts.yml has no host or group gpu9; did you mean gpu"),
         (["--tags", "sya"], "no task has the tag sya; did you mean say?"),
         (["--skip-tags", "say,zzzz"], "no task has the tag zzzz; there are fail, inner, nvidia_driver_install, say"),
-        (["-e", "nvidia_driver_sorce=debian"], "-e: nvidia_driver_sorce is no variable of any role; did you mean"),
+        (["-e", "nvidia_driver_sorce=debian"], "-e: unknown variable nvidia_driver_sorce; did you mean"),
         (["-e", '{"nvidia_driver_sorce": 1}'], "did you mean nvidia_driver_source?"),
         (["-e", "@absent.yml"], "-e @absent.yml: No such file or directory"),
         (["-e", "{broken"], "neither JSON nor YAML"),
@@ -138,7 +138,7 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
         (["-e", "justaword"], "-e: write KEY=VALUE"),
         (
             ["-e", "nvidia_driver_source=debain"],
-            "-e: nvidia_driver_source: debain is none of auto, nvidia, debian; did you",
+            "-e: nvidia_driver_source: debain is not one of auto, nvidia, debian; did you",
         ),
         (["-e", "nvidia_driver_persistence=perhaps"], "nvidia_driver_persistence: perhaps is not true or false"),
         (["-e", '{"nvidia_driver_lock_wait_s": "soon"}'], "nvidia_driver_lock_wait_s: soon is not a whole number"),
@@ -170,7 +170,7 @@ def test_a_wrong_value_in_a_file_is_told_with_its_line(folder: Path, capfd: Out)
     (folder / "group_vars").mkdir()
     (folder / "group_vars" / "all.yml").write_text("---\nnvidia_driver_source: debain\n")
     assert provision() == 2
-    assert "group_vars/all.yml:2: nvidia_driver_source: debain is none of" in capfd.readouterr().err
+    assert "group_vars/all.yml:2: nvidia_driver_source: debain is not one of" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

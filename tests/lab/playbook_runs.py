@@ -3,11 +3,13 @@
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from gpunode.content import ansible_environment
-from gpunode.lab import Lab
+from gpunode.lab import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,10 +53,28 @@ class Run:
         return {word for word in words if word.startswith("/")}
 
 
-class Site:
-    """A lab node and the playbook run on it."""
+class RunsCommands(Protocol):
+    """A node that commands are run on: a lab node, a virtual machine."""
 
-    def __init__(self, lab: Lab, *always: str) -> None:
+    def run(self, argv: Sequence[str], *, timeout_s: float = ...) -> "subprocess.CompletedProcess[str]": ...
+
+
+class HasInventory(Protocol):
+    """Nodes with an inventory: a lab, a virtual machine."""
+
+    @property
+    def inventory_path(self) -> Path: ...
+
+    def nodes(self) -> Sequence[RunsCommands]: ...
+
+
+class Playbooks:
+    """A node and the playbooks run on it."""
+
+    lab: HasInventory
+    node: RunsCommands
+
+    def __init__(self, lab: HasInventory, *always: str) -> None:
         self.lab = lab
         self.node = lab.nodes()[0]
         self.always = always
@@ -100,6 +120,13 @@ class Site:
 
     def held(self) -> set[str]:
         return set(self.sh("apt-mark showhold").split())
+
+
+class Site(Playbooks):
+    """The same with a lab node."""
+
+    lab: Lab
+    node: LabNode
 
 
 def gpunode(*arguments: object, limit_s: float = 600) -> str:

@@ -98,7 +98,7 @@ def provisioned(site: Site, announced: Run) -> Run:
 def test_a_typing_error_is_refused_with_the_right_name_before_anything_changes(site: Site, bare: Bare) -> None:
     run = site.play("-e", "nvidia_driver_flavor=open")
     assert run.rc != 0
-    assert "nvidia_driver_flavor is no variable of any role, did you mean nvidia_driver_flavour?" in run.output
+    assert "unknown variable nvidia_driver_flavor; did you mean nvidia_driver_flavour?" in run.output
     assert site.snapshot() == bare.snapshot
 
 

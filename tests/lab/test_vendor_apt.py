@@ -7,7 +7,7 @@ from vendor_node import Shell
 
 from gpunode.errors import UsageError
 from gpunode.lab import Lab
-from gpunode.lab.vendor import FAULTS, Vendor, start
+from gpunode.lab.repositories import FAULTS, Vendor, start
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 

@@ -87,12 +87,12 @@ def test_the_line_names_file_line_and_nearest(tmp_path: Path, root: Path, file: 
     with pytest.raises(UsageError) as info:
         refuse_unknown(["nvidia_driver_sorce", "site"], root, [str(tmp_path / "hosts.ini")])
     assert str(info.value) == (
-        f"{path}:{line}: nvidia_driver_sorce is no variable of any role; did you mean nvidia_driver_source?"
+        f"{path}:{line}: unknown variable nvidia_driver_sorce; did you mean nvidia_driver_source?"
     )
 
 
 def test_a_name_that_no_file_has_is_told_without_place(root: Path) -> None:
-    with pytest.raises(UsageError, match=r"^the inventory: nvidia_driver_stat is"):
+    with pytest.raises(UsageError, match=r"^the inventory: unknown variable nvidia_driver_stat;"):
         refuse_unknown(["nvidia_driver_stat"], root, ["host,"])
 
 

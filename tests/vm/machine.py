@@ -5,9 +5,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from image import USER, Image
 
@@ -180,8 +181,12 @@ class Machine:
         return self.serial.read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
-StartVm = Callable[..., Machine]
-"""Start a machine with these fields of ``Machine``."""
+class StartVm(Protocol):
+    """Start a machine with these fields of ``Machine``."""
+
+    def __call__(
+        self, *, image: Image = ..., disks: tuple[int, ...] = (), options: tuple[str, ...] = ()
+    ) -> Machine: ...
 
 
 def _free_port() -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from machine import Machine, StartVm
-from playbook_runs import Site
+from playbook_runs import Playbooks
 from vm_fixtures import image_with
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
@@ -144,11 +144,11 @@ PROFILE = {
 }
 
 
-class Node(Site):
+class Node(Playbooks):
     """The machine, and what is tried on it."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(machine)  # type: ignore[arg-type]
+        super().__init__(machine)
         self.machine = machine
 
     def as_user(self, script: str) -> str:

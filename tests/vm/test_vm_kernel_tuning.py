@@ -5,7 +5,7 @@ import re
 
 import pytest
 from machine import Machine
-from playbook_runs import Run, Site, gpunode
+from playbook_runs import Playbooks, Run, gpunode
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
 
@@ -38,7 +38,7 @@ echo always > /sys/kernel/mm/transparent_hugepage/enabled
 """
 
 
-class Node(Site):
+class Node(Playbooks):
     """A virtual machine as the plays' node."""
 
     def apply(self, *arguments: str, **changes: object) -> Run:
@@ -75,7 +75,7 @@ class Node(Site):
 
 @pytest.fixture(scope="module")
 def node(vm: Machine) -> Node:
-    return Node(vm)  # type: ignore[arg-type]
+    return Node(vm)
 
 
 def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_taken_back(node: Node, vm: Machine) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from machine import Machine, StartVm
-from playbook_runs import Run, Site
+from playbook_runs import Playbooks, Run
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
 
@@ -62,7 +62,7 @@ HOOK = """\
 REMOTE = {"path": "/data", "type": "nfs", "source": "127.0.0.1:/srv/export", "options": ["ro"], "limit_s": 5}
 
 
-class Node(Site):
+class Node(Playbooks):
     """A virtual machine as the plays' node."""
 
     def apply(self, *arguments: str, **changes: object) -> Run:
@@ -108,7 +108,7 @@ def vm(start_vm: StartVm) -> Machine:
 
 @pytest.fixture(scope="module")
 def node(vm: Machine) -> Node:
-    return Node(vm)  # type: ignore[arg-type]
+    return Node(vm)
 
 
 def test_disks_of_others_are_refused_and_untouched(node: Node) -> None:

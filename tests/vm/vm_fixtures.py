@@ -38,8 +38,8 @@ def start_vm(vm_image: Image, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """Start a machine: ``start_vm(disks=(1 << 30,))``, or with another ``image``; all are ended with the module."""
     machines: list[Machine] = []
 
-    def start(**settings: object) -> Machine:
-        machine = Machine(**{"image": vm_image, "folder": tmp_path_factory.mktemp("vm"), **settings})  # type: ignore[arg-type]
+    def start(*, image: Image = vm_image, disks: tuple[int, ...] = (), options: tuple[str, ...] = ()) -> Machine:
+        machine = Machine(image, tmp_path_factory.mktemp("vm"), disks=disks, options=options)
         machines.append(machine)
         machine.start()
         return machine

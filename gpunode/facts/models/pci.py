@@ -35,6 +35,11 @@ class PciDevice(Fact):
     """``D0``, ``D3hot`` …: in D3 a link tells nothing of itself."""
 
     @property
+    def pci_id(self) -> str:
+        """``10de:2330``."""
+        return f"{self.vendor_id}:{self.device_id}"
+
+    @property
     def is_nvidia_gpu(self) -> bool:
         """A display or 3D controller of NVIDIA: class 03xxxx, vendor 10de."""
         return self.vendor_id == "10de" and self.class_id.startswith("03")

@@ -53,13 +53,13 @@ def describe(name: str, node: str) -> dict[str, Any]:
         "system": {"vendor": data["vendor"], "product": data["product"]},
         "cpu": {"architecture": "x86_64", "sockets": tree["numa_nodes"]},
         "numa_nodes": tree["numa_nodes"],
+        "cuda_of_branch": {name: row.native_cuda for name, row in load().branches.items() if row.native_cuda},
         "gpus": gpus,
         "nvswitches": tree["nvswitches"],
         "nics": [nic | _ports(f"{node}/{nic['name']}") for nic in tree["nics"]],
         "bridges": tree["bridges"],
         "services": list(platform.services),
         "kernel_modules": list(platform.kernel_modules),
-        "nvlink_switches": platform.nvswitches,
         "topology": _topology(gpus, tree["nics"], platform, bool(data.get("link_pairs"))),
     }
 
@@ -103,13 +103,12 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
         "first_branch": min(gpu.first_listed, default=None),
         "last_branch": gpu.last_branch,
         "modules": gpu.modules,
-        "nvlink_generation": nvlink.gen if nvlink else None,
         "nvlinks": nvlink.links if nvlink else 0,
         "nvlink_speed_gb_per_s": NVLINK_LINE_GB_PER_S[nvlink.gen] if nvlink else None,
         "mig_capable": gpu.mig_instances > 0,
-        "mig_instances": gpu.mig_instances,
         "ecc": True,
-        "form": gpu.form,
+        "mig_profiles": data.get("mig"),
+        **data.get("readings", {}),
     }
 
 

@@ -115,7 +115,7 @@ def files_of(system: str) -> dict[str, str]:
         f"{_FOLDER}/os-release": text_of(f"files/{kind}.os-release").format(**values),
     }
     if not like.ubuntu:
-        inside = resource_files("gpunode.lab.vendor").joinpath("inside")
+        inside = resource_files("gpunode.lab.repositories").joinpath("inside")
         programs = {f"{_KERNEL}/{name}": inside.joinpath(name).read_text("utf-8") for name in ("pack.py", "rpms.py")}
         rpms = [asdict(built) for built in contents(repositories()[kind + values["major"]]) if built.name in _BASE_RPMS]
         return (

@@ -101,17 +101,17 @@ def usable() -> tuple[Node, str]:
     return node, release
 
 
-def edits(release: str, hook: str = HOOK) -> dict[str, Any]:
+def edits(release: str) -> dict[str, Any]:
     """The part of a specification that every device shares."""
     found = libraries(release)
     folders = sorted({path.rpartition("/")[0] for path in found})
     pairs = [word for target, link in links(found) for word in ("--link", f"{target}::{link}")]
     hooks = []
     if pairs:
-        hooks.append(_hook(hook, ["create-symlinks", *pairs]))
-    hooks.append(_hook(hook, ["enable-cuda-compat", f"--host-driver-version={release}"]))
-    hooks.append(_hook(hook, ["update-ldcache", *(word for folder in folders for word in ("--folder", folder))]))
-    hooks.append(_hook(hook, ["disable-device-node-modification"]))
+        hooks.append(_hook(["create-symlinks", *pairs]))
+    hooks.append(_hook(["enable-cuda-compat", f"--host-driver-version={release}"]))
+    hooks.append(_hook(["update-ldcache", *(word for folder in folders for word in ("--folder", folder))]))
+    hooks.append(_hook(["disable-device-node-modification"]))
     return {
         "deviceNodes": [{"path": path} for path in control_devices()],
         "env": [*(f"NVIDIA_CTK_LIBCUDA_DIR={folder}" for folder in folders[:1]), "NVIDIA_VISIBLE_DEVICES=void"],
@@ -120,18 +120,16 @@ def edits(release: str, hook: str = HOOK) -> dict[str, Any]:
     }
 
 
-def _hook(path: str, words: list[str]) -> dict[str, Any]:
+def _hook(words: list[str]) -> dict[str, Any]:
     return {
         "args": ["nvidia-cdi-hook", *words],
         "env": ["NVIDIA_CTK_DEBUG=false"],
         "hookName": "createContainer",
-        "path": path,
+        "path": HOOK,
     }
 
 
-def specification(
-    strategies: list[str], flags: set[str], kind: str = KIND, hook: str = HOOK, every: bool = True
-) -> dict[str, Any]:
+def specification(strategies: list[str], flags: set[str]) -> dict[str, Any]:
     """The CDI specification of this node, as this toolkit's version writes it. Raises CdiError."""
     node, release = usable()
     gid = additional_gid(flags)
@@ -140,14 +138,13 @@ def specification(
         own = {"deviceNodes": [{"path": path} for path in device_files(gpu.minor)]}
         for name in _names(gpu.index, gpu.uuid, strategies):
             devices.append({"containerEdits": _with_gid(own, gid), "name": name})
-    if every:
-        nodes = [{"path": path} for gpu in node.gpus for path in device_files(gpu.minor)]
-        devices.append({"containerEdits": _with_gid({"deviceNodes": nodes}, gid), "name": "all"})
+    nodes = [{"path": path} for gpu in node.gpus for path in device_files(gpu.minor)]
+    devices.append({"containerEdits": _with_gid({"deviceNodes": nodes}, gid), "name": "all"})
     return {
         "cdiVersion": "0.7.0" if gid is not None else "0.5.0",
-        "containerEdits": edits(release, hook),
+        "containerEdits": edits(release),
         "devices": devices,
-        "kind": kind,
+        "kind": KIND,
     }
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import cdi, state
+from . import cdi
 from .cdi_hook import HookError, inside, make_link, update_ldcache
 from .gpu import Gpu
 from .node import package_release
@@ -34,10 +34,6 @@ def main(argv: list[str]) -> int:
     try:
         if command == "info":
             sys.stdout.write(info())
-        elif command == "list":
-            sys.stdout.write(listing(rest))
-        elif command == "configure":
-            _configure(rest)
         elif command == INTO:
             into(Path(rest[0]), rest[1:])
         else:
@@ -75,30 +71,6 @@ def info() -> str:
         )  # fmt: skip
         text += "\n" + "".join(f"{name + ':':<16}{value}\n" for name, value in about)
     return text
-
-
-def listing(words: list[str]) -> str:
-    """``list``: paths, one a line."""
-    node, release = cdi.usable()
-    wanted = [word.lstrip("-") for word in words if word.startswith("--")]
-    everything = not wanted
-    paths = cdi.control_devices() + [path for gpu in node.gpus for path in cdi.device_files(gpu.minor)]
-    found = paths if everything or any(word.startswith("device") for word in wanted) else []
-    found += cdi.programs() if everything or "binaries" in wanted else []
-    found += cdi.libraries(release) if everything or "libraries" in wanted else []
-    if everything or "ipcs" in wanted:
-        found += [path for path in cdi.SOCKETS if state.path(path).exists()]
-    return "".join(path + "\n" for path in found)
-
-
-def _configure(words: list[str]) -> None:
-    pid = next((word.partition("=")[2] for word in words if word.startswith("--pid=")), None)
-    devices = [word.partition("=")[2] for word in words if word.startswith("--device=")]
-    if not pid or not pid.isdigit() or not words or words[-1].startswith("-"):
-        raise CliError("configure needs --pid=PID and the container's root")
-    node, _ = cdi.usable()
-    gpus = [gpu for gpu in node.gpus if "all" in devices or {str(gpu.index), gpu.uuid}.intersection(devices)]
-    configure(int(pid), Path(words[-1]), gpus)
 
 
 def configure(pid: int, root: Path, gpus: list[Gpu]) -> None:

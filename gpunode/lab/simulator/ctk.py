@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-from . import cdi, cdi_hook, ctk_config, ctk_runtime, state
-from .node import Node, package_release
+from . import cdi, ctk_config, ctk_runtime, state
+from .node import package_release
 
-MODPROBE_S = 60
 DEFAULT_STRATEGIES = ("index", "uuid")
 SPECIFICATIONS = ("/etc/cdi", "/var/run/cdi")
 
@@ -34,14 +32,8 @@ def main(argv: list[str]) -> int:
         ("cdi", "generate"): generate,
         ("cdi", "list"): listing,
         ("runtime", "configure"): ctk_runtime.configure,
-        ("system", "create-device-nodes"): create_device_nodes,
-        ("system", "create-dev-char-symlinks"): lambda _options: 0,
     }
     try:
-        if words[:1] == ["hook"]:
-            return cdi_hook.main(words[1:])
-        if words[:1] == ["config"]:
-            return ctk_config.run(words[1:])
         command = commands.get((words[0], words[1])) if len(words) > 1 else None
         return command(words[2:]) if command else _unknown(words)
     except (UsageError, cdi.CdiError, ctk_config.ConfigError) as err:
@@ -84,19 +76,13 @@ def generate(words: list[str]) -> int:
     """``cdi generate``: write the node's specification."""
     options = options_of(
         words,
-        (
-            "output", "format", "mode", "device-name-strategy", "vendor", "class", "nvidia-cdi-hook-path",
-            "nvidia-ctk-path", "feature-flag", "feature-flags", "driver-root", "dev-root", "library-search-path",
-            "ldconfig-path", "disable-hook", "enable-hook", "config-search-path", "device", "devices", "device-id",
-        ),
-        ("no-all-device",),
-    )  # fmt: skip
+        ("output", "format", "mode", "device-name-strategy", "feature-flag", "feature-flags"),
+        (),
+    )
     strategies = _listed(options.get("device-name-strategy", [])) or list(DEFAULT_STRATEGIES)
     flags = set(_listed([*options.get("feature-flag", []), *options.get("feature-flags", [])]))
     flags |= set(_listed([os.environ.get("NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", "")]))
-    kind = f"{options.get('vendor', ['nvidia.com'])[-1]}/{options.get('class', ['gpu'])[-1]}"
-    hook = (options.get("nvidia-cdi-hook-path") or options.get("nvidia-ctk-path") or [cdi.HOOK])[-1]
-    document = cdi.specification(strategies, flags, kind, hook, "no-all-device" not in options)
+    document = cdi.specification(strategies, flags)
     output = (options.get("output") or [os.environ.get("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", "")])[-1]
     form = (options.get("format") or ["json" if output.endswith(".json") else "yaml"])[-1]
     if form not in ("yaml", "json"):
@@ -133,19 +119,3 @@ def devices_in(text: str) -> list[str]:
     kind = re.search(r'^\s*"?kind"?:\s*"?([^\s",]+)', text, re.M)
     found = re.findall(r'^[\s-]*"?name"?:\s*"?([^\s",]+)', text, re.M)
     return [f"{kind[1]}={name}" for name in found] if kind else []
-
-
-def create_device_nodes(words: list[str]) -> int:
-    """``system create-device-nodes``: load the modules where that is asked for; they make their device files."""
-    options = options_of(words, ("driver-root", "dev-root"), ("control-devices", "load-kernel-modules", "dry-run"))
-    if "load-kernel-modules" in options and options["load-kernel-modules"][-1] == "true":
-        for name in ("nvidia", "nvidia-uvm", "nvidia-modeset"):
-            subprocess.run(
-                [str(state.path("/usr/sbin/modprobe")), name],
-                check=False, timeout=MODPROBE_S, stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-    if Node().release is None:
-        raise UsageError("failed to create NVIDIA device nodes: the NVIDIA kernel module is not loaded")
-    for path in cdi.control_devices():
-        note("info", f"{path} exists")
-    return 0

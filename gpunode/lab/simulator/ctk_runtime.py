@@ -1,4 +1,4 @@
-"""``nvidia-ctk runtime configure``: the NVIDIA runtime in Docker's, containerd's or CRI-O's configuration."""
+"""``nvidia-ctk runtime configure``: the NVIDIA runtime in Docker's or containerd's configuration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from . import ctk, ctk_config, state, toml_text
 from .node import package_release
 from .versions import numbers
 
-FILES = {
-    "docker": "/etc/docker/daemon.json",
-    "containerd": "/etc/containerd/config.toml",
-    "crio": "/etc/crio/crio.conf",
-}
-DROP_INS = {"containerd": "/etc/containerd/conf.d/99-nvidia.toml", "crio": "/etc/crio/conf.d/99-nvidia.toml"}
+FILES = {"docker": "/etc/docker/daemon.json", "containerd": "/etc/containerd/config.toml"}
+DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
 DROP_INS_SINCE = "1.18.0"
 PROGRAM = "nvidia-container-runtime"
 PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
@@ -30,7 +26,7 @@ RUNC = {
 RESTART = "It is recommended that {} daemon be restarted."
 
 
-class Wish(NamedTuple):
+class ContainerdRuntime(NamedTuple):
     """The runtime's name, its program, whether it is the default one, whether CDI is switched on."""
 
     name: str
@@ -43,26 +39,23 @@ def configure(words: list[str]) -> int:
     """Merge the runtime into what is there."""
     options = ctk.options_of(
         words,
-        (
-            "runtime", "config", "config-mode", "config-source", "nvidia-runtime-name", "nvidia-runtime-path",
-            "runtime-path", "drop-in-config", "executable-path", "oci-hook-path", "nvidia-runtime-hook-path",
-        ),
-        ("dry-run", "set-as-default", "nvidia-set-as-default", "cdi.enabled", "cdi.enable", "enable-cdi"),
-    )  # fmt: skip
+        ("runtime", "config", "nvidia-runtime-name", "nvidia-runtime-path", "drop-in-config"),
+        ("dry-run", "set-as-default", "cdi.enabled"),
+    )
     chosen = {key: values[-1] for key, values in options.items()}
     runtime = chosen.get("runtime", "docker")
     if runtime not in FILES:
         raise ctk.UsageError(f"unrecognized runtime '{runtime}'")
-    default = "true" in (chosen.get("set-as-default"), chosen.get("nvidia-set-as-default"))
-    with_cdi = "true" in (chosen.get("cdi.enabled"), chosen.get("cdi.enable"), chosen.get("enable-cdi"))
+    default = chosen.get("set-as-default") == "true"
+    with_cdi = chosen.get("cdi.enabled") == "true"
     name = chosen.get("nvidia-runtime-name", "nvidia")
-    path = chosen.get("nvidia-runtime-path", chosen.get("runtime-path", PROGRAM))
+    path = chosen.get("nvidia-runtime-path", PROGRAM)
     file = chosen.get("config", FILES[runtime])
     if runtime == "docker":
         changed = {file: docker(_text(file), name, path, default, with_cdi)}
     else:
         whole = path if "/" in path else f"/usr/bin/{path}"
-        changed = _toml(runtime, file, chosen, Wish(name, whole, default, with_cdi))
+        changed = _containerd_files(file, chosen, ContainerdRuntime(name, whole, default, with_cdi))
     for target, text in changed.items():
         if chosen.get("dry-run") == "true":
             sys.stdout.write(text)
@@ -101,30 +94,29 @@ def docker(text: str | None, name: str, path: str, default: bool, with_cdi: bool
     return json.dumps(document, indent=4, sort_keys=True) + "\n"
 
 
-def _toml(runtime: str, file: str, chosen: dict[str, str], wish: Wish) -> dict[str, str]:
+def _containerd_files(file: str, chosen: dict[str, str], runtime: ContainerdRuntime) -> dict[str, str]:
     """File to text: a drop-in from toolkit 1.18 on, the runtime's own file before, or where it is asked for."""
     text = _text(file)
     document = ctk_config.parsed(text, file) if text else {}
-    add = _containerd if runtime == "containerd" else _crio
     drop_in = chosen.get("drop-in-config")
     if drop_in is None and numbers(package_release() or "0") >= numbers(DROP_INS_SINCE):
-        drop_in = DROP_INS[runtime]
+        drop_in = DROP_IN
     if not drop_in:
-        add(document, document, wish)
+        _containerd(document, document, runtime)
         return {file: toml_text.dump(document)}
     own: dict[str, Any] = {}
-    add(own, document, wish)
+    _containerd(own, document, runtime)
     changed = {drop_in: toml_text.dump(own)}
     folder = drop_in.rpartition("/")[0] + "/*.toml"
-    if runtime == "containerd" and folder not in document.get("imports", []):
+    if folder not in document.get("imports", []):
         document["imports"] = [*document.get("imports", []), folder]
         document.setdefault("version", 2)
         changed[file] = toml_text.dump(document)
     return changed
 
 
-def _containerd(target: dict[str, Any], main: dict[str, Any], wish: Wish) -> None:
-    name, path, default, with_cdi = wish
+def _containerd(target: dict[str, Any], main: dict[str, Any], runtime: ContainerdRuntime) -> None:
+    name, path, default, with_cdi = runtime
     version = int(main.get("version", 2))
     target["version"] = version
     key = PLUGINS.get(version, PLUGINS[2])
@@ -140,11 +132,3 @@ def _containerd(target: dict[str, Any], main: dict[str, Any], wish: Wish) -> Non
         settings["default_runtime_name"] = name
     if with_cdi:
         plugin["enable_cdi"] = True
-
-
-def _crio(target: dict[str, Any], _main: dict[str, Any], wish: Wish) -> None:
-    name, path, default, _ = wish
-    settings = target.setdefault("crio", {}).setdefault("runtime", {})
-    if default:
-        settings["default_runtime"] = name
-    settings.setdefault("runtimes", {})[name] = {"runtime_path": path, "runtime_type": "oci"}

@@ -1,10 +1,9 @@
-"""``dcgmi``: discovery, diagnosis of level 1, health, as DCGM 4 prints them."""
+"""``dcgmi``: discovery, and the JSON of the diagnosis of level 1, as DCGM 4 prints them."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from . import daemon
@@ -16,7 +15,6 @@ NO_ENGINE = (
     "Error: unable to establish a connection to the specified host: localhost\n"
     "Error: Unable to connect to host engine. Host engine connection invalid/disconnected.\n"
 )
-WRAP = 45
 FAILED, FAILED_DIAGNOSIS = 1, 226
 
 
@@ -32,8 +30,6 @@ def main(argv: list[str]) -> int:
         return _say(discovery(node))
     if argv[:1] == ["diag"]:
         return _diagnosis(node, argv[1:])
-    if argv[:1] == ["health"] and {"-c", "--check"}.intersection(argv):
-        return _say(health(node))
     sys.stderr.write(f"PARSE ERROR: Argument: {' '.join(argv)}\n             Couldn't find match for argument\n")
     return FAILED
 
@@ -61,26 +57,22 @@ def discovery(node: Node) -> str:
 
 def _diagnosis(node: Node, argv: list[str]) -> int:
     level = argv[argv.index("-r") + 1] if "-r" in argv[:-1] else None
-    if level not in ("1", "short", "software"):
-        what = f"level {level}" if level else "a diagnosis without -r"
-        sys.stderr.write(f"dcgmi: a simulated GPU node cannot run {what}: there is no GPU to load (gpunode lab)\n")
+    if level not in ("1", "short", "software") or not {"-j", "--json"}.intersection(argv):
+        sys.stderr.write("dcgmi: a simulated GPU node runs diag -r 1 -j alone: there is no GPU to load (gpunode lab)\n")
         return FAILED
     tests = software(node)
     failed = any(result["status"] == "Fail" for test in tests for result in test["results"])
-    if {"-j", "--json"}.intersection(argv):
-        document = {
-            "DCGM Diagnostic": {
-                "test_categories": [{"category": "Deployment", "tests": tests}],
-            },
-            "entity_groups": [{"entity_group": "GPU", "entity_group_id": 1, "entities": [
-                {"entity_id": gpu.index, "device_id": str(gpu.entry["pci_device_id"]).partition(":")[2]}
-                for gpu in node.gpus
-            ]}],
-            "metadata": {"DCGM Version": package_release() or "", "Driver Version Detected": node.driver},
-        }  # fmt: skip
-        sys.stdout.write(json.dumps(document, indent=4) + "\n")
-    else:
-        sys.stdout.write(_table(node, tests))
+    document = {
+        "DCGM Diagnostic": {
+            "test_categories": [{"category": "Deployment", "tests": tests}],
+        },
+        "entity_groups": [{"entity_group": "GPU", "entity_group_id": 1, "entities": [
+            {"entity_id": gpu.index, "device_id": str(gpu.entry["pci_device_id"]).partition(":")[2]}
+            for gpu in node.gpus
+        ]}],
+        "metadata": {"DCGM Version": package_release() or "", "Driver Version Detected": node.driver},
+    }  # fmt: skip
+    sys.stdout.write(json.dumps(document, indent=4) + "\n")
     return FAILED_DIAGNOSIS if failed else 0
 
 
@@ -113,41 +105,3 @@ def _problems(gpu: Gpu) -> list[str]:
     if remapped(gpu)["failure"]:
         found.append(f"GPU {gpu.index} had uncorrectable row remapping failures. Run a field diagnostic on the GPU.")
     return found
-
-
-def _table(node: Node, tests: list[dict[str, Any]]) -> str:
-    def row(name: str, text: str) -> str:
-        return f"| {name.ljust(25)} | {text.ljust(46)} |"
-
-    rule = "+---------------------------+------------------------------------------------+"
-    lines = ["Successfully ran diagnostic for group.", rule, row("Diagnostic", "Result")]
-    lines.append("+===========================+================================================+")
-    lines.append("|-----  Metadata  ----------+------------------------------------------------|")
-    ids = ", ".join(str(gpu.entry["pci_device_id"]).partition(":")[2] for gpu in node.gpus)
-    lines += [row("DCGM Version", package_release() or ""), row("Driver Version Detected", node.driver)]
-    lines.append(row("GPU Device IDs Detected", ids[:46]))
-    lines.append("|-----  Deployment  --------+------------------------------------------------|")
-    for test in tests:
-        lines.append(row(test["name"], test["test_summary"]["status"]))
-        lines += [row("", f"GPU{result['entity_id']}: {result['status']}") for result in test["results"]]
-        for result in test["results"]:
-            for warning in result.get("warnings", []):
-                lines += _wrapped(f"Warning: GPU{result['entity_id']}", warning["warning"], row)
-    return "\n".join([*lines, rule]) + "\n"
-
-
-def _wrapped(name: str, text: str, row: Callable[[str, str], str]) -> list[str]:
-    """A message over as many lines as it needs; the table wraps within words."""
-    pieces = [text[at : at + WRAP] for at in range(0, len(text), WRAP)]
-    return [row(name if number == 0 else "", piece) for number, piece in enumerate(pieces)]
-
-
-def health(node: Node) -> str:
-    """``dcgmi health -c``."""
-    sick = [(gpu, problem) for gpu in node.gpus for problem in _problems(gpu) if "Persistence" not in problem]
-    rule = "+---------------------------+----------------------------------------------------------+"
-    lines = ["Health Monitor Report", rule]
-    lines.append(f"| Overall Health            | {('Failure' if sick else 'Healthy').ljust(56)} |")
-    for gpu, problem in sick:
-        lines += [rule, f"| GPU {str(gpu.index).ljust(21)} | {problem[:56].ljust(56)} |"]
-    return "\n".join([*lines, rule]) + "\n"

@@ -19,9 +19,6 @@ def main(argv: list[str]) -> int:
     if "-v" in argv or "--version" in argv:
         sys.stdout.write(f"Fabric Manager version is : {package_release() or 'unknown'}\n")
         return 0
-    if "-h" in argv or "--help" in argv:
-        sys.stdout.write("    Usage: nv-fabricmanager [options]\n")
-        return 0
     options: dict[str, str] = {}
     left = list(argv)
     while left:

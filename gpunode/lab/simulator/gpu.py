@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from .models import MODELS
-
 if TYPE_CHECKING:
     from .node import Node
 
@@ -25,14 +23,13 @@ class Gpu:
         self.index: int = self.number
         """Its place among the GPUs that the tool sees, as tools print it."""
         self.minor: int = int(entry.get("minor_number", self.number))
-        self._model = MODELS.get(str(entry.get("pci_device_id", "")).lower(), {})
         self.now: dict[str, Any] = (node.running.get("gpus") or {}).get(str(self.number), {})
         self.kept: dict[str, Any] = (node.kept.get("gpus") or {}).get(str(self.number), {})
 
     def get(self, key: str, default: Any = None) -> Any:
-        """From the hardware description, else from what is known of the model."""
+        """From the hardware description."""
         value = self.entry.get(key)
-        return self._model.get(key, default) if value is None else value
+        return default if value is None else value
 
     def fault(self, name: str) -> dict[str, Any] | None:
         """The fault's entry where this GPU has it; a fault without a component is every GPU's."""

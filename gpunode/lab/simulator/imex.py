@@ -47,19 +47,3 @@ def refusal(node: Node, own: str | None) -> str | None:
     if own != node.release:
         return f"IMEX version {own} does not match with driver version {node.release}"
     return None
-
-
-def control(argv: list[str]) -> int:
-    """``nvidia-imex-ctl``: asks the daemon."""
-    if "-v" in argv or "--version" in argv:
-        sys.stdout.write(f"nvidia-imex-ctl version is: {package_release() or 'unknown'}\n")
-        return 0
-    try:
-        pid = int(state.path(PID_FILE).read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        pid = 0
-    if not daemon.is_running(pid):
-        sys.stderr.write("Failed to connect to IMEX: Connection refused\n")
-        return 1
-    sys.stdout.write("READY\n")
-    return 0

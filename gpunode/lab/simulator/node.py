@@ -12,12 +12,6 @@ from .gpu import Gpu
 from .versions import numbers
 
 LIBRARY_FOLDERS = ("usr/lib/{arch}-linux-gnu", "usr/lib64", "usr/lib", "lib/{arch}-linux-gnu", "usr/local/lib")
-# The CUDA version of the driver's own libcuda, by branch; a branch between two rows has the one before it.
-CUDA_OF_BRANCH = {
-    470: "11.4", 495: "11.5", 510: "11.6", 515: "11.7", 520: "11.8", 525: "12.0", 530: "12.1", 535: "12.2", 545: "12.3",
-    550: "12.4", 555: "12.5", 560: "12.6", 565: "12.7", 570: "12.8", 575: "12.9", 580: "13.0", 590: "13.1",
-    595: "13.2", 610: "13.3", 615: "13.4", 620: "13.5",
-}  # fmt: skip
 DEVICE_OWNER = "etc/gpunode/lab-node"
 MODPROBE_S = 60
 
@@ -63,10 +57,10 @@ class Node:
 
     @property
     def cuda(self) -> str:
-        """``13.0``: what this driver's libcuda says."""
-        branch = numbers(self.driver)[0]
-        known = [row for row in CUDA_OF_BRANCH if row <= branch]
-        return CUDA_OF_BRANCH[max(known)] if known else "N/A"
+        """``13.0``: what this driver's libcuda says; of a branch between two of the description, the older one's."""
+        listed: dict[str, str] = self.hardware.get("cuda_of_branch") or {}
+        known = [int(branch) for branch in listed if int(branch) <= numbers(self.driver)[0]]
+        return listed[str(max(known))] if known else "N/A"
 
     @property
     def services(self) -> frozenset[str]:

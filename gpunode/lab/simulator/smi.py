@@ -73,7 +73,6 @@ def _run(argv: list[str]) -> int:
     queries: dict[str, Callable[[list[str], set[str]], str]] = {
         "query-gpu": lambda fields, form: smi_query.query_gpu(node, gpus, fields, form),
         "query-compute-apps": lambda fields, form: smi_query.query_apps(gpus, fields, form),
-        "query-remapped-rows": lambda fields, form: smi_query.query_rows(gpus, fields, form),
         "query-retired-pages": lambda fields, form: smi_query.query_pages(gpus, fields, form),
     }
     for name in set(queries).intersection(options):
@@ -108,18 +107,18 @@ def ready() -> Node:
 LONG = {
     "--list-gpus": "list", "--query": "query", "--xml-format": "xml", "--id": "id", "--display": "display",
     "--format": "format", "--persistence-mode": "pm", "--power-limit": "pl", "--ecc-config": "e",
-    "--reset-ecc-errors": "p", "--compute-mode": "c", "--gpu-reset": "r", "--applications-clocks": "ac",
+    "--compute-mode": "c", "--gpu-reset": "r", "--applications-clocks": "ac",
     "--reset-applications-clocks": "rac", "--lock-gpu-clocks": "lgc", "--reset-gpu-clocks": "rgc",
     "--lock-memory-clocks": "lmc", "--reset-memory-clocks": "rmc", "--multi-instance-gpu": "mig",
     "--accounting-mode": "am",
 }  # fmt: skip
 SHORT = {
     "-L": "list", "-q": "query", "-x": "xml", "-i": "id", "-d": "display", "-pm": "pm", "-pl": "pl",
-    "-e": "e", "-p": "p", "-c": "c", "-r": "r", "-ac": "ac", "-rac": "rac", "-lgc": "lgc", "-rgc": "rgc",
+    "-e": "e", "-c": "c", "-r": "r", "-ac": "ac", "-rac": "rac", "-lgc": "lgc", "-rgc": "rgc",
     "-lmc": "lmc", "-rmc": "rmc", "-mig": "mig", "-am": "am",
 }  # fmt: skip
 WITHOUT_VALUE = frozenset({"list", "query", "xml", "r", "rac", "rgc", "rmc"})
-QUERIES = ("query-gpu", "query-compute-apps", "query-remapped-rows", "query-retired-pages")
+QUERIES = ("query-gpu", "query-compute-apps", "query-retired-pages")
 
 
 def parse(argv: list[str]) -> dict[str, str]:
@@ -214,8 +213,8 @@ def _version(node: Node) -> str:
 def _topo(node: Node, argv: list[str]) -> int:
     if argv in (["-m"], ["--matrix"]):
         return _say(smi_topo.matrix(node))
-    if len(argv) == 2 and argv[0] in ("-p2p", "--p2pstatus") and argv[1] in ("r", "w", "n", "a", "p", "c"):
-        return _say(smi_topo.peers(node, argv[1]))
+    if argv in (["-p2p", "r"], ["--p2pstatus", "r"]):
+        return _say(smi_topo.peers(node))
     raise invalid("topo")
 
 
@@ -242,7 +241,7 @@ def _nvlink(node: Node, argv: list[str]) -> int:
     which, argv = _without_id(argv)
     listings = {
         "-s": smi_nvlink.status, "--status": smi_nvlink.status, "-e": smi_nvlink.errors,
-        "--errorcounters": smi_nvlink.errors, "-c": smi_nvlink.capabilities, "--capabilities": smi_nvlink.capabilities,
+        "--errorcounters": smi_nvlink.errors,
     }  # fmt: skip
     if len(argv) != 1 or argv[0] not in listings:
         raise invalid("nvlink")

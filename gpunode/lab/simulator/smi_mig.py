@@ -1,6 +1,6 @@
 """``nvidia-smi mig``: profiles of a model, GPU instances and their compute instances.
 
-Profiles are those that recordings of A100 80GB, A100 40GB and H100 80GB list; of other models none is recorded, and
+Profiles are those that recordings of A100 80GB and H100 80GB list; of other models none is recorded, and
 their profiles cannot be displayed. Instances take room in the eight memory slices of a GPU as these recordings show it:
 one large after small ones may find none.
 """
@@ -72,15 +72,11 @@ def _profiles(rows: tuple[tuple[Any, ...], ...], gigabytes: dict[str, int], gib:
     return found
 
 
-_OF_40 = {"1g": 5, "2g": 10, "3g": 20, "4g": 20, "7g": 40}
 _OF_80 = {"1g": 10, "2g": 20, "3g": 40, "4g": 40, "7g": 80}
-_A100_80 = _profiles(_A100, _OF_80, {"1g": 9.5, "2g": 19.5, "3g": 39.25, "4g": 39.25, "7g": 79.0})
-_A100_40 = _profiles(_A100, _OF_40, {"1g": 4.75, "2g": 9.75, "3g": 19.62, "4g": 19.62, "7g": 39.5})
-_H100_80 = _profiles(_H100, _OF_80, {"1g": 9.75, "2g": 19.62, "3g": 39.5, "4g": 39.5, "7g": 79.25})
 MODELS = {
-    "10de:20b0": _A100_40, "10de:20f1": _A100_40, "10de:20b2": _A100_80, "10de:20b5": _A100_80,
-    "10de:2330": _H100_80, "10de:2331": _H100_80,
-}  # fmt: skip
+    "A100 80GB": _profiles(_A100, _OF_80, {"1g": 9.5, "2g": 19.5, "3g": 39.25, "4g": 39.25, "7g": 79.0}),
+    "H100 80GB": _profiles(_H100, _OF_80, {"1g": 9.75, "2g": 19.62, "3g": 39.5, "4g": 39.5, "7g": 79.25}),
+}
 
 
 class MigError(Exception):
@@ -94,7 +90,7 @@ class MigError(Exception):
 
 def profiles(gpu: Gpu) -> list[Profile]:
     """The profiles of a GPU's model; none where no recording has them."""
-    return MODELS.get(str(gpu.entry.get("pci_device_id", "")).lower(), [])
+    return MODELS.get(str(gpu.get("mig_profiles")), [])
 
 
 def instances(gpu: Gpu) -> list[dict[str, Any]]:

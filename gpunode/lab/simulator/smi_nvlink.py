@@ -1,4 +1,4 @@
-"""``nvidia-smi nvlink --status``, ``-e`` and ``-c``."""
+"""``nvidia-smi nvlink --status`` and ``-e``."""
 
 from __future__ import annotations
 
@@ -27,14 +27,6 @@ COUNTERS_OF_NVLINK_5 = (
     ("Symbol Errors", "0"),
     ("Symbol BER", "15e-255"),
 )
-CAPABILITIES = (
-    "P2P is supported",
-    "Access to system memory supported",
-    "P2P atomics supported",
-    "System memory atomics supported",
-    "SLI is supported",
-    "Link is supported",
-)
 IN_MIG = "Nvlink queries are not supported for Devices in MIG mode"
 NONE = "Device does not have or support Nvlink"
 ALL_INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive"
@@ -48,11 +40,6 @@ def status(gpus: list[Gpu]) -> str:
 def errors(gpus: list[Gpu]) -> str:
     """``nvlink -e``: error counters."""
     return _listing(gpus, _errors)
-
-
-def capabilities(gpus: list[Gpu]) -> str:
-    """``nvlink -c``."""
-    return _listing(gpus, lambda _gpu, link: [f"Link {link}, {name}: true" for name in CAPABILITIES])
 
 
 def _listing(gpus: list[Gpu], of_link: Callable[[Gpu, int], list[str]]) -> str:

@@ -213,16 +213,6 @@ def query_apps(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def query_rows(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
-    """The CSV of ``--query-remapped-rows``. Raises UnknownFieldError."""
-    known = {
-        "timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "remapped_rows.correctable",
-        "remapped_rows.uncorrectable", "remapped_rows.pending", "remapped_rows.failure",
-        *(f"remapped_rows.histogram.{key}" for key in ("max", "high", "partial", "low", "none")),
-    }  # fmt: skip
-    return _like_gpu(gpus, fields, known, options, {})
-
-
 def query_pages(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
     """The CSV of ``--query-retired-pages``: a line for each cause, without pages. Raises UnknownFieldError."""
     known = {

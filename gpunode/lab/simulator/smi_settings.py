@@ -251,20 +251,10 @@ def _reset(gpu: Gpu, _value: str, kept: dict[str, Any], now: dict[str, Any]) -> 
     return f"GPU {gpu.bus_id} was successfully reset.\n"
 
 
-def _clear_errors(gpu: Gpu, value: str, kept: dict[str, Any], _now: dict[str, Any]) -> str:
-    if value not in ("0", "1", "VOLATILE", "AGGREGATE"):
-        raise RefusedError(INVALID, f"{value} is not a valid value for option -p.\n")
-    if value in ("1", "AGGREGATE"):
-        kept.pop("ecc_errors", None)
-    which = "aggregate" if value in ("1", "AGGREGATE") else "volatile"
-    return f"Reset {which} ECC errors to zero for GPU {gpu.bus_id}.\n"
-
-
 # Option to (what it does, the start of its complaint to a user who is not root).
 _SETTINGS: dict[str, tuple[Callable[..., str], str]] = {
     "pm": (_persistence, "Unable to set persistence mode for GPU {}"),
     "e": (_ecc, "Unable to set ECC support for GPU {}"),
-    "p": (_clear_errors, "Unable to reset ECC errors for GPU {}"),
     "am": (_accounting, "Unable to set accounting mode for GPU {}"),
     "c": (_compute_mode, "Unable to set the compute mode for GPU {}"),
     "pl": (_power, "Changing power management limit in GPU {}"),

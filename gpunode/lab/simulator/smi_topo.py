@@ -1,4 +1,4 @@
-"""``nvidia-smi topo -m`` and ``-p2p``."""
+"""``nvidia-smi topo -m`` and ``-p2p r``."""
 
 from __future__ import annotations
 
@@ -89,27 +89,21 @@ def affinity(node: Node, gpu: Gpu) -> str:
         return str((node.hardware.get("cpu") or {}).get("cpulist", "0"))
 
 
-def peers(node: Node, kind: str) -> str:
-    """``topo -p2p KIND``: whether one GPU may read, write … another's memory."""
+def peers(node: Node) -> str:
+    """``topo -p2p r``: whether one GPU may read another's memory."""
     links = renumbered(node)
     labels = [f"GPU{gpu.index}" for gpu in node.gpus]
     lines = [" \t" + "\t".join(labels)]
     for gpu in node.gpus:
         row = [f" GPU{gpu.index}"]
         for other in node.gpus:
-            row.append(
-                "X" if other is gpu else _peer(gpu, other, link(links, row[0].strip(), f"GPU{other.index}"), kind)
-            )
+            row.append("X" if other is gpu else _peer(gpu, other, link(links, row[0].strip(), f"GPU{other.index}")))
         lines.append("\t".join(row))
     return "\n".join(lines) + "\n" + PEER_LEGEND
 
 
-def _peer(gpu: Gpu, other: Gpu, how: str, kind: str) -> str:
+def _peer(gpu: Gpu, other: Gpu, how: str) -> str:
     joined = re.fullmatch(r"NV\d+", how) is not None
-    if kind == "n":
-        return "OK" if joined else "NS"
-    if kind == "a":
-        return "OK" if joined else "NS"
     if gpu.mig or other.mig:
         return "NS"
     if joined:

@@ -94,7 +94,7 @@ def test_an_unknown_gpu_is_a_usage_error_with_the_nearest_names(text: str) -> No
 
 
 def test_the_nearest_name_is_named() -> None:
-    with pytest.raises(UsageError, match=r"nearest:.*H100 SXM"):
+    with pytest.raises(UsageError, match=r"did you mean .*H100 SXM"):
         CATALOG.find_gpu("H100 SXN")
 
 

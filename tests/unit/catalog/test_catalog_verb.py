@@ -44,7 +44,7 @@ def test_kinds_have_other_words(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("gpu", "drivers", "cuda", "os", "kernel-flavours", "platform"):
         assert run("list", word) == Exit.GOOD
     assert "ubuntu-24.04" in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"no kind 'gpux'; nearest: gpus"):
+    with pytest.raises(UsageError, match=r"no kind 'gpux'; did you mean gpus"):
         run("list", "gpux")
 
 
@@ -139,7 +139,7 @@ def test_an_overlay_is_seen_by_list_and_show(tmp_path: Path, capsys: pytest.Capt
     assert "ours alone" in capsys.readouterr().out
     path.write_text("gpus: {t4: {form: card}}", encoding="utf-8")
     for words in (("list", "gpus"), ("show", "t4")):
-        with pytest.raises(UsageError, match=r"site\.yml:1: gpus\.t4\.form: 'card' is none of"):
+        with pytest.raises(UsageError, match=r"site\.yml:1: gpus\.t4\.form: 'card' is not one of"):
             run(*words, "--overlay", str(path))
 
 

@@ -12,8 +12,8 @@ from gpunode import fleet
 from gpunode.cli import run
 from gpunode.cli.writing import folder_for_bundles, write_bundle
 from gpunode.errors import UsageError
-from gpunode.printable import all_printable, printable, printable_json
 from gpunode.probe.bundle import Bundle
+from gpunode.text import all_printable, printable, printable_json
 
 sys.path.append(str(Path(__file__).parents[2] / "contract"))
 

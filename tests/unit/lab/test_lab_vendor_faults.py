@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.vendor import Vendor
+from gpunode.lab.repositories import Vendor
 
 
 def test_words_that_a_fault_does_not_take_are_refused() -> None:

@@ -18,8 +18,8 @@ import pytest
 from gpunode.lab.packages.plan import plan
 from gpunode.lab.packages.recorded import recorded
 from gpunode.lab.packages.rows import repositories
-from gpunode.lab.vendor import image
-from gpunode.lab.vendor.vendor import FAULTS
+from gpunode.lab.repositories import image
+from gpunode.lab.repositories.vendor import FAULTS
 
 _INSIDE = Path(image.__file__).parent / "inside"
 

@@ -1,24 +1,53 @@
 """What the simulated nvidia-smi prints: read with gpunode's own parsers, it is what the hardware description says."""
 
+from importlib import import_module
 from typing import Any
 
 import pytest
+import yaml
 from simulated_node import SimulatedNode, node  # noqa: F401
 
-from gpunode.catalog import Catalog
+from gpunode.catalog import load
 from gpunode.facts.links import parse_peer_access
 from gpunode.facts.models.smi import PeerAccess
 from gpunode.facts.parsers.kinds import parsed
-from gpunode.lab.hardware.describe import names
-from gpunode.lab.simulator.node import CUDA_OF_BRANCH
+from gpunode.lab.hardware import names
 
 DRIVERS = ("570.211.01", "580.95.05", "595.71.05")
 
 
-def test_each_branch_has_the_cuda_version_of_the_catalog() -> None:
-    branches = {int(name): row.native_cuda for name, row in Catalog().branches.items()}
-    known = {number: cuda for number, cuda in branches.items() if cuda and number >= min(CUDA_OF_BRANCH)}
-    assert {number: CUDA_OF_BRANCH.get(number) for number in known} == known
+def test_each_branch_has_the_cuda_version_of_the_catalog(node: SimulatedNode) -> None:  # noqa: F811
+    known = {int(name): row.native_cuda for name, row in load().branches.items() if row.native_cuda}
+    for branch in (470, 535, 580):
+        node.lay("t4-1", f"{branch}.10.01")
+        assert parsed("nvidia-smi-xml", node.ask("-q", "-x"))["cuda_version"] == known[branch]
+    between = f"{max(known) + 1}.10"
+    node.lay("t4-1", between)
+    assert parsed("nvidia-smi-q", node.ask("-q"))["cuda_version"] == known[max(known)]
+
+
+def test_a_model_to_simulate_is_one_entry(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    entry = """
+        platform: l4-1
+        subsystem: 10de:0001
+        vbios: 00.00.00.00.01
+        inforom: {image: 0000.0000.00.01}
+        gpus: [0x3b]
+        root_port: 8086:2030
+        vendor: Vendor
+        product: Product
+    """
+    monkeypatch.setattr(
+        import_module("gpunode.lab.hardware.describe"), "_data", lambda: {"one-l4": yaml.safe_load(entry)}
+    )
+    node.lay("one-l4")
+    (gpu,) = parsed("nvidia-smi-xml", node.ask("-q", "-x"))["gpus"]
+    row = load().gpu("l4")
+    assert (gpu["name"], gpu["pci_device_id"]) == (row.product_names[0], row.pci[0])
+    assert (gpu["memory_total_mib"], gpu["power_limit_w"]) == (row.memory_mib, row.power_w)
+    assert (gpu["max_clocks_mhz"]["sm"], gpu["max_clocks_mhz"]["memory"]) == (row.sm_clock_mhz, row.memory_clock_mhz)
+    assert row.power_range_w is not None
+    assert (gpu["power_min_limit_w"], gpu["power_max_limit_w"]) == row.power_range_w
 
 
 def test_its_help_says_that_it_is_simulated(node: SimulatedNode) -> None:  # noqa: F811

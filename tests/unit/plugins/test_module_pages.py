@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
+
+from gpunode.provisioning.manifest import Question
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "plugins" / "modules"
@@ -63,6 +65,11 @@ def test_the_page_names_what_the_module_takes(name: str, monkeypatch: pytest.Mon
     taken = declared(name, monkeypatch)
     if taken is not None:
         agree(page["options"], taken, name)
+
+
+def test_a_plan_asks_what_the_module_answers() -> None:
+    module = importlib.import_module(f"{PACKAGE}.node_question")
+    assert set(get_args(Question.model_fields["kind"].annotation)) == set(module.ANSWERS)
 
 
 def test_ansible_doc_prints_every_page() -> None:

@@ -240,7 +240,7 @@ def test_a_typing_error_is_named_with_its_place(facts: dict[str, Any], driver: d
     known = ("nvidia_driver_flavor", "nvidia_driver_state", "gpunode_reboot_required", "ansible_user", "docker_users")
     run = context(variables=known, inventories=(str(inventory),))
     assert planned("preflight", state_of(facts), run, **ROOM).refusals == (
-        f"{inventory}:3: nvidia_driver_flavor is no variable of any role, did you mean nvidia_driver_flavour?",
+        f"{inventory}:3: unknown variable nvidia_driver_flavor; did you mean nvidia_driver_flavour?",
     )
     assert planned("preflight", state_of(facts), run, **ROOM, refuse_unknown_variables=False).refusals == ()
 

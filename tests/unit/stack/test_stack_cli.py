@@ -191,7 +191,7 @@ def test_saved_bundles(plan: Callable[..., Answer], tmp_path: Path) -> None:
     blind = document | {"host": "n3", "files": {}, "commands": {}}
     code, out, _ = plan("--replay", str(tmp_path))
     assert code == 0
-    assert "2 node(s): n1, n2" in out
+    assert "2 nodes: n1, n2" in out
     assert "535.261.03" in out
     (tmp_path / "n3.json").write_text(json.dumps(blind))
     code, out, _ = plan("--replay", str(tmp_path), str(BUNDLE))
@@ -333,7 +333,7 @@ def test_an_inventory_is_planned_locked_and_drifts(
     code, out, err = plan("-i", str(inventory), "--limit", "gpu", "--write")
     assert code == 0
     assert f"locked in {inventory.parent / 'group_vars' / 'gpu' / LOCK_FILE}" in err
-    assert "2 node(s): n1, n2" in out
+    assert "2 nodes: n1, n2" in out
     code, out, _ = plan("-i", str(inventory))
     assert code == 0
     assert "drift: in-step: 535.261.03" in out

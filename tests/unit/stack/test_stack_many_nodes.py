@@ -89,5 +89,5 @@ def test_many_nodes_in_seconds_and_little_memory(way: str, bundles: tuple[Path, 
     peak_mb = int(done.stderr.split()[-1]) * 1024 / 1e6
     print(f"{way}: {HOSTS} bundles of {size / 1e6:.0f} MB: {seconds:.1f} s, peak {peak_mb:.0f} MB")
     assert f"{HOSTS} decided" in done.stdout
-    assert done.stdout.count(f"{HOSTS // len(GPUS)} node(s): ") == len(GPUS)
+    assert done.stdout.count(f"{HOSTS // len(GPUS)} nodes: ") == len(GPUS)
     assert peak_mb < LIMIT_MB

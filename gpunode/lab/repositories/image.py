@@ -31,7 +31,7 @@ _TOOLS = (
     "python3",
     "rpm",
 )
-_INSIDE = resource_files("gpunode.lab.vendor").joinpath("inside")
+_INSIDE = resource_files("gpunode.lab.repositories").joinpath("inside")
 _BUILDING = ("build.py", "pack.py", "rpms.py")
 _SERVING = ("publish.py", "runfile.py", "serve.py")
 _FOLDER = "srv/gpunode"

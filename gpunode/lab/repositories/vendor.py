@@ -20,7 +20,7 @@ from gpunode.lab.image import Say
 from gpunode.lab.node import LAB_LABEL
 from gpunode.lab.packages.lookalike import SYSTEMS as LOOKALIKE_SYSTEMS
 from gpunode.lab.packages.rows import repositories
-from gpunode.lab.vendor.image import ensure_vendor_image, serving
+from gpunode.lab.repositories.image import ensure_vendor_image, serving
 
 NAME = "vendor"
 VENDOR_LABEL = "gpunode.lab.vendor"

@@ -1,0 +1,83 @@
+"""Text in messages: escaped, listed, counted, suggested; and the timestamps that logs print.
+
+Nothing of gpunode is imported here, so every room may use it.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control codes of both sets, and characters that change the direction of text."""
+
+
+def printable(text: str) -> str:
+    """Return text of a node, file or user on one line with control characters escaped, safe for a terminal."""
+    return _CONTROL.sub(lambda match: " " if match[0] in "\t\n" else f"\\x{ord(match[0]):02x}", text)
+
+
+def printable_json(text: str) -> str:
+    """Return an equivalent JSON document in which control characters are JSON escapes."""
+    return _CONTROL.sub(lambda match: match[0] if match[0] in "\t\n" else f"\\u{ord(match[0]):04x}", text)
+
+
+def all_printable(value: Any) -> Any:
+    """Return the value with every text in it printable, keys included."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {all_printable(key): all_printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_printable(item) for item in value]
+    return value
+
+
+def listed(items: Iterable[str], most: int = 6) -> str:
+    """Return ``a, b, c``; items beyond ``most`` are counted: ``a, b and 7 more``."""
+    names = list(items)
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return ``1 package``, ``2 packages``, ``2 processes``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> list[str]:
+    """Return at most ``most`` of the known names that resemble ``name``, the most similar first."""
+    return get_close_matches(name, list(known), n=most, cutoff=likeness)
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return ``did you mean a or b?``; empty text without names."""
+    return f"did you mean {' or '.join(names)}?" if names else ""
+
+
+def suggestion(name: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> str:
+    """Return ``did you mean gpu.count?``, or all known names where none is similar."""
+    names = list(known)
+    return did_you_mean(nearest(name, names, most, likeness)) or f"known: {', '.join(names)}"
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names where none is similar."""
+    return f"unknown {what} {name}: {suggestion(name, known, most=3)}"
+
+
+def moment(text: str | None) -> datetime | None:
+    """Return the time of a log line (``2026-11-20T09:00:00+0000``), UTC without a zone; None for another format."""
+    try:
+        found = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def seconds_between(one: str | None, other: str | None) -> float | None:
+    """Return the seconds from one log line's time to another's; None where either has another format."""
+    first, second = moment(one), moment(other)
+    return (second - first).total_seconds() if first and second else None
