@@ -274,7 +274,10 @@ def orphans(base, question):
         return []
     before = set(memory.read_text(encoding="utf-8").split())
     base.conf.clean_requirements_on_remove = True
-    mark(base, {**question, "install": [], "bound": [], "free": [], "closure": []}, None)
+    # Base.remove heeds that setting, Base.package_remove does not.
+    for name in question["remove"]:
+        if base.sack.query().installed().filter(name=name):
+            base.remove(name)
     base.resolve(allow_erasing=True)
     going = {package.name for package in base.transaction.remove_set}
     base.conf.clean_requirements_on_remove = False
@@ -386,6 +389,19 @@ def remember(path, base):
         draft.replace(target)
 
 
+def units_of(packages):
+    """Return the names of the systemd units that packages ship."""
+    return {Path(file).name for package in packages for file in package.files if "/systemd/system/" in file}
+
+
+def drop_links(units, folder="/etc/systemd/system"):
+    """Remove the links by which units were enabled, where the unit's file is gone: not every package does it itself."""
+    for kind in ("wants", "requires"):
+        for link in Path(folder).glob(f"*.{kind}/*"):
+            if link.name in units and link.is_symlink() and not link.exists():
+                link.unlink()
+
+
 def carried_out(question):
     """The answer to a question, and the transaction where it is not simulated."""
     with tempfile.TemporaryDirectory(prefix="gpunode-dnf-") as folder:
@@ -414,12 +430,14 @@ def carried_out(question):
                 signal.alarm(0)
                 if question.get("state") != "absent":
                     remember(question.get("memory"), base)
+                units = units_of(base.transaction.remove_set)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:
                     raise
                 except dnf.exceptions.Error as err:
                     return {**answer, "done": False, "error": " ".join(str(err).split())}
+                drop_links(units)
                 answer["done"] = True
         answer["hold"], answer["unhold"] = locks_that_change(question)
         if (answer["hold"] or answer["unhold"]) and not question["simulate"]:

@@ -1,5 +1,6 @@
-"""Packages that dnf fetched and whose signatures do not fit."""
+"""What dnf_transaction does around the transaction: signatures before it, links of units behind it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,3 +37,16 @@ def test_a_package_of_another_key_is_refused_by_name(monkeypatch: pytest.MonkeyP
     ) as caught:
         module.fetch(OtherKey())
     assert "\n" not in str(caught.value)
+
+
+def test_a_unit_of_a_removed_package_is_not_left_enabled(tmp_path: Path) -> None:
+    (tmp_path / "multi-user.target.wants").mkdir()
+    kept = tmp_path / "kept.service"
+    kept.write_text("", encoding="utf-8")
+    links = {}
+    for name in ("gone.service", "kept.service", "foreign.service"):
+        links[name] = tmp_path / "multi-user.target.wants" / name
+        links[name].symlink_to(tmp_path / name)
+    package = SimpleNamespace(files=["/usr/lib/systemd/system/gone.service", "/usr/lib/systemd/system/kept.service"])
+    module.drop_links(module.units_of([package]), str(tmp_path))
+    assert [name for name, link in links.items() if link.is_symlink()] == ["kept.service", "foreign.service"]
