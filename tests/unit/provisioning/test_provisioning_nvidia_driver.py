@@ -375,5 +375,5 @@ def test_headers_go_with_the_driver_where_they_came_with_it(
     state = rpm_node(bare, {"installed": installed, "own_locks": []})
     state = state.model_copy(update={"contents": {} if before is None else {files.MEMORY: before}})
     found = planned("nvidia_driver", state, {"nvidia_driver": {"state": "absent"}})
-    assert found.packages is not None
+    assert isinstance(found.packages, DnfChange)
     assert ("kernel-devel" in found.packages.remove) is goes
