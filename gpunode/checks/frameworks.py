@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict
 from gpunode.checks.thresholds import Threshold
-from gpunode.checks.workload import explained, gpu_named, of, one, record_check, where
+from gpunode.checks.workload import explained, gpu_named, known, of, record_check, where
 from gpunode.facts.models.workload import (
     CollectiveValues,
     CompileValues,
@@ -65,7 +65,7 @@ SEE_ERROR = "The message is the framework's own: search for it; the same image o
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
-def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def tensor(values: TensorValues, record: Record) -> Verdict:
     verdict = partial(Verdict, expected=0.0, measured=values.max_error)
     if not values.allocated_bytes:
         return verdict(Status.FAIL, f"the tensor took no memory of {record.component}: it does not lie there")
@@ -85,11 +85,11 @@ def tensor(values: TensorValues, record: Record, node: NodeFacts) -> Verdict:  #
     state="observe",
     actions=("fix_configuration",),
 )
-def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def amp(values: StepValues, record: Record) -> Verdict:
     losses = [loss for loss in values.losses if loss is not None]
     verdict = partial(Verdict, measured=losses[-1] if losses else None, unit="loss")
     if not values.losses:
-        return Verdict(Status.ERROR, "no step was recorded")
+        raise Undetermined("no step was recorded")
     if len(losses) < len(values.losses):
         return verdict(
             Status.FAIL, f"{values.dtype}: the loss is not a number in {len(values.losses) - len(losses)} steps"
@@ -115,7 +115,7 @@ def amp(values: StepValues, record: Record, node: NodeFacts) -> Verdict:  # noqa
     actions=("fix_configuration",),
     thresholds=(MAX_ERROR,),
 )
-def compiled(values: CompileValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def compiled(values: CompileValues, record: Record) -> Verdict:
     verdict = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
     if values.max_error > MAX_ERROR.value:
         return verdict(Status.FAIL, f"the compiled function is off by {values.max_error:g}{where(record)}")
@@ -134,7 +134,7 @@ def compiled(values: CompileValues, record: Record, node: NodeFacts) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(MAX_ERROR,),
 )
-def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def convolution(values: ConvolutionValues, record: Record) -> Verdict:
     verdict = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
     if not values.enabled:
         return verdict(Status.FAIL, f"PyTorch does not use cuDNN{where(record)}")
@@ -155,10 +155,10 @@ def convolution(values: ConvolutionValues, record: Record, node: NodeFacts) -> V
     state="observe",
     actions=("fix_configuration",),
 )
-def dataloader(values: DataloaderValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def dataloader(values: DataloaderValues) -> Verdict:
     verdict = partial(Verdict, measured=values.samples_per_second, unit="samples/s")
     if values.batches == 0:
-        return Verdict(Status.ERROR, "no batch was recorded")
+        raise Undetermined("no batch was recorded")
     if not values.pinned:
         return verdict(Status.FAIL, "batches came without being pinned", remedy="docker run --ulimit memlock=-1.")
     words = f"{counted(values.batches, 'batch', 'batches')} by {counted(values.workers, 'worker')}"
@@ -195,17 +195,17 @@ def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
 
 def memory_of(node: NodeFacts, record: Record) -> int | None:
     """MiB of the device that a record is about, as NVML has it: of the slice for a MIG device, not of the card."""
-    about, nvml = values_of(record, DeviceIdentity), one(node, "versions.nvml", NvmlValues)
+    about, nvml = values_of(record, DeviceIdentity), known(node, "versions.nvml", NvmlValues)
     if isinstance(about, str):
         return None
-    if not isinstance(nvml, Verdict):
-        devices: list[NvmlGpu | MigDevice] = [*nvml[1].gpus]
-        devices += [part for gpu in nvml[1].gpus for part in gpu.mig_devices]
+    if nvml is not None:
+        devices: list[NvmlGpu | MigDevice] = [*nvml.gpus]
+        devices += [part for gpu in nvml.gpus for part in gpu.mig_devices]
         for device in devices:
             if device.uuid is not None and device.uuid == about.uuid:
                 return device.memory_mib
-    known = {gpu.uuid: gpu.memory_total_mib for gpu in node.smi_gpus}
-    total = known.get(about.uuid) if about.mig is None else None
+    by_uuid = {gpu.uuid: gpu.memory_total_mib for gpu in node.smi_gpus}
+    total = by_uuid.get(about.uuid) if about.mig is None else None
     return int(total) if total is not None else None
 
 
@@ -221,11 +221,11 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
-def matmul(values: MatmulValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def matmul(values: MatmulValues) -> Verdict:
     verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
     what = f"{values.size} x {values.size} in {values.dtype}, {counted(values.rounds, 'time')}"
     if values.rounds <= 0:
-        return Verdict(Status.ERROR, "no round was recorded")
+        raise Undetermined("no round was recorded")
     if values.wrong:
         return verdict(Status.FAIL, f"{what}: {counted(values.wrong, 'element')} wrong")
     return verdict(Status.PASS, f"{what}: every element right")
@@ -243,7 +243,7 @@ def matmul(values: MatmulValues, record: Record, node: NodeFacts) -> Verdict:  #
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
-def fp8(values: Fp8Values, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def fp8(values: Fp8Values) -> Verdict:
     verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
     if values.wrong:
         return verdict(Status.FAIL, f"FP8: {counted(values.wrong, 'element')} wrong")
@@ -262,10 +262,10 @@ def fp8(values: Fp8Values, record: Record, node: NodeFacts) -> Verdict:  # noqa:
     state="drain",
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )
-def p2p(values: PeerValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def p2p(values: PeerValues, node: NodeFacts) -> Verdict:
     number = len(values.uuids)
     if number < 2 or [len(row) for row in values.access] != [number] * number:
-        return Verdict(Status.ERROR, "the record does not say which GPUs reach each other")
+        raise Undetermined("the record does not say which GPUs reach each other")
     names = [gpu_named(node, uuid) or uuid for uuid in values.uuids]
     if values.wrong:
         pairs = [f"{names[one]} to {names[other]}" for one, other in values.wrong if max(one, other) < number]
@@ -304,10 +304,10 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     state="drain",
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )
-def collective(values: CollectiveValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def collective(values: CollectiveValues) -> Verdict:
     verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
     if values.ranks < 2:
-        return Verdict(Status.ERROR, "a single process reduces nothing")
+        raise Undetermined("a single process reduces nothing")
     if values.wrong:
         return verdict(Status.FAIL, f"all-reduce over {counted(values.ranks, 'GPU')}: {values.wrong} sums wrong")
     ways = listed([f"{number} by {way}" for way, number in values.transports.items()]) or "not named in its log"
@@ -333,14 +333,13 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
     if values.count == 0:
         pointer = explained(node, OF_THE_IMAGE)
         if node.simulated:
-            yield Verdict(Status.SKIP, "TensorFlow sees no GPU, and the GPUs are simulated")
-        elif pointer:
-            yield Verdict(Status.SKIP, f"TensorFlow sees no GPU ({pointer})")
-        elif _beside_pytorch(node):
+            raise Skip("TensorFlow sees no GPU, and the GPUs are simulated")
+        if pointer:
+            raise Skip(f"TensorFlow sees no GPU ({pointer})")
+        if _beside_pytorch(node):
             what = "TensorFlow is a build for the processor, beside a PyTorch that uses the GPUs"
-            yield Verdict(Status.SKIP, f"{what}{where(record)}")
-        else:
-            yield verdict(Status.FAIL, f"TensorFlow sees no GPU{where(record)}")
+            raise Skip(f"{what}{where(record)}")
+        yield verdict(Status.FAIL, f"TensorFlow sees no GPU{where(record)}")
     elif values.count < (expected := _of_one_process(node)):
         what = f"TensorFlow sees {values.count} of {counted(expected, 'GPU')}{where(record)}"
         yield verdict(Status.FAIL, what, expected=expected)
@@ -368,10 +367,8 @@ def _of_one_process(node: NodeFacts) -> int:
 
 def _beside_pytorch(node: NodeFacts) -> bool:
     """Whether the image is one of PyTorch, whose TensorFlow (for TensorBoard, most often) is not meant for a GPU."""
-    build, torch = one(node, "versions.tensorflow", TensorflowValues), one(node, "versions.torch", TorchValues)
-    if isinstance(build, Verdict) or isinstance(torch, Verdict):
-        return False
-    return not build[1].built_with_cuda and torch[1].cuda is not None
+    build, torch = known(node, "versions.tensorflow", TensorflowValues), known(node, "versions.torch", TorchValues)
+    return build is not None and torch is not None and not build.built_with_cuda and torch.cuda is not None
 
 
 @record_check(
@@ -385,7 +382,7 @@ def _beside_pytorch(node: NodeFacts) -> bool:
     state="observe",
     actions=("fix_configuration",),
 )
-def dali(values: DaliValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def dali(values: DaliValues) -> Verdict:
     if values.samples <= 0:
         return Verdict(Status.FAIL, f"DALI {values.version} gave an empty batch", measured=values.samples)
     return Verdict(Status.PASS, f"DALI {values.version} puts {counted(values.samples, 'sample')} on the GPU")

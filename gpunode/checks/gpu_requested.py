@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
-from gpunode.checks.gpus import SeenGpu, hidden, seen_gpus
+from gpunode.checks.gpus import SeenGpu, of_one_gpu, seen_gpus
 from gpunode.checks.registry import Skip, Status, Verdict, registry
 from gpunode.facts.node import GpuSetting, NodeFacts, Unit
 from gpunode.text import listed
@@ -36,8 +37,8 @@ def settings(node: NodeFacts) -> Iterator[Verdict]:
     rules, reported = asked.plain_rules(), asked.reported or {}
     for gpu in gpus:
         problems = resolved(requested(rules, gpu.plain), gpu.plain)[1]
-        verdict = hidden(gpu) or _settings_of(gpu, problems, reported.get(str(gpu.reported.uuid), {}))
-        yield replace(verdict, component=gpu.component)
+        judge = partial(_settings_of, problems=problems, entries=reported.get(str(gpu.reported.uuid), {}))
+        yield of_one_gpu(judge, gpu, seen_by_guest=True)
 
 
 def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuSetting]) -> Verdict:

@@ -1,12 +1,11 @@
 """Checks on how GPUs are set and used: persistence, compute mode, MIG, power limit, clocks, memory."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from gpunode.checks.gpu import SITE
-from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, hidden, seen_gpus
-from gpunode.checks.registry import Expectation, Status, Verdict, registry
+from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, of_one_gpu, seen_gpus
+from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.smi import Number
 from gpunode.facts.node import NodeFacts
@@ -85,7 +84,7 @@ MOST_OF_MEMORY = Threshold(
 def persistence(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
     for gpu in gpus:
-        yield replace(_unreachable(gpu) or _mode_of(gpu, _held_by_daemon(node)), component=gpu.component)
+        yield of_one_gpu(partial(_mode_of, held=_held_by_daemon(node)), gpu, seen_by_guest=True)
     daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
     state = daemon.active if daemon is not None else "not installed"
     if state == "active":
@@ -100,10 +99,6 @@ def persistence(node: NodeFacts) -> Iterator[Verdict]:
         )
 
 
-def _unreachable(gpu: SeenGpu) -> Verdict | None:
-    return hidden(gpu) if gpu.lost is not None else None
-
-
 def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
     """Device files that the persistence daemon has open."""
     return frozenset(
@@ -114,9 +109,9 @@ def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
 def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
     mode = gpu.reported.persistence_mode
     if gpu.is_vgpu:
-        return Verdict(Status.SKIP, "a vGPU: its host keeps the card initialised")
+        raise Skip("a vGPU: its host keeps the card initialised")
     if mode is None:
-        return Verdict(Status.ERROR, "nvidia-smi does not say the persistence mode")
+        raise Undetermined("nvidia-smi does not say the persistence mode")
     if mode:
         return Verdict(Status.PASS, "persistence mode is on", expected=True, measured=True)
     if f"/dev/nvidia{gpu.reported.minor_number}" in held:
@@ -175,7 +170,7 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
             yield Verdict(Status.SKIP, "these GPUs have no MIG")
         return
     for gpu in gpus:
-        yield replace(_unreachable(gpu) or _mig_of(gpu, expect.mig), component=gpu.component)
+        yield of_one_gpu(partial(_mig_of, wanted=expect.mig), gpu, seen_by_guest=True)
     meant = all(gpu.reported.mig_mode == gpu.requested.get("mig") for gpu in gpus if "mig" in gpu.requested)
     if len(modes) > 1 and not (meant and any("mig" in gpu.requested for gpu in gpus)):
         on = [gpu.component for gpu in gpus if gpu.mig]
@@ -280,7 +275,7 @@ def clocks(gpu: SeenGpu) -> Verdict:
 def memory_used(node: NodeFacts) -> Iterator[Verdict]:
     gpus = seen_gpus(node)
     for gpu in gpus:
-        yield replace(_unreachable(gpu) or _memory_of(gpu, node), component=gpu.component)
+        yield of_one_gpu(partial(_memory_of, node=node), gpu, seen_by_guest=True)
 
 
 def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:

@@ -235,16 +235,15 @@ def gpu_check(
 def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False) -> Verdict:
     """Return a function's verdict on a GPU, or why there is none."""
     try:
-        verdict = hidden(gpu, seen_by_guest=seen_by_guest) or function(gpu)
-    except NotJudged as reason:
-        verdict = reason.verdict
+        reason = hidden(gpu, seen_by_guest=seen_by_guest)
+        verdict = Verdict(Status.SKIP, reason) if reason else function(gpu)
+    except NotJudged as error:
+        verdict = error.verdict
     return replace(verdict, component=gpu.component)
 
 
-def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> Verdict | None:
-    """Return the verdict on a GPU of which nothing can be judged: one that is lost, a slice of its host's card."""
+def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> str | None:
+    """Return why nothing of a GPU can be judged: it is lost, or a slice of its host's card; None where it can."""
     if gpu.lost is not None:
-        return Verdict(Status.SKIP, f"the GPU does not answer ({ANSWERS})")
-    if gpu.is_vgpu and not seen_by_guest:
-        return Verdict(Status.SKIP, "a vGPU: only its host sees the card")
-    return None
+        return f"the GPU does not answer ({ANSWERS})"
+    return "a vGPU: only its host sees the card" if gpu.is_vgpu and not seen_by_guest else None

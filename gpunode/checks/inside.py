@@ -1,12 +1,21 @@
 """Checks on the container itself: does it run, and does it see the GPUs that it was given."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
-from gpunode.checks.registry import Expectation, Status, Verdict, no_gpu, registry
-from gpunode.checks.workload import component, explained, gpu_named, nothing_ran, of, one, record_check, where
+from gpunode.checks.registry import (
+    Broken,
+    Expectation,
+    NotJudged,
+    Skip,
+    Status,
+    Undetermined,
+    Verdict,
+    no_gpu,
+    registry,
+)
+from gpunode.checks.workload import component, explained, gpu_named, known, nothing_ran, of, one, record_check, where
 from gpunode.facts.models.workload import (
     ContainerValues,
     CudaValues,
@@ -49,33 +58,24 @@ SIMULATED = "simulated GPUs: no library in a container can compute on them"
 def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if node.records is None:
         absent = no_gpu(node, expect) if node.pci is not None else None
-        reason = node.gap("records") or "records: not in the collected data"
-        yield Verdict(Status.SKIP, absent) if absent else Verdict(Status.ERROR, reason)
-        return
+        raise Skip(absent) if absent else Undetermined(node.gap("records") or "records: not in the collected data")
     found = of(node, "container")
     if not found:
         if node.records and all(record.container is None for record in node.records):
-            yield Verdict(Status.SKIP, f"ran {ON_HOST}")
-        else:
-            yield Verdict(
-                Status.ERROR, "there is no record of the container: it is not known whether it came to its end"
-            )
-        return
+            raise Skip(f"ran {ON_HOST}")
+        raise Undetermined("there is no record of the container: it is not known whether it came to its end")
     yield from _run(found[0])
 
 
 def _run(record: Record) -> Iterator[Verdict]:
     if record.error is not None:
         named = record.container is not None and record.container.image in record.error
-        yield Verdict(Status.ERROR, record.error if named else f"{record.error}{where(record)}")
-        return
+        raise Undetermined(record.error if named else f"{record.error}{where(record)}")
     if record.skipped is not None:
-        yield Verdict(Status.SKIP, record.skipped)
-        return
+        raise Skip(record.skipped)
     values = values_of(record, ContainerValues)
     if isinstance(values, str):
-        yield Verdict(Status.ERROR, values)
-        return
+        raise Undetermined(values)
     for line in values.busy:
         gpu, _, process = line.partition(": ")
         yield Verdict(Status.SKIP, f"left out, busy with {process or 'a process'}", component=gpu)
@@ -102,26 +102,18 @@ def _run(record: Record) -> Iterator[Verdict]:
     actions=("run_role:nvidia_container_toolkit",),
 )
 def gpus(node: NodeFacts) -> Iterator[Verdict]:
-    nvml, cuda = one(node, "versions.nvml", NvmlValues), one(node, "versions.cuda", CudaValues)
-    for answer in (nvml, cuda):
-        if isinstance(answer, Verdict):
-            yield _untold(node, answer)
-            return
-    if isinstance(nvml, Verdict) or isinstance(cuda, Verdict):
-        return
+    try:
+        (_, nvml), (_, cuda) = one(node, "versions.nvml", NvmlValues), one(node, "versions.cuda", CudaValues)
+    except NotJudged as reason:
+        if isinstance(reason, Undetermined) or nothing_ran(node):
+            raise
+        # A library of the driver that is not there, or broken, is the fault itself: the container was given no GPU.
+        raise Skip(SIMULATED) if node.simulated else Broken(str(reason)) from None
     if refused(node):
-        yield Verdict(Status.SKIP, "the libraries inside do not fit the module (container.library reports the cause)")
-    elif cuda[1].forward_compat and cuda[1].result in (MISMATCH_CUDA, NO_COMPAT):
-        yield Verdict(Status.SKIP, "cuda-compat is refused (container.forward-compat reports the cause)")
-    else:
-        yield _counts(node, nvml[1], cuda[1])
-
-
-def _untold(node: NodeFacts, answer: Verdict) -> Verdict:
-    """A library of the driver that is not there, or broken, is the fault itself: the container was given no GPU."""
-    if answer.status is Status.ERROR or nothing_ran(node) is not None:
-        return answer
-    return Verdict(Status.SKIP, SIMULATED) if node.simulated else replace(answer, status=Status.FAIL)
+        raise Skip("the libraries inside do not fit the module (container.library reports the cause)")
+    if cuda.forward_compat and cuda.result in (MISMATCH_CUDA, NO_COMPAT):
+        raise Skip("cuda-compat is refused (container.forward-compat reports the cause)")
+    yield _counts(node, nvml, cuda)
 
 
 def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> Verdict:
@@ -180,7 +172,7 @@ def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Contai
     if gaps:
         return Verdict(Status.FAIL, f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
     if cuda.count is None:
-        return Verdict(Status.ERROR, "CUDA did not say how many GPUs there are")
+        raise Undetermined("CUDA did not say how many GPUs there are")
     verdict = partial(Verdict, expected=parts, measured=parts, unit="MIG devices")
     whole = sum(1 for gpu in nvml.gpus if not gpu.mig_mode)
     if cuda.count == 0:
@@ -194,13 +186,13 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
     counts = {"NVML": nvml.count, "CUDA": cuda.count}
     if alone and values.gpus is not None:
         del counts["NVML"]
-    torch = one(node, "versions.torch", TorchValues)
+    torch = known(node, "versions.torch", TorchValues)
     # A build for the processor, or for a CUDA that the driver lacks, counts none; that has checks of its own.
-    if not isinstance(torch, Verdict) and torch[1].cuda is not None and not explained(node, ("container.cuda",)):
-        counts["PyTorch"] = torch[1].count if torch[1].available else 0
+    if torch is not None and torch.cuda is not None and not explained(node, ("container.cuda",)):
+        counts["PyTorch"] = torch.count if torch.available else 0
     unknown = [name for name, count in counts.items() if count is None]
     if unknown:
-        return Verdict(Status.ERROR, f"{listed(unknown)} did not say how many GPUs there are")
+        raise Undetermined(f"{listed(unknown)} did not say how many GPUs there are")
     words = listed([f"{name} {count}" for name, count in counts.items()])
     expected = values.gpus if values.gpus is not None else nvml.count
     verdict = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")
@@ -209,7 +201,7 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
     seen = {gpu.uuid for gpu in cuda.gpus}
     lost = [_name(node, gpu) for gpu in nvml.gpus if gpu.uuid not in seen and None not in seen] if seen else []
     without = f"; CUDA lacks {listed(lost)}" if lost and not alone else ""
-    why = None if isinstance(torch, Verdict) else torch[1].unavailable
+    why = torch.unavailable if torch is not None else None
     return verdict(
         Status.FAIL, f"given {expected}; counted inside: {words}{without}{f'; PyTorch says: {why}' if why else ''}"
     )
@@ -256,14 +248,14 @@ def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[V
 
 def _without_record(node: NodeFacts) -> Iterator[Verdict]:
     """Devices that were handed in and on which nothing was tried, although the payload came to its end."""
-    nvml = one(node, "versions.nvml", NvmlValues)
+    nvml = known(node, "versions.nvml", NvmlValues)
     container = next(_container(node), None)
-    if isinstance(nvml, Verdict) or container is None or not container[1].complete or container[1].uuids is None:
+    if nvml is None or container is None or not container[1].complete or container[1].uuids is None:
         return
     if explained(node, ("container.gpus",)):
         return
     tried = {about.uuid for each in of(node, "gpus.kernel") if not isinstance(about := _about(each), str)}
-    for gpu in nvml[1].gpus:
+    for gpu in nvml.gpus:
         if gpu.uuid not in container[1].uuids:
             continue
         for device in gpu.mig_devices if gpu.mig_mode else (gpu,):

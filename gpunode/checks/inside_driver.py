@@ -8,8 +8,8 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import load
 from gpunode.checks.driver import same_version
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
-from gpunode.checks.workload import explained, image_of, one, where
+from gpunode.checks.registry import Broken, NotJudged, Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.workload import explained, image_of, known, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
@@ -35,32 +35,29 @@ CUDA_SOURCE = "catalog (cuda.yml)"
     actions=("run_role:nvidia_container_toolkit",),
 )
 def library(node: NodeFacts) -> Iterator[Verdict]:
-    answer = one(node, "versions.system", SystemValues)
-    if isinstance(answer, Verdict):
-        yield answer
-        return
+    record, system = one(node, "versions.system", SystemValues)
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     loaded = node.loaded_driver.version
     if node.driver_library_version is not None and not same_version(node.driver_library_version, loaded):
         raise Skip("they do not fit on the host either (driver.library-matches-module reports the cause)")
-    compat = any(values.forward_compat for values in _cuda(node))
-    nvml = one(node, "versions.nvml", NvmlValues)
+    cuda, nvml = known(node, "versions.cuda", CudaValues), known(node, "versions.nvml", NvmlValues)
+    compat = cuda is not None and cuda.forward_compat
     seen = {
-        **answer[1].driver_libraries,
-        MODULE[0]: answer[1].module_version,
-        MODULE[1]: None if isinstance(nvml, Verdict) else nvml[1].driver_version,
+        **system.driver_libraries,
+        MODULE[0]: system.module_version,
+        MODULE[1]: nvml.driver_version if nvml is not None else None,
     }
     inside = {name: version for name, version in seen.items() if version and not (compat and name in OF_COMPAT)}
     verdict = partial(Verdict, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
     other = [f"{name} {version}" for name, version in inside.items() if not same_version(version, loaded)]
     why = refused(node)
     if other:
-        yield verdict(Status.FAIL, f"inside: {listed(other)}; the loaded module is {loaded}{where(answer[0])}")
+        yield verdict(Status.FAIL, f"inside: {listed(other)}; the loaded module is {loaded}{where(record)}")
     elif why:
-        yield verdict(Status.FAIL, f"{why}; the loaded module is {loaded}{where(answer[0])}")
-    elif not set(inside) & set(answer[1].driver_libraries):
-        yield _without_versions(node, answer[1])
+        yield verdict(Status.FAIL, f"{why}; the loaded module is {loaded}{where(record)}")
+    elif not set(inside) & set(system.driver_libraries):
+        yield _without_versions(node, system)
     else:
         yield verdict(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
 
@@ -72,20 +69,13 @@ def _without_versions(node: NodeFacts, inside: SystemValues) -> Verdict:
     return Verdict(Status.ERROR, "the version of the driver's libraries inside the container could not be read")
 
 
-def _cuda(node: NodeFacts) -> Iterator[CudaValues]:
-    answer = one(node, "versions.cuda", CudaValues)
-    if not isinstance(answer, Verdict):
-        yield answer[1]
-
-
 def refused(node: NodeFacts) -> str | None:
     """In which words a library inside refuses the module; None where none does."""
-    nvml = one(node, "versions.nvml", NvmlValues)
-    if not isinstance(nvml, Verdict) and nvml[1].result == MISMATCH_NVML:
-        return f"NVML: {nvml[1].result_name or 'Driver/library version mismatch'}"
-    for values in _cuda(node):
-        if values.result == MISMATCH_CUDA and not values.forward_compat:
-            return f"CUDA: {values.result_name or 'error'} (803)"
+    nvml, cuda = known(node, "versions.nvml", NvmlValues), known(node, "versions.cuda", CudaValues)
+    if nvml is not None and nvml.result == MISMATCH_NVML:
+        return f"NVML: {nvml.result_name or 'Driver/library version mismatch'}"
+    if cuda is not None and cuda.result == MISMATCH_CUDA and not cuda.forward_compat:
+        return f"CUDA: {cuda.result_name or 'error'} (803)"
     return None
 
 
@@ -101,12 +91,11 @@ def refused(node: NodeFacts) -> str | None:
     actions=("fix_configuration",),
 )
 def forward_compat(node: NodeFacts) -> Iterator[Verdict]:
-    answer = one(node, "versions.cuda", CudaValues)
-    if isinstance(answer, Verdict):
-        broken = answer.status is Status.FAIL
-        yield Verdict(Status.SKIP, f"{answer.message} (container.gpus reports the cause)") if broken else answer
-        return
-    yield _compat(*answer, node)
+    try:
+        record, values = one(node, "versions.cuda", CudaValues)
+    except Broken as reason:
+        raise Skip(f"{reason} (container.gpus reports the cause)") from None
+    yield _compat(record, values, node)
 
 
 def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
@@ -145,17 +134,16 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     actions=("fix_configuration",),
 )
 def cuda_of_image(node: NodeFacts) -> Iterator[Verdict]:
-    system, torch = one(node, "versions.system", SystemValues), one(node, "versions.torch", TorchValues)
-    if isinstance(system, Verdict):
-        yield system
-        return
+    _, system = one(node, "versions.system", SystemValues)
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
-    if isinstance(torch, Verdict) and torch.status is Status.ERROR and system[1].cuda is None:
-        yield torch
-        return
-    used = None if isinstance(torch, Verdict) else torch[1].cuda
-    said = {"PyTorch": used} if used else {"the image": system[1].cuda}
+    try:
+        used = one(node, "versions.torch", TorchValues)[1].cuda
+    except NotJudged as reason:
+        if isinstance(reason, Undetermined) and system.cuda is None:
+            raise
+        used = None
+    said = {"PyTorch": used} if used else {"the image": system.cuda}
     wanted = {name: number for name, text in said.items() if text and (number := _series(text))}
     unread = [f"{name}: CUDA '{text}' is not a version" for name, text in said.items() if text and not _series(text)]
     if unread:
@@ -164,7 +152,7 @@ def cuda_of_image(node: NodeFacts) -> Iterator[Verdict]:
         raise Skip(f"{image_of(node)} names no CUDA of its own")
     ((name, number),) = wanted.items()
     verdict = _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
-    toolkit = _series(system[1].cuda or "")
+    toolkit = _series(system.cuda or "")
     if verdict.status is Status.PASS and used and toolkit is not None and toolkit > number:
         # What PyTorch brings is what computes; the toolkit beside it is for who compiles in the image.
         beside = _driver_runs(node, f"the toolkit beside it: CUDA {toolkit}", toolkit, node.loaded_driver.version)
@@ -192,17 +180,16 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
     verdict = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
     if number <= own:
         return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}")
-    carried = [
-        _series(values.cuda_version or "") for values in _cuda(node) if values.forward_compat and not values.result
-    ]
-    for most in carried:
-        if most is not None and number <= most:
-            return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat up to {most}")
-        if most is not None and number.major == most.major:
-            return verdict(
-                Status.WARN,
-                f"{what}; cuda-compat runs up to {most}: minor-version compatibility, without PTX of the newer CUDA",
-            )
+    cuda = known(node, "versions.cuda", CudaValues)
+    carried = cuda is not None and cuda.forward_compat and not cuda.result
+    most = _series(cuda.cuda_version or "") if cuda is not None and carried else None
+    if most is not None and number <= most:
+        return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}, cuda-compat up to {most}")
+    if most is not None and number.major == most.major:
+        return verdict(
+            Status.WARN,
+            f"{what}; cuda-compat runs up to {most}: minor-version compatibility, without PTX of the newer CUDA",
+        )
     major = catalog.cuda_majors.get(str(number.major))
     if number.major == own.major and major is not None and Version(driver) >= Version(major.floor):
         return verdict(

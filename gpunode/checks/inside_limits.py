@@ -6,7 +6,7 @@ The payload's own container asks for enough, so that it says nothing about a use
 from functools import partial
 
 from gpunode.checks.inside import ARGUMENTS, ON_HOST
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import record_check
 from gpunode.facts.models.workload import LimitValues, Record
@@ -34,11 +34,11 @@ STACK_LEAST = Threshold(
     actions=("fix_configuration",),
     thresholds=(SHM_LEAST,),
 )
-def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def shm(values: LimitValues, record: Record) -> Verdict:
     if record.container is None:
-        return Verdict(Status.SKIP, f"ran {ON_HOST}")
+        raise Skip(f"ran {ON_HOST}")
     if values.shm_bytes is None:
-        return Verdict(Status.ERROR, "the size of /dev/shm was not seen")
+        raise Undetermined("the size of /dev/shm was not seen")
     least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
     verdict = partial(
         Verdict,
@@ -65,9 +65,9 @@ def shm(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noq
 )
 def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
     if record.container is None:
-        return Verdict(Status.SKIP, f"ran {ON_HOST}")
+        raise Skip(f"ran {ON_HOST}")
     if values.memlock_bytes is None:
-        return Verdict(Status.ERROR, "the limit of locked memory was not seen")
+        raise Undetermined("the limit of locked memory was not seen")
     verdict = partial(Verdict, expected="unlimited", source=NCCL_GUIDE)
     if values.memlock_bytes == -1:
         return verdict(Status.PASS, "locked memory is not limited", measured="unlimited")
@@ -90,12 +90,12 @@ def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(STACK_LEAST,),
 )
-def stack(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:  # noqa: ARG001
+def stack(values: LimitValues, record: Record) -> Verdict:
     if record.container is None:
-        return Verdict(Status.SKIP, f"ran {ON_HOST}")
+        raise Skip(f"ran {ON_HOST}")
     size = values.stack_bytes
     if size is None:
-        return Verdict(Status.ERROR, "the limit of the stack was not seen")
+        raise Undetermined("the limit of the stack was not seen")
     least = STACK_LEAST.value
     verdict = partial(Verdict, expected=f"{least} KiB", source=NCCL_GUIDE)
     if size == -1:

@@ -1,13 +1,25 @@
 """What the checks on measurements share: which record, whether its figures are a GPU's, and the machine behind it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar, Unpack
 
 from gpunode.checks.frameworks import OF_THE_IMAGE
 from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.registry import Declared, Expectation, Level, Status, Verdict, registry
-from gpunode.checks.workload import NOT_SO_FAR, ON_CPU, component, explained, gpu_named, missing, nothing_ran, of, read
+from gpunode.checks.registry import Declared, Expectation, Level, NotJudged, Skip, Verdict, registry
+from gpunode.checks.workload import (
+    NOT_SO_FAR,
+    NOTHING_RAN,
+    ON_CPU,
+    explained,
+    gpu_named,
+    missing,
+    nothing_ran,
+    of,
+    placed,
+    read,
+    taking,
+)
 from gpunode.expectations import Shape
 from gpunode.facts.models.measured import MEASURED
 from gpunode.facts.models.workload import DeviceIdentity, MalformedRecord, Record, Values, values_of
@@ -57,7 +69,13 @@ def why_no_figures(node: NodeFacts, record: Record, *, on_gpu: bool) -> str | No
     return None
 
 
-JudgeMeasured = Callable[[AnyValues, Record, MeasuredNode], Iterable[Verdict]]
+JudgeMeasured = (
+    Callable[[AnyValues], Iterable[Verdict]]
+    | Callable[[AnyValues, Record], Iterable[Verdict]]
+    | Callable[[AnyValues, MeasuredNode], Iterable[Verdict]]
+    | Callable[[AnyValues, Record, MeasuredNode], Iterable[Verdict]]
+)
+"""Of a record's values; it takes ``record`` and ``run`` where it uses them."""
 
 
 def measurement_check(  # noqa: PLR0913
@@ -77,28 +95,27 @@ def measurement_check(  # noqa: PLR0913
     """
 
     def decorate(function: JudgeMeasured[AnyValues]) -> JudgeMeasured[AnyValues]:
+        call = taking(function)
+
         def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
-            absent = unmeasured(node, records)
-            if absent is not None:
-                yield absent
-                return
+            require_measured(node, records)
             run = MeasuredNode(node, expect, shape_of(node))
             for record in (record for name in records for record in of(node, name)):
-                for verdict in _of_record(record, run):
-                    own = verdict.component != "node" or record.component == "node"
-                    yield verdict if own else replace(verdict, component=component(node, record))
+                try:
+                    for verdict in _of_record(record, run):
+                        yield placed(verdict, node, record)
+                except NotJudged as reason:
+                    yield placed(reason.verdict, node, record)
 
         def _of_record(record: Record, run: MeasuredNode) -> Iterable[Verdict]:
             reason = why_no_figures(run.node, record, on_gpu=on_gpu)
             if reason is not None:
-                return [Verdict(Status.SKIP, reason)]
-            if broken_in is not None and not isinstance(record, MalformedRecord) and record.error is not None:
-                return [Verdict(Status.SKIP, f"{record.error} (reported by {broken_in})")]
-            answer = read(record, kind)
-            if not isinstance(answer, Verdict):
-                return function(answer[1], record, run)
-            pointer = explained(run.node, OF_THE_IMAGE) if record.error is not None else None
-            return [answer if pointer is None else Verdict(Status.SKIP, f"{record.error} ({pointer})")]
+                raise Skip(reason)
+            if record.error is not None and not isinstance(record, MalformedRecord):
+                pointer = f"reported by {broken_in}" if broken_in is not None else explained(run.node, OF_THE_IMAGE)
+                if pointer is not None:
+                    raise Skip(f"{record.error} ({pointer})")
+            return call(read(record, kind), record=record, run=run)
 
         registry.check(check_id, level=level, needs=("records",), needs_gpu=True, **declared)(judge)
         return function
@@ -106,15 +123,14 @@ def measurement_check(  # noqa: PLR0913
     return decorate
 
 
-def unmeasured(node: NodeFacts, records: tuple[str, ...]) -> Verdict | None:
-    """Return the verdict where none of the records is there; None where one is."""
-    ended = nothing_ran(node)
-    if ended is not None:
-        return ended
+def require_measured(node: NodeFacts, records: tuple[str, ...]) -> None:
+    """Raise NotJudged where none of the records is there."""
+    if nothing_ran(node):
+        raise Skip(NOTHING_RAN)
     if any(of(node, name) for name in records):
-        return None
+        return
     if not any(record.record in MEASURED for record in node.records or ()):
-        return Verdict(Status.SKIP, NOT_MEASURED)
+        raise Skip(NOT_MEASURED)
     levels = {record.values.get("level") for record in of(node, "container")}
     why = NOT_SO_FAR if "deep" in levels else "not written at level standard, or cut off before"
-    return missing(node, records, OF_THE_IMAGE, why)
+    raise missing(node, records, OF_THE_IMAGE, why)

@@ -93,8 +93,7 @@ def linked_gpus(node: NodeFacts) -> list[Linked]:
     found = []
     for gpu in seen_gpus(node):
         reported = by_index.get(gpu.reported.index, NvlinkGpu(index=gpu.reported.index))
-        gone = hidden(gpu)
-        reason = gone.message if gone else _why_not_judged(node, gpu, reported.links)
+        reason = hidden(gpu) or _why_not_judged(node, gpu, reported.links)
         found.append(Linked(gpu, reported.links, bool(reported.all_inactive), reason))
     reasons = [linked.reason for linked in found if linked.reason is not None]
     if len(reasons) == len(found):

@@ -7,7 +7,7 @@ from gpunode.catalog import Gpu
 from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
 from gpunode.checks.gpus import CATALOG
 from gpunode.checks.measurements import MeasuredNode, measurement_check
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict
 from gpunode.checks.thermal import HARDWARE, SOFTWARE_HEAT, WORDS
 from gpunode.checks.thresholds import Threshold
 from gpunode.expectations import Figure
@@ -160,13 +160,12 @@ def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> 
     category="nvlink",
     scope="link",
 )
-def peer_copy(values: PeerCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[Verdict]:
     indices = [run.index(uuid) for uuid in values.uuids]
     found: list[Verdict] = []
     for pair in values.pairs:
         if max(pair.source, pair.target) >= len(indices):
-            yield Verdict(Status.ERROR, "the record names a GPU that it does not list")
-            return
+            raise Undetermined("the record names a GPU that it does not list")
         first, second = indices[pair.source], indices[pair.target]
         name = "node" if first is None or second is None else f"gpu{first}-gpu{second}"
         sides = (UNSEEN if first is None else first, UNSEEN if second is None else second)
@@ -180,7 +179,7 @@ def peer_copy(values: PeerCopyValues, record: Record, run: MeasuredNode) -> Iter
             figure = Figure("peer_to_peer", pair.bandwidth_gb_per_s, Where(*sides), values.size_bytes)
             found.append(judged(figure, run.shape, run.expect, name, what=f"{name} peer to peer"))
     if not found:
-        yield Verdict(Status.SKIP, "no two GPUs reach each other without the host (framework.p2p reports which)")
+        raise Skip("no two GPUs reach each other without the host (framework.p2p reports which)")
     yield from worst_of(found)
 
 
@@ -200,7 +199,7 @@ def peer_copy(values: PeerCopyValues, record: Record, run: MeasuredNode) -> Iter
 )
 def memory(values: StreamValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
     if not values.kernels:
-        yield Verdict(Status.ERROR, "no pattern of access was recorded")
+        raise Undetermined("no pattern of access was recorded")
     for kernel in values.kernels:
         if kernel.wrong:
             yield corrupted(kernel.wrong, f"memory {kernel.kernel}")
@@ -278,9 +277,9 @@ def _low(load: LoadState, gpu: Gpu | None, what: str) -> Verdict | None:
 
 
 def throttled(load: LoadState, what: str) -> Verdict:
-    """Return the verdict on what held the clocks down during a load."""
+    """Return the verdict on what held the clocks down during a load. Raise Undetermined where no reasons are known."""
     if load.throttle_reasons is None or not load.samples:
-        return Verdict(Status.ERROR, f"{what}: NVML gave no reasons for lower clocks")
+        raise Undetermined(f"{what}: NVML gave no reasons for lower clocks")
     shares = {name: share for name, share in load.throttle_reasons.items() if share > THROTTLED.value}
     clock = f"{load.sm_clock_mhz:.0f} MHz" if load.sm_clock_mhz is not None else "clock unknown"
     verdict = partial(Verdict, measured=load.sm_clock_mhz, unit="MHz")
@@ -305,14 +304,13 @@ def throttled(load: LoadState, what: str) -> Verdict:
     thresholds=(DRIFT_WARNS, DRIFT_FAILS),
     scope="gpu",
 )
-def burn(values: BurnValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+def burn(values: BurnValues) -> Iterator[Verdict]:
     if values.wrong or values.corrupted:
         yield corrupted(values.wrong, f"silent corruption under sustained load{_blocks(values.corrupted)}")
         return
     slope = values.tflops_slope_percent_per_minute
     if slope is None:
-        yield Verdict(Status.ERROR, f"too few points in {values.burn_seconds:.0f} s for a slope")
-        return
+        raise Undetermined(f"too few points in {values.burn_seconds:.0f} s for a slope")
     lost = -slope / 100 * values.burn_seconds / 60
     clock = values.sm_clock_slope_mhz_per_minute
     clocks_say = f", clock {clock:+.1f} MHz per minute" if clock is not None else ""

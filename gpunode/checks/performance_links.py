@@ -147,7 +147,7 @@ def _may_be_linked(shape: Shape) -> bool:
     category="nvlink",
     scope="link",
 )
-def bad_links(values: PairsValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+def bad_links(values: PairsValues, run: MeasuredNode) -> Iterator[Verdict]:
     names = [_name_of(rank, values.uuids, run) for rank in range(values.ranks)]
     unknown = values.links - values.cleared - len(values.bad)
     usual = _slow_by_kind(values, _kinds(values, run), all_known=unknown <= 0)
@@ -246,7 +246,7 @@ def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> Verdic
     thresholds=(RATIO_WARNS,),
     category="nvlink",
 )
-def training(values: TrainingValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+def training(values: TrainingValues, record: Record) -> Iterator[Verdict]:
     name = record.record.partition(".")[2]
     if values.missing:
         ranks = listed([f"rank {rank}" for rank in values.missing])

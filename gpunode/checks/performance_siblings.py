@@ -6,8 +6,8 @@ from statistics import median
 
 from gpunode.checks.figures import words
 from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.measurements import MeasuredNode, unmeasured, why_no_figures
-from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict, registry
+from gpunode.checks.measurements import MeasuredNode, require_measured, why_no_figures
+from gpunode.checks.registry import Expectation, FigureReport, Skip, Status, Undetermined, Verdict, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import component, of
 from gpunode.expectations import unit_of
@@ -57,10 +57,7 @@ Figures = Mapping[str, Mapping[str, float]]
     scope="gpu",
 )
 def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
-    absent = unmeasured(node, RECORDS)
-    if absent is not None:
-        yield absent
-        return
+    require_measured(node, RECORDS)
     found, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
     for reason in broken:
         yield Verdict(Status.ERROR, reason)
@@ -70,11 +67,10 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if broken:
         return
     if not found:
-        status = Status.SKIP if reasons else Status.ERROR
-        yield Verdict(status, next(iter(reasons), "no figure of a GPU was recorded"))
-    elif not several:
-        yield Verdict(Status.SKIP, "no two GPUs of one model were measured: there is none to compare one with")
-    elif not slow:
+        raise Skip(reasons[0]) if reasons else Undetermined("no figure of a GPU was recorded")
+    if not several:
+        raise Skip("no two GPUs of one model were measured: there is none to compare one with")
+    if not slow:
         number = max(sum(map(len, alike)) for alike in several.values())
         yield Verdict(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
 

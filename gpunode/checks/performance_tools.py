@@ -5,21 +5,20 @@ from pathlib import PurePosixPath
 
 from gpunode.checks.figures import OF_FIGURES, judged, worst_of
 from gpunode.checks.measurements import MeasuredNode, measurement_check
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import Status, Undetermined, Verdict
 from gpunode.expectations import Figure, tools
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.measured import FioValues, LoaderValues, ToolValues
 from gpunode.facts.models.outputs import DcgmDiag
 from gpunode.facts.models.smi import DocumentT, Failure
-from gpunode.facts.models.workload import Record
 from gpunode.facts.parsers import dcgm_diag, nccl_tests, nvbandwidth
 from gpunode.text import counted, listed
 
 LINKS = "performance.host-copy and performance.peer-copy name checks of the links; nvidia-smi topo -m shows the way."
 
 
-def answer_of(values: ToolValues, parse: Callable[[str], DocumentT | Failure]) -> DocumentT | Verdict:
-    """Return a program's output as its parser reads it, or the verdict on one that cannot be read."""
+def answer_of(values: ToolValues, parse: Callable[[str], DocumentT | Failure]) -> DocumentT:
+    """Return a program's output as its parser reads it. Raise Undetermined where it cannot be read."""
     name = PurePosixPath(values.program).name
     ended = _ended(values)
     try:
@@ -28,9 +27,9 @@ def answer_of(values: ToolValues, parse: Callable[[str], DocumentT | Failure]) -
         said = next((line.strip() for line in values.stderr.splitlines() if line.strip()), "")
         cut = "; only the beginning was kept" if values.cut else ""
         reason = f"{ended}: {said[:200] or err}" if ended else str(err)
-        return Verdict(Status.ERROR, f"{name}: {reason}{cut}")
+        raise Undetermined(f"{name}: {reason}{cut}") from None
     if isinstance(answer, Failure):
-        return Verdict(Status.ERROR, f"{name}: {answer.error.message}")
+        raise Undetermined(f"{name}: {answer.error.message}")
     return answer
 
 
@@ -91,15 +90,11 @@ def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) ->
     category="pcie",
     scope="link",
 )
-def by_nvbandwidth(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
-    answer = answer_of(values, nvbandwidth.parse)
-    if isinstance(answer, Verdict):
-        yield answer
-        return
-    found = list(_verdicts(tools.of_nvbandwidth(answer), run))
+def by_nvbandwidth(values: ToolValues, run: MeasuredNode) -> Iterator[Verdict]:
+    found = list(_verdicts(tools.of_nvbandwidth(answer_of(values, nvbandwidth.parse)), run))
     yield from _whole_run(values, found)
     if not found:
-        yield Verdict(Status.ERROR, "nvbandwidth printed no figure between host and GPU or between GPUs")
+        raise Undetermined("nvbandwidth printed no figure between host and GPU or between GPUs")
 
 
 @measurement_check(
@@ -115,14 +110,10 @@ def by_nvbandwidth(values: ToolValues, record: Record, run: MeasuredNode) -> Ite
     thresholds=OF_FIGURES,
     category="nvlink",
 )
-def by_nccl_tests(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+def by_nccl_tests(values: ToolValues, run: MeasuredNode) -> Iterator[Verdict]:
     answer = answer_of(values, nccl_tests.parse)
-    if isinstance(answer, Verdict):
-        yield answer
-        return
     if values.cut:
-        yield Verdict(Status.ERROR, "the output is too long for the record: only its beginning was kept")
-        return
+        raise Undetermined("the output is too long for the record: only its beginning was kept")
     program = PurePosixPath(values.program).name.removesuffix("_mpi").removesuffix("_perf")
     yield from _whole_run(values, _verdicts(tools.of_nccl_tests(answer, program), run))
 
@@ -148,9 +139,8 @@ OF_DIAG = {
     actions=("fix_configuration", "run_role:dcgm", *("reset_gpu", "open_support_case", "replace_hardware")),
     scope="gpu",
 )
-def diagnostics(values: ToolValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
-    answer = answer_of(values, dcgm_diag.parse)
-    yield from [answer] if isinstance(answer, Verdict) else _whole_run(values, of_diag(answer))
+def diagnostics(values: ToolValues) -> Iterator[Verdict]:
+    yield from _whole_run(values, of_diag(answer_of(values, dcgm_diag.parse)))
 
 
 def of_diag(answer: DcgmDiag) -> Iterator[Verdict]:
@@ -192,10 +182,10 @@ def _of_diag(name: str | None, status: str, messages: Sequence[str], component: 
     thresholds=OF_FIGURES,
     category="host",
 )
-def storage(values: FioValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+def storage(values: FioValues, run: MeasuredNode) -> Iterator[Verdict]:
     if not values.jobs:
-        yield Verdict(Status.ERROR, f"{values.directory}: fio recorded no job")
-    if values.jobs and not values.direct:
+        raise Undetermined(f"{values.directory}: fio recorded no job")
+    if not values.direct:
         text = f"{values.directory}: direct I/O is not possible there, the figures are those of the page cache"
         yield Verdict(Status.WARN, text)
         return
@@ -231,11 +221,10 @@ def _measured(verdict: Verdict, rest: str) -> Verdict:
     actions=("fix_configuration",),
     category="host",
 )
-def dataloader(values: LoaderValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:  # noqa: ARG001
+def dataloader(values: LoaderValues) -> Iterator[Verdict]:
     best = max(values.rows, key=lambda row: row.samples_per_second, default=None)
     if best is None:
-        yield Verdict(Status.ERROR, "no number of workers was tried")
-        return
+        raise Undetermined("no number of workers was tried")
     text = (
         f"{best.samples_per_second:.0f} samples/s ({best.gb_per_s:.3g} GB/s) with {best.workers} workers; "
         f"num_workers={values.advised_workers} is enough"

@@ -196,6 +196,12 @@ class Undetermined(NotJudged):
     status = Status.ERROR
 
 
+class Broken(NotJudged):
+    """What was to be judged broke with an error of its own."""
+
+    status = Status.FAIL
+
+
 Judge = Callable[[NodeFacts, Expectation], Iterable[Verdict]]
 JudgeT = TypeVar("JudgeT", bound=Judge | Callable[[NodeFacts], Iterable[Verdict]])
 """A check's function takes the site's expectation where it uses it."""

@@ -8,8 +8,8 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
-from gpunode.checks.registry import Status, Undetermined, Verdict, registry
-from gpunode.checks.workload import image_of, of, one, record_check, where
+from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.workload import image_of, known, of, one, record_check, where
 from gpunode.facts.models.workload import CudaValues, Record, TorchValues
 from gpunode.facts.node import NodeFacts
 from gpunode.text import listed
@@ -28,13 +28,13 @@ def capabilities(node: NodeFacts) -> tuple[Version, ...]:
     seen: set[str] = set()
     kinds: tuple[tuple[str, type[Inside]], ...] = (("versions.torch", TorchValues), ("versions.cuda", CudaValues))
     for name, kind in kinds:
-        answer = one(node, name, kind)
-        if not seen and not isinstance(answer, Verdict):
-            seen = {gpu.compute_capability for gpu in answer[1].gpus if gpu.compute_capability}
+        values = known(node, name, kind)
+        if not seen and values is not None:
+            seen = {gpu.compute_capability for gpu in values.gpus if gpu.compute_capability}
     if not seen:
         matches = [model_of(device) for device in node.gpus_on_bus or ()]
-        known = [match.common.get("compute_capability") for match in matches if match]
-        seen = {str(capability) for capability in known if capability is not None}
+        by_catalog = [match.common.get("compute_capability") for match in matches if match]
+        seen = {str(capability) for capability in by_catalog if capability is not None}
     return tuple(sorted(Version(text) for text in seen))
 
 
@@ -68,23 +68,26 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     actions=("fix_configuration",),
 )
 def wheel(node: NodeFacts) -> Iterator[Verdict]:
-    answer = one(node, "versions.torch", TorchValues)
-    if isinstance(answer, Verdict):
-        yield answer if answer.status is not Status.SKIP else _without_torch(node, answer)
+    try:
+        record, torch = one(node, "versions.torch", TorchValues)
+    except Skip:
+        if not _without_framework(node):
+            raise
+        yield Verdict(
+            Status.WARN,
+            f"neither PyTorch nor TensorFlow is in {image_of(node)}: no framework was tried",
+            remedy="Choose an image with the framework that will be used.",
+        )
         return
-    record, torch = answer
     present = capabilities(node)
     if not present:
         raise Undetermined("the compute capability of the GPUs is neither seen nor in the catalog")
     remedy = _build_for(node, present)
     if torch.cuda is None:
         if node.simulated:
-            yield Verdict(
-                Status.SKIP, f"PyTorch {torch.version} is a build for the processor, and the GPUs are simulated"
-            )
-        else:
-            what = f"PyTorch {torch.version} is a build for the processor: it uses no GPU{where(record)}"
-            yield Verdict(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
+            raise Skip(f"PyTorch {torch.version} is a build for the processor, and the GPUs are simulated")
+        what = f"PyTorch {torch.version} is a build for the processor: it uses no GPU{where(record)}"
+        yield Verdict(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
         return
     if not torch.architectures:
         raise Undetermined(f"PyTorch {torch.version} does not say what it was compiled for")
@@ -102,17 +105,10 @@ def wheel(node: NodeFacts) -> Iterator[Verdict]:
         yield verdict(Status.PASS, f"PyTorch {torch.version} (CUDA {torch.cuda}) holds code for every GPU")
 
 
-def _without_torch(node: NodeFacts, answer: Verdict) -> Verdict:
-    """An image with TensorFlow alone is as it should be; with neither, nothing of a framework was proven."""
-    if not of(node, "versions.torch") or any(
-        record.skipped is None and record.error is None for record in of(node, "versions.tensorflow")
-    ):
-        return answer
-    return Verdict(
-        Status.WARN,
-        f"neither PyTorch nor TensorFlow is in {image_of(node)}: no framework was tried",
-        remedy="Choose an image with the framework that will be used.",
-    )
+def _without_framework(node: NodeFacts) -> bool:
+    """Return whether the image has neither framework: nothing is proven then; TensorFlow alone is as it should be."""
+    tensorflow = [record for record in of(node, "versions.tensorflow") if not (record.skipped or record.error)]
+    return bool(of(node, "versions.torch")) and not tensorflow
 
 
 def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
@@ -151,7 +147,7 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
         return Verdict(Status.FAIL, f"PyTorch {values.version} finds no cuDNN{where(record)}")
     version, cuda = _version(values.cudnn), _version(values.cuda)
     if version is None or cuda is None:
-        return Verdict(Status.ERROR, f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are no versions")
+        raise Undetermined(f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are no versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
     if not rows:
         return Verdict(
@@ -187,7 +183,7 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
         return Verdict(Status.FAIL if several else Status.SKIP, what)
     version, cuda = _version(values.nccl), _version(values.cuda)
     if version is None or cuda is None:
-        return Verdict(Status.ERROR, f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are no versions")
+        raise Undetermined(f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are no versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
     if not older:
         return Verdict(

@@ -2,14 +2,27 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar, Unpack
+from inspect import signature
+from typing import Any, TypeVar, Unpack
 
-from gpunode.checks.registry import Declared, Expectation, Status, Verdict, registry
+from gpunode.checks.registry import (
+    Broken,
+    Declared,
+    Expectation,
+    NotJudged,
+    Skip,
+    Status,
+    Undetermined,
+    Verdict,
+    registry,
+)
 from gpunode.facts.models.workload import DeviceIdentity, Record, Values, values_of
 from gpunode.facts.node import NodeFacts
 
 AnyValues = TypeVar("AnyValues", bound=Values)
+FoundT = TypeVar("FoundT")
 RUNS = "container.runs reports the cause"
+NOTHING_RAN = f"nothing ran in a container ({RUNS})"
 NOT_SO_FAR = "the payload did not come that far"
 ON_CPU = "ran on the processor: that says nothing about a GPU"
 
@@ -19,37 +32,42 @@ def of(node: NodeFacts, name: str) -> list[Record]:
     return [record for record in node.records or () if record.record == name]
 
 
-def nothing_ran(node: NodeFacts) -> Verdict | None:
-    """The verdict where the container itself did not come to run; None where it did."""
+def nothing_ran(node: NodeFacts) -> bool:
+    """Return whether the container itself did not come to run."""
     broken = [record for record in of(node, "container") if record.error is not None or record.skipped is not None]
-    if broken and len(node.records or ()) == len(broken):
-        return Verdict(Status.SKIP, f"nothing ran in a container ({RUNS})")
-    return None
+    return bool(broken) and len(node.records or ()) == len(broken)
 
 
-def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Verdict:
-    """The one record of a name with its values, or the verdict on there being none that can be judged."""
-    ended = nothing_ran(node)
-    if ended is not None:
-        return ended
+def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyValues]:
+    """Return the one record of a name with its values. Raise NotJudged where there is none that can be judged."""
+    if nothing_ran(node):
+        raise Skip(NOTHING_RAN)
     found = of(node, name)
     if not found:
-        return Verdict(Status.ERROR, f"there is no record {name}: the payload did not come that far")
-    return read(found[0], kind)
+        raise Undetermined(f"there is no record {name}: {NOT_SO_FAR}")
+    return found[0], read(found[0], kind)
 
 
-def read(record: Record, kind: type[AnyValues]) -> tuple[Record, AnyValues] | Verdict:
-    """A record with its values, or the verdict on what it says instead."""
+def known(node: NodeFacts, name: str, kind: type[AnyValues]) -> AnyValues | None:
+    """Return the values of the one record of a name; None where there are none that can be judged."""
+    try:
+        return one(node, name, kind)[1]
+    except NotJudged:
+        return None
+
+
+def read(record: Record, kind: type[AnyValues]) -> AnyValues:
+    """Return the values of a record. Raise NotJudged with what it says instead."""
     if record.skipped is not None:
-        return Verdict(Status.SKIP, record.skipped)
+        raise Skip(record.skipped)
     if record.undetermined is not None:
-        return Verdict(Status.ERROR, f"{record.undetermined}{where(record)}")
+        raise Undetermined(f"{record.undetermined}{where(record)}")
     if record.error is not None:
-        return Verdict(Status.FAIL, f"{record.error}{where(record)}")
+        raise Broken(f"{record.error}{where(record)}")
     values = values_of(record, kind)
     if isinstance(values, str):
-        return Verdict(Status.ERROR, values)
-    return record, values
+        raise Undetermined(values)
+    return values
 
 
 def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FAIL, message: str = "") -> str | None:
@@ -64,13 +82,11 @@ def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FA
     return None
 
 
-def missing(node: NodeFacts, records: Sequence[str], after: Sequence[str], why: str) -> Verdict:
-    """Return the verdict where none of the records is there: a skip where one of the checks reports the cause."""
+def missing(node: NodeFacts, records: Sequence[str], after: Sequence[str], why: str) -> NotJudged:
+    """Return what to raise where none of the records is there: a skip where one of the checks reports the cause."""
     pointer = explained(node, after)
     text = f"there is no record {' or '.join(records)}"
-    if pointer is not None:
-        return Verdict(Status.SKIP, f"{text} ({pointer})")
-    return Verdict(Status.ERROR, f"{text}: {why}")
+    return Undetermined(f"{text}: {why}") if pointer is None else Skip(f"{text} ({pointer})")
 
 
 def where(record: Record) -> str:
@@ -106,20 +122,38 @@ def image_of(node: NodeFacts) -> str:
     return next((f"image {record.container.image}" for record in node.records or () if record.container), "the host")
 
 
-def _explained(record: Record, node: NodeFacts, after: Sequence[str]) -> Verdict | None:
-    """A skip where one of the checks reports what brought this part down; None elsewhere."""
+def _pointer(record: Record, node: NodeFacts, after: Sequence[str]) -> str | None:
+    """Return which of the checks reports what brought this part down; None where none does."""
     if record.error is not None:
-        pointer = explained(node, after)
-    elif record.undetermined is not None:
-        # Of one that has no result either, for the same reason.
-        pointer = explained(node, after, Status.ERROR, record.undetermined)
-    else:
-        return None
-    reason = record.error or record.undetermined
-    return Verdict(Status.SKIP, f"{reason} ({pointer})") if pointer is not None else None
+        return explained(node, after)
+    # Of one that has no result either, for the same reason.
+    return None if record.undetermined is None else explained(node, after, Status.ERROR, record.undetermined)
 
 
-JudgeValues = Callable[[AnyValues, Record, NodeFacts], Verdict | Iterable[Verdict]]
+def taking(function: Callable[..., FoundT]) -> Callable[..., FoundT]:
+    """Return a function that hands on its first argument, and those of its named ones that the given function takes."""
+    taken = frozenset(signature(function).parameters)
+
+    def call(values: Values, **named: Any) -> FoundT:
+        return function(values, **{name: value for name, value in named.items() if name in taken})
+
+    return call
+
+
+def placed(verdict: Verdict, node: NodeFacts, record: Record) -> Verdict:
+    """Return a verdict of a record with the component that the record is about, unless it names another."""
+    own = verdict.component != "node" or record.component == "node"
+    return verdict if own else replace(verdict, component=component(node, record))
+
+
+Judged = Verdict | Iterable[Verdict]
+JudgeValues = (
+    Callable[[AnyValues], Judged]
+    | Callable[[AnyValues, Record], Judged]
+    | Callable[[AnyValues, NodeFacts], Judged]
+    | Callable[[AnyValues, Record, NodeFacts], Judged]
+)
+"""Of a record's values; it takes ``record`` and ``node`` where it uses them."""
 
 
 def record_check(  # noqa: PLR0913
@@ -139,29 +173,29 @@ def record_check(  # noqa: PLR0913
     """
 
     def decorate(function: JudgeValues[AnyValues]) -> JudgeValues[AnyValues]:
-        def judge(node: NodeFacts) -> Iterator[Verdict]:
-            ended = nothing_ran(node)
-            found = of(node, record)
-            if ended is not None:
-                yield ended
-            elif not found:
-                yield missing(node, (record,), after, NOT_SO_FAR)
-            else:
-                for each in found:
-                    yield from _judged(each, node)
+        call = taking(function)
 
-        def _judged(each: Record, node: NodeFacts) -> Iterator[Verdict]:
+        def judge(node: NodeFacts) -> Iterator[Verdict]:
+            if nothing_ran(node):
+                raise Skip(NOTHING_RAN)
+            found = of(node, record)
+            if not found:
+                raise missing(node, (record,), after, NOT_SO_FAR)
+            for each in found:
+                try:
+                    for verdict in _judged(each, node):
+                        yield placed(verdict, node, each)
+                except NotJudged as reason:
+                    yield placed(reason.verdict, node, each)
+
+        def _judged(each: Record, node: NodeFacts) -> Iterable[Verdict]:
             if on_gpu and each.device == "cpu" and each.error is None and each.undetermined is None:
-                yield Verdict(Status.SKIP, each.skipped or ON_CPU, component=each.component)
-                return
-            answer = _explained(each, node, after) or read(each, kind)
-            if isinstance(answer, Verdict):
-                yield replace(answer, component=component(node, each))
-                return
-            verdicts = function(answer[1], each, node)
-            for verdict in (verdicts,) if isinstance(verdicts, Verdict) else verdicts:
-                own = verdict.component != "node" or each.component == "node"
-                yield verdict if own else replace(verdict, component=component(node, each))
+                raise Skip(each.skipped or ON_CPU, each.component)
+            pointer = _pointer(each, node, after)
+            if pointer is not None:
+                raise Skip(f"{each.error or each.undetermined} ({pointer})")
+            verdicts = call(read(each, kind), record=each, node=node)
+            return (verdicts,) if isinstance(verdicts, Verdict) else verdicts
 
         about: Declared = {"scope": "gpu" if on_gpu else "node", **declared}
         registry.check(check_id, level="standard", needs=("records", *needs), needs_gpu=True, **about)(judge)
