@@ -41,6 +41,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+
 try:
     import dnf
     import dnf.module.module_base
@@ -49,6 +51,7 @@ except ImportError:
 
 
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
+STOP_LIMIT_S = 120
 
 
 class RefusedError(Exception):
@@ -390,15 +393,19 @@ def remember(path, base):
 
 
 def units_of(packages):
-    """Return the names of the systemd units that packages ship."""
-    return {Path(file).name for package in packages for file in package.files if "/systemd/system/" in file}
+    """Return the paths of the systemd units that packages ship."""
+    return {file for package in packages for file in package.files if "/systemd/system/" in file}
 
 
-def drop_links(units, folder="/etc/systemd/system"):
-    """Remove the links by which units were enabled, where the unit's file is gone: not every package does it itself."""
+def end_units(units, folder="/etc/systemd/system"):
+    """Stop units whose files were removed and drop the links that enabled them: not every package does it itself."""
+    gone = {Path(unit).name for unit in units if not Path(unit).exists()}
+    if not gone:
+        return
+    ran(["systemctl", "stop", *sorted(gone)], STOP_LIMIT_S)
     for kind in ("wants", "requires"):
         for link in Path(folder).glob(f"*.{kind}/*"):
-            if link.name in units and link.is_symlink() and not link.exists():
+            if link.name in gone and link.is_symlink():
                 link.unlink()
 
 
@@ -437,7 +444,7 @@ def carried_out(question):
                     raise
                 except dnf.exceptions.Error as err:
                     return {**answer, "done": False, "error": " ".join(str(err).split())}
-                drop_links(units)
+                end_units(units)
                 answer["done"] = True
         answer["hold"], answer["unhold"] = locks_that_change(question)
         if (answer["hold"] or answer["unhold"]) and not question["simulate"]:

@@ -39,14 +39,19 @@ def test_a_package_of_another_key_is_refused_by_name(monkeypatch: pytest.MonkeyP
     assert "\n" not in str(caught.value)
 
 
-def test_a_unit_of_a_removed_package_is_not_left_enabled(tmp_path: Path) -> None:
-    (tmp_path / "multi-user.target.wants").mkdir()
-    kept = tmp_path / "kept.service"
-    kept.write_text("", encoding="utf-8")
-    links = {}
+def test_a_unit_of_a_removed_package_is_stopped_and_not_left_enabled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "usr/lib/systemd/system"
+    wants = tmp_path / "multi-user.target.wants"
+    for folder in (shipped, wants):
+        folder.mkdir(parents=True)
+    (shipped / "kept.service").write_text("", encoding="utf-8")
     for name in ("gone.service", "kept.service", "foreign.service"):
-        links[name] = tmp_path / "multi-user.target.wants" / name
-        links[name].symlink_to(tmp_path / name)
-    package = SimpleNamespace(files=["/usr/lib/systemd/system/gone.service", "/usr/lib/systemd/system/kept.service"])
-    module.drop_links(module.units_of([package]), str(tmp_path))
-    assert [name for name, link in links.items() if link.is_symlink()] == ["kept.service", "foreign.service"]
+        (wants / name).symlink_to(shipped / name)
+    ran: list[list[str]] = []
+    monkeypatch.setattr(module, "ran", lambda argv, limit_s: ran.append(argv))
+    package = SimpleNamespace(files=[str(shipped / "gone.service"), str(shipped / "kept.service"), "/usr/bin/tool"])
+    module.end_units(module.units_of([package]), str(tmp_path))
+    assert sorted(link.name for link in wants.iterdir()) == ["foreign.service", "kept.service"]
+    assert ran == [["systemctl", "stop", "gone.service"]]
