@@ -9,8 +9,7 @@ from gpunode.stack.candidates import is_native
 from gpunode.stack.model import Cuda, Driver, Module, PackageChoice, Reason, Restart, Stack, Warn
 from gpunode.stack.naming import DRIVER_VARIANTS, choices, package_set, version_word
 from gpunode.stack.question import number
-from gpunode.stack.rules import Case, Choice
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, Choice, rules
 
 COMPONENTS = (
     *("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex", "dcgm", "container-toolkit"),

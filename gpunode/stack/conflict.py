@@ -9,8 +9,7 @@ from gpunode.stack.assemble import assemble
 from gpunode.stack.candidates import candidates
 from gpunode.stack.model import Clash, Conflict, NodePicture, Offer, Request, Stack, Term
 from gpunode.stack.question import Question, number, restrict, terms
-from gpunode.stack.rules import Case
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, rules
 
 MOST_OFFERS = 4
 MACHINE = ("gpu", "platform", "os", "arch", "kernel", "installed")

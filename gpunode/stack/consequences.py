@@ -6,14 +6,19 @@ from gpunode.catalog.driver_rules import DMA_BUF_CUDA, DMA_BUF_KERNEL, against_d
 from gpunode.catalog.origins import table
 from gpunode.stack.model import Pin, Preference
 from gpunode.stack.naming import DRIVER_VARIANTS, applies, fill, package_set, version_word
-from gpunode.stack.rules import Case, Choice
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, Choice, rules
 
 PIN_PRIORITY = 1001
 """Above 1000 apt goes back to an older version, which a pin that is to hold must be able to."""
 
 
-@rules.decides("R13-branch-eol", "eol")
+@rules.decides(
+    "R13-branch-eol",
+    "eol",
+    means="A branch past its end of life is a warning, or a refusal where that is requested and NVIDIA published "
+    "the end",
+    facts="branches",
+)
 def eol(case: Case) -> Iterator[Choice]:
     """The earlier of two dates, where sources differ."""
     branch = case.candidate.branch
@@ -24,7 +29,14 @@ def eol(case: Case) -> Iterator[Choice]:
     yield Choice("eol", branch.eol, f"by {whose}")
 
 
-@rules.decides("R15-distro-repo", "pin")
+@rules.decides(
+    "R15-distro-repo",
+    "pin",
+    means="The source has the branch for this system and CPU; package names and pinning are those of source, system"
+    " and branch",
+    facts="systems, packages, pinning",
+    needs=("systems.first_branch",),
+)
 def pin(case: Case) -> Iterator[Choice]:
     """Return how the version is held: our own preferences with apt, module streams and locks with rpm."""
     candidate, catalog = case.candidate, case.question.catalog
@@ -65,7 +77,13 @@ def _closure_globs(case: Case) -> tuple[str, ...]:
     )
 
 
-@rules.decides("R16-repo-mix", "remove")
+@rules.decides(
+    "R16-repo-mix",
+    "remove",
+    means="No second publisher beside the installed driver packages; an explicit switch of source removes the "
+    "first. What the container toolkit superseded (nvidia-docker2) goes too",
+    facts="origins.yml, container_toolkit",
+)
 def remove(case: Case) -> Iterator[Choice]:
     """What a switch of source replaces, and what the container toolkit superseded."""
     installed = case.question.node.installed
@@ -79,7 +97,12 @@ def remove(case: Case) -> Iterator[Choice]:
     yield Choice("remove", names, "packages of another publisher, or superseded" if names else "nothing is in the way")
 
 
-@rules.decides("R19-gdr", "gpudirect_rdma")
+@rules.decides(
+    "R19-gdr",
+    "gpudirect_rdma",
+    means="GPUDirect RDMA over dma-buf needs the open modules, kernel 5.12, CUDA 11.7 and Turing or younger",
+    facts="NVIDIA's GPUDirect RDMA documentation (in the code)",
+)
 def gpudirect(case: Case) -> Iterator[Choice]:
     """dma-buf: what GPUDirect RDMA needs of this stack."""
     kernel = case.question.kernel_release

@@ -11,8 +11,7 @@ from gpunode.stack.candidates import Candidate, candidates
 from gpunode.stack.model import Model, NodePicture, Request, Stack
 from gpunode.stack.question import Question, must_be_known
 from gpunode.stack.resolve import resolve
-from gpunode.stack.rules import Case, Verdict
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, Verdict, rules
 
 MOST_SAYINGS = 20
 

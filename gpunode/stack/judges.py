@@ -1,4 +1,4 @@
-"""The rules that refuse a candidate or warn about it. Each function is one rule; ``table.py`` says what it means."""
+"""The rules that refuse a candidate or warn about it. Each function is one rule."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,20 @@ from gpunode.stack.libraries import compat_on_host
 from gpunode.stack.model import Flavour
 from gpunode.stack.naming import DRIVER_VARIANTS, package_set
 from gpunode.stack.question import GpuTerm, Question, number
-from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, warn
+from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, rules, warn
 from gpunode.stack.services import container_toolkit, dcgm
-from gpunode.stack.table import rules
 
 
-@rules.judges("R01-minor-floor")
+@rules.judges(
+    "R01-minor-floor",
+    means="The driver reaches the floor of the requested CUDA's major (11: 450.80.02, 12: 525.60.13, 13: "
+    "580.65.06), or a cuda-compat package fills the gap",
+    facts="cuda_majors, toolkits",
+    needs=(
+        "toolkits.floor?",
+        "cuda_majors.floor",
+    ),
+)
 def minor_floor(case: Case) -> Iterator[Verdict]:
     """CUDA 13 on 570 does not start."""
     candidate = case.candidate
@@ -29,7 +37,13 @@ def minor_floor(case: Case) -> Iterator[Verdict]:
             )
 
 
-@rules.judges("R02-native")
+@rules.judges(
+    "R02-native",
+    means="Below the driver of the CUDA itself only minor-version compatibility holds: a warning, for PTX of newer "
+    "toolkits is not compiled there",
+    facts="toolkits",
+    needs=("toolkits.branch",),
+)
 def native(case: Case) -> Iterator[Verdict]:
     """CUDA 13.2 on 580 starts, and cannot compile PTX of 13.2."""
     candidate = case.candidate
@@ -43,7 +57,12 @@ def native(case: Case) -> Iterator[Verdict]:
         )
 
 
-@rules.judges("R03-arch-last-branch")
+@rules.judges(
+    "R03-arch-last-branch",
+    means="No branch newer than the last one that drives the GPU (Kepler 470; Maxwell, Pascal, Volta 580)",
+    facts="gpus, architectures",
+    needs=("gpus.last_branch?",),
+)
 def last_branch(case: Case) -> Iterator[Verdict]:
     """595 does not know a V100 any more."""
     branch = case.candidate.branch.number
@@ -95,7 +114,16 @@ def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Verdict]:
     yield from over_gpus(question, against)
 
 
-@rules.asks("R05-arch-first-cuda")
+@rules.asks(
+    "R05-arch-first-cuda",
+    means="The requested CUDA, and the driver's own, support the GPU's architecture (Blackwell from 12.8, Ada and "
+    "Hopper from 11.8)",
+    facts="architectures, branches",
+    needs=(
+        "branches.native_cuda",
+        "architectures.first_cuda",
+    ),
+)
 def wish_too_young(question: Question) -> Iterator[Verdict]:
     """CUDA 12.2 does not know a B200."""
     for whose, row in question.cuda_wishes:
@@ -131,19 +159,34 @@ def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
     yield from over_gpus(case.question, against)
 
 
-@rules.judges("R06-open-required")
+@rules.judges(
+    "R06-open-required",
+    means="Blackwell and Grace Hopper run with the open kernel modules alone",
+    facts="gpus, architectures",
+    needs=("gpus.modules",),
+)
 def open_required(case: Case) -> Iterator[Verdict]:
     """A B200 with proprietary modules does not start."""
     yield from _flavour_needed(case, "open")
 
 
-@rules.judges("R07-proprietary-required")
+@rules.judges(
+    "R07-proprietary-required",
+    means="Maxwell, Pascal and Volta run with the proprietary kernel modules alone",
+    facts="gpus, architectures",
+    needs=("gpus.modules",),
+)
 def proprietary_required(case: Case) -> Iterator[Verdict]:
     """A V100 has no GSP, which the open modules need."""
     yield from _flavour_needed(case, "proprietary")
 
 
-@rules.judges("R08-no-proprietary")
+@rules.judges(
+    "R08-no-proprietary",
+    means="The module's flavour is in the branch's packages (open from 515 on, proprietary up to 610; 615 is unsure)",
+    facts="branches",
+    needs=("branches.modules",),
+)
 def flavour_in_branch(case: Case) -> Iterator[Verdict]:
     """620 has no proprietary modules, 510 no open ones."""
     branch, flavour = case.candidate.branch, case.candidate.flavour
@@ -154,7 +197,11 @@ def flavour_in_branch(case: Case) -> Iterator[Verdict]:
         )
 
 
-@rules.asks("R09-mixed-flavour")
+@rules.asks(
+    "R09-mixed-flavour",
+    means="A GPU that needs the open modules and one that needs the proprietary ones cannot share a node",
+    facts="gpus, architectures",
+)
 def mixed_flavour(question: Question) -> Iterator[Verdict]:
     """V100 and B200 in one node: one kernel, one module, no flavour."""
     if not _needed(question) >= {"open", "proprietary"}:
@@ -183,7 +230,13 @@ def _unlisted(case: Case, term: GpuTerm, gpu: Gpu) -> Verdict | None:
     return refuse(text.format(candidate.version), sure=first.sure)
 
 
-@rules.judges("R10-gpu-min-driver")
+@rules.judges(
+    "R10-gpu-min-driver",
+    means="The driver reaches the documented minimum of the GPU or board, and is a release that lists the GPU's id,"
+    " whichever the flavour",
+    facts="gpus, platforms",
+    needs=("gpus.first_listed",),
+)
 def gpu_min_driver(case: Case) -> Iterator[Verdict]:
     """A release below the documented minimum, or whose README does not name the GPU, does not drive it."""
     candidate, platform = case.candidate, case.question.platform
@@ -327,7 +380,12 @@ def board_unknown(question: Question) -> Iterator[Verdict]:
         yield warn(f"{board.unsure} ({board.why})")
 
 
-@rules.judges("R21-no-service")
+@rules.judges(
+    "R21-no-service",
+    means="A source without fabric manager, NVLSM or IMEX does not serve a board that needs them (Debian's "
+    "archive); a stack without DCGM or container toolkit says so",
+    facts="systems, platforms, dcgm, packages",
+)
 def no_service(case: Case) -> Iterator[Verdict]:
     """An HGX board with Debian's driver has no fabric manager, and no CUDA at all then."""
     board = case.question.board
@@ -346,7 +404,12 @@ def no_service(case: Case) -> Iterator[Verdict]:
             yield from (warn(f"{choice.text}: the stack goes without") for choice in decide(case) if not choice.value)
 
 
-@rules.judges("R22-host-arch")
+@rules.judges(
+    "R22-host-arch",
+    means="The GPU exists for this CPU architecture (GH200, GB200, GB300: aarch64)",
+    facts="gpus, platforms",
+    needs=("gpus.hosts",),
+)
 def host_arch(case: Case) -> Iterator[Verdict]:
     """A GH200 is a superchip with an Arm CPU."""
     arch, platform = case.candidate.arch, case.question.platform
@@ -363,7 +426,13 @@ def host_arch(case: Case) -> Iterator[Verdict]:
     yield from over_gpus(case.question, against)
 
 
-@rules.judges("R23-kernel-floor")
+@rules.judges(
+    "R23-kernel-floor",
+    means="The kernel modules of either flavour build against this kernel: 4.15 or newer from branch 580 on, 3.10 "
+    "from 510 on",
+    facts="branches",
+    needs=("branches.kernel_floor",),
+)
 def kernel_floor(case: Case) -> Iterator[Verdict]:
     """No module builds against a kernel that old, open or proprietary."""
     release, branch = case.question.kernel_release, case.candidate.branch

@@ -8,11 +8,17 @@ from gpunode.catalog import Framework, Toolkit
 from gpunode.stack.model import Frameworks, Library, PackageChoice
 from gpunode.stack.naming import choices, package_set
 from gpunode.stack.question import number
-from gpunode.stack.rules import Case, Choice, Verdict, refuse
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, Choice, Verdict, refuse, rules
 
 
-@rules.decides("R14-compat-matrix", "cuda_compat")
+@rules.decides(
+    "R14-compat-matrix",
+    "cuda_compat",
+    means="A cuda-compat package only on branches that NVIDIA's table allows, before their end of life, and on "
+    "data-centre GPUs",
+    facts="forward_compat",
+    needs=("forward_compat.works_on",),
+)
 def cuda_compat(case: Case) -> Iterator[Choice]:
     """The package that carries a newer CUDA on an older branch: on the host only for the host's own toolkit."""
     compat = case.candidate.compat
@@ -53,7 +59,12 @@ def _host_toolkit(case: Case, row: Toolkit) -> tuple[PackageChoice, ...] | None:
     )
 
 
-@rules.judges("R24-toolkit-source")
+@rules.judges(
+    "R24-toolkit-source",
+    means="The source has the toolkit requested on the host, in that version",
+    facts="systems, packages",
+    needs=("systems.first_toolkit",),
+)
 def toolkit_in_source(case: Case) -> Iterator[Verdict]:
     """Debian 12 has 11.8 and nothing else."""
     row, offer = case.question.toolkit, case.candidate.offer
@@ -85,7 +96,18 @@ def toolkit(case: Case) -> Iterator[Choice]:
     yield Choice("toolkit", value, f"requested on the host: {case.question.request.toolkit}", packages)
 
 
-@rules.decides("R04-arch-cuda", "cudnn", "nccl")
+@rules.decides(
+    "R04-arch-cuda",
+    "cudnn",
+    "nccl",
+    means="No CUDA whose lowest compute capability is above the GPU's (CUDA 13: 7.5), and no cuDNN or NCCL built "
+    "for it",
+    facts="cuda_majors, architectures, cudnn, nccl",
+    needs=(
+        "architectures.last_cuda?",
+        "cuda_majors.min_compute_capability",
+    ),
+)
 def host_libraries(case: Case) -> Iterator[Choice]:
     """cuDNN and NCCL beside a toolkit on the host, in builds that know the GPUs."""
     row = case.question.toolkit

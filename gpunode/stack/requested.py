@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 from gpunode.stack.libraries import covers, framework_builds
 from gpunode.stack.naming import package_set
-from gpunode.stack.rules import Case, Verdict, refuse, warn
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, Verdict, refuse, rules, warn
 
 
-@rules.judges("R25-driver-range")
+@rules.judges(
+    "R25-driver-range",
+    means="The release is inside the requested range; of each branch the newest one inside is taken",
+    facts="branches",
+)
 def driver_range(case: Case) -> Iterator[Verdict]:
     """``>=580,<595`` leaves 580 and 590; of each branch the newest release inside is taken."""
     question, candidate = case.question, case.candidate
@@ -20,7 +23,12 @@ def driver_range(case: Case) -> Iterator[Verdict]:
         yield warn(f"the archive decides the release: check that it is inside {question.request.driver}")
 
 
-@rules.judges("R20-framework")
+@rules.judges(
+    "R20-framework",
+    means="A framework's wheel runs where the driver reaches the floor of its CUDA and the GPU is in its list of "
+    "compute capabilities",
+    facts="frameworks, wheels",
+)
 def framework_requested(case: Case) -> Iterator[Verdict]:
     """PyTorch 2.9 on a driver and GPUs that one of its published wheels runs on."""
     row = case.question.framework
@@ -47,7 +55,12 @@ def _wheels_known(case: Case, version: str) -> bool:
     return any(row.arch == case.candidate.arch and covers(row.since, row.until, version) for row in rows)
 
 
-@rules.judges("R26-kernel-policy")
+@rules.judges(
+    "R26-kernel-policy",
+    means="A requested kernel policy concerns modules that the distribution signed: what it holds or moves is a "
+    "warning",
+    facts="packages",
+)
 def kernel_policy(case: Case) -> Iterator[Verdict]:
     """Modules that the distribution signed fit one kernel: they are held together, or they move on together."""
     policy = case.question.request.kernel_policy

@@ -1,13 +1,14 @@
 """The registry of rules, and what a rule may say.
 
 A rule has an id, says what it means and which facts it rests on, and does one or more of three things: it speaks about
-the question as such, it judges a candidate (refuses it, or warns), and it decides parts of the stack. Every rule can be
-left out by its id.
+the question as such, it judges a candidate (refuses it, or warns), and it decides parts of the stack. Each of these is
+a function under a decorator; one of a rule's decorators says what the rule means. Every rule can be left out by its id.
 """
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NotRequired, TypedDict, Unpack
 
 from gpunode.catalog import Gpu
 from gpunode.stack.bounds import gaps, in_words
@@ -87,11 +88,9 @@ class Rule:
     """One rule."""
 
     id: str
-    means: str
-    facts: str
-    """Where the facts are: sections of the catalog."""
+    means: str = ""
+    facts: str = ""
     needs: tuple[str, ...] = ()
-    """The bounds without which its acceptance is unchecked: ``branches.native_cuda`` (see ``bounds``)."""
     ask: Ask | None = None
     """What it says to the question itself, whatever the candidate."""
     judge: Judge | None = None
@@ -100,8 +99,22 @@ class Rule:
     """Fields of the stack that it decides."""
 
 
+class Declared(TypedDict):
+    """What a rule declares with one of its functions."""
+
+    means: NotRequired[str]
+    facts: NotRequired[str]
+    """Where the facts are: sections of the catalog."""
+    needs: NotRequired[tuple[str, ...]]
+    """The bounds that it needs, ``branches.native_cuda`` (see ``bounds``): where the catalog does not have one, or is
+    not sure of it, acceptance is a warning.
+
+    R09 follows from R06 and R07; R11 and R12 warn of a board that is not sure themselves, R13 of an end of life that
+    is not known; R16 looks at the node alone. The others without needs decide parts and accept nothing."""
+
+
 class Rules:
-    """All rules by id, in the order in which they are registered."""
+    """All rules, in the order of their ids."""
 
     def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}
@@ -112,39 +125,47 @@ class Rules:
     def __getitem__(self, rule_id: str) -> Rule:
         return self._rules[rule_id]
 
-    def add(self, rule_id: str, means: str, facts: str, needs: Collection[str] = ()) -> None:
-        """Declare a rule; raise ValueError for an id that is taken."""
-        if rule_id in self._rules:
-            raise ValueError(f"rule {rule_id} is declared twice")
-        self._rules[rule_id] = Rule(rule_id, means, facts, tuple(needs))
-
-    def asks(self, rule_id: str) -> Callable[[Ask], Ask]:
+    def asks(self, rule_id: str, **declared: Unpack[Declared]) -> Callable[[Ask], Ask]:
         """Register the function by which a rule refuses or warns before any candidate is looked at."""
+        rule = self._declared(rule_id, declared)
 
         def register(function: Ask) -> Ask:
-            self._rules[rule_id].ask = function
+            rule.ask = function
             return function
 
         return register
 
-    def judges(self, rule_id: str) -> Callable[[Judge], Judge]:
+    def judges(self, rule_id: str, **declared: Unpack[Declared]) -> Callable[[Judge], Judge]:
         """Register the function by which a rule refuses or warns."""
+        rule = self._declared(rule_id, declared)
 
         def register(function: Judge) -> Judge:
-            self._rules[rule_id].judge = function
+            rule.judge = function
             return function
 
         return register
 
-    def decides(self, rule_id: str, *fields: str) -> Callable[[Decide], Decide]:
+    def decides(self, rule_id: str, *fields: str, **declared: Unpack[Declared]) -> Callable[[Decide], Decide]:
         """Register the function by which a rule decides fields of the stack."""
+        rule = self._declared(rule_id, declared)
 
         def register(function: Decide) -> Decide:
-            rule = self._rules[rule_id]
             rule.decide, rule.fields = function, fields
             return function
 
         return register
+
+    def _declared(self, rule_id: str, declared: Declared) -> Rule:
+        """Return a rule, with what one of its decorators declares. Raise ValueError where a second one does."""
+        if rule_id not in self._rules:
+            self._rules[rule_id] = Rule(rule_id)
+            self._rules = dict(sorted(self._rules.items()))
+        rule = self._rules[rule_id]
+        if declared:
+            if rule.means:
+                raise ValueError(f"rule {rule_id} is declared twice")
+            rule.means, rule.facts, rule.needs = declared["means"], declared["facts"], declared.get("needs", ())
+        return rule
 
     def verdicts(self, case: Case, off: Collection[str] = ()) -> Iterator[tuple[str, Verdict]]:
         """Everything that the rules say against a candidate, lazily."""
@@ -176,6 +197,10 @@ class Rules:
         """A rule refuses this candidate of a question that is not hopeless."""
         judged = (rule.judge(case) for rule in self if rule.judge is not None and rule.id not in off)
         return any(verdict.refuses for verdicts in judged for verdict in verdicts)
+
+
+rules = Rules()
+"""All rules; the modules of this room that have their functions fill it."""
 
 
 def over_gpus(question: Question, against: Callable[[GpuTerm, Gpu], Verdict | None]) -> Iterator[Verdict]:

@@ -6,8 +6,7 @@ from gpunode.catalog import Dcgm
 from gpunode.stack.model import Library, Service
 from gpunode.stack.naming import choices, package_set, version_word
 from gpunode.stack.question import number
-from gpunode.stack.rules import Case, Choice
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, Choice, rules
 
 
 def _service(case: Case, field: str, component: str, why: str) -> Choice:
@@ -26,7 +25,13 @@ def _service(case: Case, field: str, component: str, why: str) -> Choice:
     return Choice(field, value, why, packages)
 
 
-@rules.decides("R11-fm-exact", "fabric_manager", "nscq")
+@rules.decides(
+    "R11-fm-exact",
+    "fabric_manager",
+    "nscq",
+    means="A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version, from its source",
+    facts="platforms, packages",
+)
 def fabric_manager(case: Case) -> Iterator[Choice]:
     """NVSwitches need a fabric manager that is exactly the driver's."""
     board = case.question.board
@@ -43,7 +48,15 @@ def fabric_manager(case: Case) -> Iterator[Choice]:
         yield _service(case, "nscq", "nscq", f"reads the NVSwitches for DCGM; {exact}")
 
 
-@rules.decides("R12-nvlink5", "nvsdm", "nvlsm", "imex")
+@rules.decides(
+    "R12-nvlink5",
+    "nvsdm",
+    "nvlsm",
+    "imex",
+    means="HGX B200 and B300 get NVLSM, infiniband-diags and kernel modules beside the fabric manager; GB200 and "
+    "GB300 get IMEX and no fabric manager",
+    facts="platforms, packages",
+)
 def nvlink5(case: Case) -> Iterator[Choice]:
     """NVLink 5: a subnet manager on HGX boards, IMEX in racks."""
     board = case.question.board
@@ -62,7 +75,13 @@ def nvlink5(case: Case) -> Iterator[Choice]:
         yield Choice("imex", None, board.unknown or f"no NVLink between nodes: {board.why}")
 
 
-@rules.decides("R17-dcgm", "dcgm")
+@rules.decides(
+    "R17-dcgm",
+    "dcgm",
+    means="DCGM's package is that of the driver's CUDA major; where a GPU is too old for it, the older one is there"
+    " too",
+    facts="dcgm",
+)
 def dcgm(case: Case) -> Iterator[Choice]:
     """DCGM by the CUDA major of the driver."""
     branch, system = case.candidate.branch.number, case.candidate.system
@@ -97,7 +116,12 @@ def _dcgm_majors(case: Case, row: Dcgm) -> list[int]:
     return [major, also] if also is not None and any(gpu.capability < lowest for gpu in case.models) else [major]
 
 
-@rules.decides("R18-ctk", "container_toolkit")
+@rules.decides(
+    "R18-ctk",
+    "container_toolkit",
+    means="The container toolkit's four packages carry one version",
+    facts="container_toolkit",
+)
 def container_toolkit(case: Case) -> Iterator[Choice]:
     """Four packages, one version."""
     if case.lacks("container-toolkit"):

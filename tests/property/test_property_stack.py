@@ -18,7 +18,7 @@ from gpunode.stack import Conflict, Stack, resolve
 from gpunode.stack.assemble import assemble
 from gpunode.stack.conflict import first_case
 from gpunode.stack.question import Question, restrict, terms
-from gpunode.stack.table import rules
+from gpunode.stack.rules import rules
 
 pytestmark = pytest.mark.skipif(not COMPAT.is_file(), reason=f"the checker's facts are not here: {COMPAT}")
 

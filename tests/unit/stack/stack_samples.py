@@ -8,8 +8,7 @@ from gpunode.stack import Conflict, GpuGroup, Installed, NodePicture, Request, S
 from gpunode.stack.candidates import Candidate
 from gpunode.stack.model import InstalledPackage
 from gpunode.stack.question import Question
-from gpunode.stack.rules import Case, Choice, Verdict
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, Choice, Verdict, rules
 
 CATALOG = load()
 TODAY = date(2026, 11, 20)

@@ -16,11 +16,11 @@ from gpunode.errors import Exit
 from gpunode.stack import Conflict, NodePicture, Plan, Stack, resolve, undetermined
 from gpunode.stack.bounds import ROWS
 from gpunode.stack.plan import PlanGroup
-from gpunode.stack.table import NEEDS, rules
+from gpunode.stack.rules import rules
 
 Wanted = dict[str, Any]
 TELL_THEMSELVES = {"R09", "R11", "R12", "R13", "R16", "R17", "R18", "R19", "R20", "R21", "R25", "R26"}
-"""Rules without a declared bound: ``table.NEEDS`` says why."""
+"""Rules without a declared bound: ``rules.Declared`` says why."""
 
 WITHOUT: list[tuple[str, str, Wanted, str]] = [
     # overlay that takes a bound away, GPU, request, the warning's fact; the rule is the last column's first word
@@ -123,11 +123,12 @@ def test_what_is_known_is_not_warned_of() -> None:
 
 
 def test_every_rule_declares_its_bounds_or_is_known_to_have_none() -> None:
-    assert {rule.id.split("-")[0] for rule in rules} == {name.split("-")[0] for name in NEEDS} | TELL_THEMSELVES
-    sections = {need.split(".")[0] for needs in NEEDS.values() for need in needs}
+    needing = {rule.id.split("-")[0] for rule in rules if rule.needs}
+    assert {rule.id.split("-")[0] for rule in rules} == needing | TELL_THEMSELVES
+    sections = {need.split(".")[0] for rule in rules for need in rule.needs}
     assert sections == set(ROWS) - {"platforms"} | {"systems"}
     tried = {what.split()[0] for *_, what in (*WITHOUT, *UNSURE)} | {"R07", "R10"}
-    assert tried == {name.split("-")[0] for name in NEEDS}
+    assert tried == needing
 
 
 def test_strict_fails_on_a_warning() -> None:

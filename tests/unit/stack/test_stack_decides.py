@@ -6,7 +6,7 @@ import pytest
 from stack_samples import case, decided, group, on_node
 
 from gpunode.stack.model import Frameworks, Library, Pin, Service
-from gpunode.stack.table import rules
+from gpunode.stack.rules import rules
 
 BOOKWORM: dict[str, Any] = {"os": "debian-12", "source": "debian", "version": "535.261.03", "decided_by": "repository"}
 EIGHT_H100 = group("H100 SXM", 8)

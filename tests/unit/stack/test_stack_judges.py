@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from stack_samples import case, group, on_node, said
 
-from gpunode.stack.table import rules
+from gpunode.stack.rules import rules
 
 Wanted = dict[str, Any]
 BLACKWELL_PRO = "RTX PRO 6000 Blackwell Server Edition"

@@ -23,8 +23,7 @@ from gpunode.stack.candidates import candidates
 from gpunode.stack.conflict import first_case
 from gpunode.stack.model import Conflict
 from gpunode.stack.question import Question
-from gpunode.stack.rules import Case
-from gpunode.stack.table import rules
+from gpunode.stack.rules import Case, rules
 
 ROWS = [
     tuple(line.split("\t"))

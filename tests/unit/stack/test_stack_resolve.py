@@ -9,7 +9,7 @@ from stack_samples import CATALOG, TODAY, conflict, group, on_node, parts, stack
 
 from gpunode.errors import UsageError
 from gpunode.stack import Conflict, Stack, resolve
-from gpunode.stack.table import rules
+from gpunode.stack.rules import rules
 
 ON_580 = on_node(
     ("nvidia-dkms-580-open", "580.95.05-1", "nvidia"),
