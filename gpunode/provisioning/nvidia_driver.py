@@ -19,7 +19,7 @@ from gpunode.stack import Stack
 ROLE = "nvidia_driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
 UNSUPPORTED = "unsupported: the driver is installed through apt or dnf, and the node has neither"
-LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=("/boot/initrd.img-*",))
+LOOK = Look(paths=(*files.ALL, *files.FOLDERS), globs=("/boot/initrd.img-*",), contents=(files.MEMORY,))
 
 
 def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Manifest:

@@ -41,6 +41,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+
 try:
     import dnf
     import dnf.module.module_base
@@ -49,6 +51,7 @@ except ImportError:
 
 
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
+STOP_LIMIT_S = 120
 
 
 class RefusedError(Exception):
@@ -274,7 +277,10 @@ def orphans(base, question):
         return []
     before = set(memory.read_text(encoding="utf-8").split())
     base.conf.clean_requirements_on_remove = True
-    mark(base, {**question, "install": [], "bound": [], "free": [], "closure": []}, None)
+    # Base.remove heeds that setting, Base.package_remove does not.
+    for name in question["remove"]:
+        if base.sack.query().installed().filter(name=name):
+            base.remove(name)
     base.resolve(allow_erasing=True)
     going = {package.name for package in base.transaction.remove_set}
     base.conf.clean_requirements_on_remove = False
@@ -386,6 +392,23 @@ def remember(path, base):
         draft.replace(target)
 
 
+def units_of(packages):
+    """Return the paths of the systemd units that packages ship."""
+    return {file for package in packages for file in package.files if "/systemd/system/" in file}
+
+
+def end_units(units, folder="/etc/systemd/system"):
+    """Stop units whose files were removed and drop the links that enabled them: not every package does it itself."""
+    gone = {Path(unit).name for unit in units if not Path(unit).exists()}
+    if not gone:
+        return
+    ran(["systemctl", "stop", *sorted(gone)], STOP_LIMIT_S)
+    for kind in ("wants", "requires"):
+        for link in Path(folder).glob(f"*.{kind}/*"):
+            if link.name in gone and link.is_symlink():
+                link.unlink()
+
+
 def carried_out(question):
     """The answer to a question, and the transaction where it is not simulated."""
     with tempfile.TemporaryDirectory(prefix="gpunode-dnf-") as folder:
@@ -414,12 +437,14 @@ def carried_out(question):
                 signal.alarm(0)
                 if question.get("state") != "absent":
                     remember(question.get("memory"), base)
+                units = units_of(base.transaction.remove_set)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:
                     raise
                 except dnf.exceptions.Error as err:
                     return {**answer, "done": False, "error": " ".join(str(err).split())}
+                end_units(units)
                 answer["done"] = True
         answer["hold"], answer["unhold"] = locks_that_change(question)
         if (answer["hold"] or answer["unhold"]) and not question["simulate"]:
