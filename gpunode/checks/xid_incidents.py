@@ -12,7 +12,7 @@ GAP = Threshold(
     "gpu.xid.incident-gap",
     180,
     "s",
-    "Xids of one GPU with no longer silence between them are one incident, judged by the most severe of them.",
+    "Xids of one GPU with shorter gaps are one incident, rated by the most severe of them.",
     source="NVIDIA Fleet Intelligence, Xid bursts: 3 minutes of silence end one",
 )
 

@@ -23,6 +23,6 @@ def test_a_refusal_says_that_nothing_was_changed_only_as_long_as_that_is_so(acti
     with pytest.raises(AnsibleActionFail, match=r"nothing was changed:\n  - busy: a container runs"):
         action.refuse(manifest)
     action.node.keep("begun", "")
-    with pytest.raises(AnsibleActionFail, match=r"this run changed before stays:\n  - busy: a container runs"):
+    with pytest.raises(AnsibleActionFail, match=r"earlier changes of this run remain:\n  - busy: a container runs"):
         action.refuse(manifest)
     action.refuse(Manifest(role="docker"))
