@@ -61,7 +61,7 @@ def containerd_change(
                     path=CONFIG, content=wanted, phase="after", private=True, **_attributes(state.files.get(CONFIG))
                 )
             )
-    due = [f"{CONFIG} or {DROP_IN} is not as nvidia-ctk wrote it"] if register else []
+    due = [f"{CONFIG} or {DROP_IN} was changed after nvidia-ctk wrote it"] if register else []
     obstacles = [] if busy_allowed else gpu_users(state.facts)
     return _with_restart(state, register, obstacles, files, due, {"command": command, "head": head})
 

@@ -50,7 +50,8 @@ RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-nvidia-container-toolkit"
 DOCKER_MEMORY = "/var/lib/gpunode/docker"
 BEFORE = f"{MEMORY}/packages-before"
 ENV = "/etc/gpunode/container.env"
-REFRESH_ENV = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
+REFRESH_FOLDER = "/etc/nvidia-container-toolkit"
+REFRESH_ENV = f"{REFRESH_FOLDER}/nvidia-cdi-refresh.env"
 BASE = "nvidia-container-toolkit-base"
 LOCK_MARK = f"gpunode (role {ROLE})"
 SINCE_UNIT = Version("1.18")
@@ -61,7 +62,17 @@ RELEASES = {
 }
 """Two repositories have the toolkit, in versions of their own: the one not chosen must not win by its priority."""
 LOOK = Look(
-    paths=(SOURCES, PREFERENCES, YUM, ENV, MEMORY, DOCKER_MEMORY, *DAEMON_LOOK.paths, *CONTAINERD_LOOK.paths),
+    paths=(
+        SOURCES,
+        PREFERENCES,
+        YUM,
+        ENV,
+        MEMORY,
+        DOCKER_MEMORY,
+        REFRESH_FOLDER,
+        *DAEMON_LOOK.paths,
+        *CONTAINERD_LOOK.paths,
+    ),
     contents=(KEY, RPM_KEY, BEFORE, REFRESH_ENV, *DAEMON_LOOK.contents, *CONTAINERD_LOOK.contents),
 )
 LATE = "--gpus, which Docker offers where it finds the toolkit at its start"
@@ -101,7 +112,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         if stack is not None:
             why = stack.reasons.get("container_toolkit")
             reason = why.text if why is not None else "the stack has none"
-        note = f"no container toolkit: {reason}; {ROLE}_version: VERSION installs NVIDIA's all the same"
+        note = f"no container toolkit: {reason}; {ROLE}_version: VERSION installs NVIDIA's nevertheless"
         return Manifest(role=ROLE, notes=() if settings["version"] == "none" else (note,))
     if settings["env"] and settings["env"] not in WORKLOADS:
         return Manifest(
@@ -337,22 +348,27 @@ def _absent(state: NodeState, settings: Mapping[str, Any], context: Context, req
     packages: AptChange | DnfChange | None = None
     leaving: list[str] = []
     gone = [SOURCES, KEY, PREFERENCES, YUM, RPM_KEY, ENV, BEFORE]
+    environment = state.contents.get(REFRESH_ENV)
+    refresh = refresh_environment(environment, False)
+    own = () if environment is None else (ManagedFile(path=REFRESH_ENV, content=refresh.text or None),)
     if state.contents.get(BEFORE) is not None:
         packages, leaving = departures(
             state, request.packages, memory=BEFORE, lock_wait_s=int(settings["lock_wait_s"]), lock_mark=LOCK_MARK
         )
         # The unit that kept it goes: nothing would tell it of the next driver. One in
         # another folder, or that could not be read, is not among the facts.
-        gone.append(refresh_environment(state.contents.get(REFRESH_ENV), False).output)
+        gone.append(refresh.output)
     return Manifest(
         role=ROLE,
         files=(
             *(file.model_copy(update={"phase": "before"}) for file in (*change.files, *containerd.files)),
+            *own,
             *(ManagedFile(path=path, content=None, phase="after", private=path in {KEY, RPM_KEY}) for path in gone),
         ),
         # The memory of daemon.json is beside the role docker's, whose folder may be the last to go.
         folders=tuple(
-            ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in (MEMORY, DOCKER_MEMORY)
+            ManagedFolder(path=path, state="absent_if_empty", phase="after")
+            for path in (MEMORY, DOCKER_MEMORY, REFRESH_FOLDER)
         ),
         packages=packages,
         refusals=change.refusals,

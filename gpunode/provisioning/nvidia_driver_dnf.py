@@ -14,6 +14,7 @@ from gpunode.provisioning.state import DnfState, NodeState
 from gpunode.stack import Stack
 
 ROLE = "nvidia_driver"
+HEADERS = "kernel-devel"
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
 MARK = "gpunode (role nvidia_driver)"
 """What the two lines around our part of the list end in; preflight tells our locks from others' by it."""
@@ -106,7 +107,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
         folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in files.FOLDERS),
         packages=DnfChange(
             state="absent",
-            remove=tuple(gone["remove"]),
+            remove=(*gone["remove"], *_new_headers(state)),
             expendable=tuple(gone["expendable"]),
             reset=gone["reset"],
             idle_gpus=idle,
@@ -117,8 +118,14 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
         ),
         reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
         values={"refresh_all": False},
-        due_reasons=("the role's locks have to go",) if dnf.own_locks else (),
+        due_reasons=("the role's locks must be removed",) if dnf.own_locks else (),
     )
+
+
+def _new_headers(state: NodeState) -> list[str]:
+    """Return the kernel headers that came with the driver: those that the list of what was there before lacks."""
+    before = state.contents.get(files.MEMORY)
+    return [] if before is None or HEADERS in before.split() else [HEADERS] if HEADERS in state.installed else []
 
 
 def policy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

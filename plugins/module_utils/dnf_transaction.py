@@ -41,6 +41,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ansible_collections.gpunode.node.plugins.module_utils.as_if import ran
+
 try:
     import dnf
     import dnf.module.module_base
@@ -49,6 +51,7 @@ except ImportError:
 
 
 LOCKLIST = "/etc/dnf/plugins/versionlock.list"
+STOP_LIMIT_S = 120
 
 
 class RefusedError(Exception):
@@ -57,7 +60,7 @@ class RefusedError(Exception):
 
 def out_of_time(*_):
     """Handle SIGALRM."""
-    raise RefusedError("did not end within its time")
+    raise RefusedError("exceeded its time limit")
 
 
 def split_locks(path, mark):
@@ -218,7 +221,7 @@ def best_of(base, entry):
     for package in native:
         if fits(package):
             return package
-    have = ", ".join(dict.fromkeys(package.evr for package in native[:8])) or "none of that name"
+    have = ", ".join(dict.fromkeys(package.evr for package in native[:8])) or "no package of that name"
     raise RefusedError(f"the node's repositories do not have {f'{name} {pattern}'.strip()}; they have {have}")
 
 
@@ -230,7 +233,7 @@ def mark(base, question, target):
     for name in question["bound"]:
         package = at(base, name, target)
         if package is None:
-            raise RefusedError(f"{name} {target} is there for another machine only")
+            raise RefusedError(f"{name} {target} exists only for another architecture")
         base.package_install(package)
     for name in question["free"]:
         if not installed.filter(name=name) and not dnf.subject.Subject(name).get_best_query(base.sack).installed():
@@ -274,7 +277,10 @@ def orphans(base, question):
         return []
     before = set(memory.read_text(encoding="utf-8").split())
     base.conf.clean_requirements_on_remove = True
-    mark(base, {**question, "install": [], "bound": [], "free": [], "closure": []}, None)
+    # Base.remove heeds that setting, Base.package_remove does not.
+    for name in question["remove"]:
+        if base.sack.query().installed().filter(name=name):
+            base.remove(name)
     base.resolve(allow_erasing=True)
     going = {package.name for package in base.transaction.remove_set}
     base.conf.clean_requirements_on_remove = False
@@ -306,12 +312,12 @@ def resolved(base, question):
         if name not in known and not any(fnmatch.fnmatch(name, one) for one in question["expendable"])
     ]
     if others:
-        raise RefusedError(f"would-remove: dnf would take away {', '.join(others[:5])} for it")
+        raise RefusedError(f"would-remove: dnf would remove {', '.join(others[:5])}")
     never = sorted(
         name for name in {*coming, *going} if any(fnmatch.fnmatch(name, one) for one in question.get("never", []))
     )
     if never:
-        raise RefusedError(f"it would also touch {', '.join(never[:5])}, which is not this role's affair")
+        raise RefusedError(f"it would also touch {', '.join(never[:5])}, which this role does not manage")
     install = [{"name": name, "version": version} for name, version in sorted(coming.items())]
     return {"target": target, "install": install, "remove": going, "stream": stream}
 
@@ -330,7 +336,7 @@ def fetch(base):
             else:
                 result, said = base.package_signature_check(package)
         if result != 0:
-            raise RefusedError(f"repository-unsigned: not signed as it has to be: {said or package}")
+            raise RefusedError(f"repository-unsigned: not signed as required: {said or package}")
 
 
 def locks_that_change(question):
@@ -386,6 +392,23 @@ def remember(path, base):
         draft.replace(target)
 
 
+def units_of(packages):
+    """Return the paths of the systemd units that packages ship."""
+    return {file for package in packages for file in package.files if "/systemd/system/" in file}
+
+
+def end_units(units, folder="/etc/systemd/system"):
+    """Stop units whose files were removed and drop the links that enabled them: not every package does it itself."""
+    gone = {Path(unit).name for unit in units if not Path(unit).exists()}
+    if not gone:
+        return
+    ran(["systemctl", "stop", *sorted(gone)], STOP_LIMIT_S)
+    for kind in ("wants", "requires"):
+        for link in Path(folder).glob(f"*.{kind}/*"):
+            if link.name in gone and link.is_symlink():
+                link.unlink()
+
+
 def carried_out(question):
     """The answer to a question, and the transaction where it is not simulated."""
     with tempfile.TemporaryDirectory(prefix="gpunode-dnf-") as folder:
@@ -414,12 +437,14 @@ def carried_out(question):
                 signal.alarm(0)
                 if question.get("state") != "absent":
                     remember(question.get("memory"), base)
+                units = units_of(base.transaction.remove_set)
                 try:
                     base.do_transaction()
                 except dnf.exceptions.TransactionCheckError:
                     raise
                 except dnf.exceptions.Error as err:
                     return {**answer, "done": False, "error": " ".join(str(err).split())}
+                end_units(units)
                 answer["done"] = True
         answer["hold"], answer["unhold"] = locks_that_change(question)
         if (answer["hold"] or answer["unhold"]) and not question["simulate"]:

@@ -146,6 +146,23 @@ def test_every_threshold_of_a_module_is_declared_by_a_check() -> None:
             assert name in registry.thresholds, f"{path.name}: {name}"
 
 
+def test_every_module_with_checks_is_imported_by_the_room() -> None:
+    tree = ast.parse((CHECKS / "__init__.py").read_text(encoding="utf-8"))
+    imported = {
+        alias.name
+        for statement in tree.body
+        if isinstance(statement, ast.ImportFrom) and statement.module == "gpunode.checks"
+        for alias in statement.names
+    }
+    with_checks = {
+        path.stem
+        for path in CHECKS.glob("*.py")
+        if re.search(r"(?m)^@(registry\.check|\w+_check)\(", path.read_text(encoding="utf-8"))
+    }
+    assert len(with_checks) > 20
+    assert not with_checks - imported, "gpunode/checks/__init__.py does not import these"
+
+
 def test_the_table_of_checks_is_what_they_declare() -> None:
     regenerate = "out of date: .venv/bin/python tests/contract/checks_table.py"
     assert PAGE.read_text(encoding="utf-8") == page(), regenerate

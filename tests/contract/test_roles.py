@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.provisioning.roles import LOOKS, PLANS
+
 ROOT = Path(__file__).parents[2]
 ROLES = sorted(path.parents[1] for path in (ROOT / "roles").glob("*/meta/main.yml"))
 OUR_MODULES = re.compile(r"ansible\.builtin\.\w+|gpunode\.node\.\w+")
@@ -136,7 +138,7 @@ def test_commands_say_when_they_change_something(role: Path) -> None:
 def test_every_role_is_in_the_site_playbook_and_so_in_molecule(role: Path) -> None:
     plays = load(ROOT / "playbooks" / "site.yml")
     used = {entry["role"] for play in plays for entry in play.get("roles", [])}
-    assert f"gpunode.node.{role.name}" in used
+    assert f"gpunode.node.{role.name}" in used, "playbooks/site.yml"
     assert "../../playbooks/site.yml" in (ROOT / "molecule" / "default" / "converge.yml").read_text(encoding="utf-8")
 
 
@@ -144,7 +146,20 @@ def test_each_role_of_the_site_playbook_can_be_chosen() -> None:
     plays = load(ROOT / "playbooks" / "site.yml")
     (order,) = [play["vars"]["__gpunode_all"] for play in plays if "__gpunode_all" in play.get("vars", {})]
     option = options(ROOT / "roles" / "preflight")["gpunode_roles"]
-    assert option["choices"] == option["default"] == order
+    assert option["choices"] == option["default"] == order, "gpunode_roles in roles/preflight (defaults, meta)"
+    run = {entry["role"] for play in plays for entry in play.get("roles", [])}
+    assert {f"gpunode.node.{name}" for name in order} == run - {"gpunode.node.preflight"}, "__gpunode_all in site.yml"
+
+
+def test_every_role_has_its_plan(role: Path) -> None:
+    assert role.name in PLANS.keys() & LOOKS.keys() | {"preflight"}, "PLANS and LOOKS in gpunode/provisioning/roles.py"
+
+
+def test_every_role_has_its_scenario(role: Path) -> None:
+    """The scenario `default` runs all roles as they are set by default; preflight runs in every scenario."""
+    folder = ROOT / "molecule" / role.name
+    scenario = (folder / "converge.yml").exists() and any((folder / "tests").glob("test_*.py"))
+    assert scenario or role.name == "preflight", f"molecule/{role.name}: molecule.yml, converge.yml, tests/test_*.py"
 
 
 def test_no_mirror_is_named() -> None:

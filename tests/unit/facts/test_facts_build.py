@@ -1,6 +1,7 @@
 """The whole way from a bundle to the facts; gaps; and that nothing a bundle holds makes it fail."""
 
 import time
+from functools import cache
 
 import pytest
 from facts_samples import VERSION, answer, facts_with, gpu_node_bundle, recorded_bundle
@@ -42,8 +43,16 @@ def holds_together(facts: NodeFacts) -> bool:
     )
 
 
+@cache
+def gaps_of_the_gpu_node() -> frozenset[str]:
+    """Return the facts that the node lacks undamaged; test_a_gpu_node holds that there are none."""
+    return frozenset(facts_from_bundle(gpu_node_bundle()).gaps)
+
+
 def test_every_fact_has_its_reader() -> None:
-    assert set(READERS) == set(NodeFacts.model_fields) - {"host", "collected_at", "simulated", "gaps"}
+    assert set(READERS) == set(NodeFacts.model_fields) - {"host", "collected_at", "simulated", "gaps"}, (
+        "a field of NodeFacts (gpunode/facts/node.py) and its reader (READERS in gpunode/facts/build.py) go together"
+    )
 
 
 def test_the_recorded_node() -> None:
@@ -75,7 +84,7 @@ def test_the_recorded_node() -> None:
 
 def test_a_gpu_node() -> None:
     facts = facts_from_bundle(gpu_node_bundle())
-    assert facts.gaps == {}
+    assert facts.gaps == {}, "tests/unit/facts/facts_host.py lacks what the probe reads for these facts"
     assert facts.gpus_on_bus is not None
     (gpu,) = facts.gpus_on_bus
     assert (gpu.slot, gpu.device_id, gpu.subsystem_id, gpu.class_id, gpu.driver) == (
@@ -176,8 +185,8 @@ def test_a_lost_answer_is_a_gap_with_its_reason(
     elif key == "pci-acs":
         reason = "was not read"
     gaps = facts_from_bundle(gpu_node.model_copy(update={"commands": commands})).gaps
-    assert set(gaps) == fields
-    assert all(reason in text for text in gaps.values())
+    assert set(gaps) - gaps_of_the_gpu_node() == fields
+    assert all(reason in gaps[field] for field in fields)
 
 
 @pytest.mark.parametrize(
@@ -219,8 +228,8 @@ def test_an_unreadable_file_is_a_gap_with_its_reason(path: str, fields: set[str]
         update={"files": {**gpu_node.files, path: None}, "commands": {**gpu_node.commands, "probe-read": log}}
     )
     gaps = facts_from_bundle(bundle).gaps
-    assert set(gaps) == fields
-    assert all("Permission denied" in reason for reason in gaps.values())
+    assert set(gaps) - gaps_of_the_gpu_node() == fields
+    assert all("Permission denied" in gaps[field] for field in fields)
 
 
 def test_gaps_are_one_line() -> None:

@@ -1,5 +1,6 @@
-"""Packages that dnf fetched and whose signatures do not fit."""
+"""What dnf_transaction does around the transaction: signatures before it, links of units behind it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,3 +37,21 @@ def test_a_package_of_another_key_is_refused_by_name(monkeypatch: pytest.MonkeyP
     ) as caught:
         module.fetch(OtherKey())
     assert "\n" not in str(caught.value)
+
+
+def test_a_unit_of_a_removed_package_is_stopped_and_not_left_enabled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = tmp_path / "usr/lib/systemd/system"
+    wants = tmp_path / "multi-user.target.wants"
+    for folder in (shipped, wants):
+        folder.mkdir(parents=True)
+    (shipped / "kept.service").write_text("", encoding="utf-8")
+    for name in ("gone.service", "kept.service", "foreign.service"):
+        (wants / name).symlink_to(shipped / name)
+    ran: list[list[str]] = []
+    monkeypatch.setattr(module, "ran", lambda argv, _limit_s: ran.append(argv))
+    package = SimpleNamespace(files=[str(shipped / "gone.service"), str(shipped / "kept.service"), "/usr/bin/tool"])
+    module.end_units(module.units_of([package]), str(tmp_path))
+    assert sorted(link.name for link in wants.iterdir()) == ["foreign.service", "kept.service"]
+    assert ran == [["systemctl", "stop", "gone.service"]]

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from probe_node import collect, printing, put, tool
 
+from gpunode.facts import facts_from_bundle
 from gpunode.probe import Bundle, script, script_text
 
 SYSTEM_PYTHON = shutil.which("python3", path="/usr/bin:/bin") or ""
@@ -63,6 +65,14 @@ def test_a_bare_folder_gives_a_bundle_of_absent_things(tmp_path: Path) -> None:
     assert set(bundle.files.values()) == {None}
     assert not bundle.simulated
     assert bundle.commands["probe-read"].rc == 0
+
+
+def test_the_probe_asks_for_all_that_the_facts_are_read_from(tmp_path: Path) -> None:
+    """What it asked for and did not find has another reason; below /proc/sys it keeps only what is there."""
+    gaps = facts_from_bundle(collect(tmp_path, tmp_path / "bin")).gaps
+    not_asked = {field: reason for field, reason in gaps.items() if re.search(r" was not (read|run)$", reason)}
+    assert set(not_asked) <= {"sysctl"}, f"gpunode/probe/script.py does not ask for this: {not_asked}"
+    assert len(gaps) > 40
 
 
 def test_nvidia_functions_are_kept_and_all_are_named(tmp_path: Path) -> None:

@@ -361,3 +361,19 @@ def test_with_dnf_too_no_module_is_loaded_while_the_key_waits(
     assert found.values["key"] == "/var/lib/dkms/mok.pub"
     asked = planned("nvidia_driver", there, settings).questions["driver"].body["free"]
     assert asked == ["mokutil", "openssl"]
+
+
+@pytest.mark.parametrize(
+    ("before", "goes"),
+    [("bash\n", True), ("bash\nkernel-devel\n", False), (None, False)],
+    ids=["new", "there", "unknown"],
+)
+def test_headers_go_with_the_driver_where_they_came_with_it(
+    bare: dict[str, Any], before: str | None, goes: bool
+) -> None:
+    installed = {"nvidia-driver-cuda": "3:580.95.05-1.el9", "kernel-devel": "5.14.0-570.12.1.el9_6"}
+    state = rpm_node(bare, {"installed": installed, "own_locks": []})
+    state = state.model_copy(update={"contents": {} if before is None else {files.MEMORY: before}})
+    found = planned("nvidia_driver", state, {"nvidia_driver": {"state": "absent"}})
+    assert isinstance(found.packages, DnfChange)
+    assert ("kernel-devel" in found.packages.remove) is goes

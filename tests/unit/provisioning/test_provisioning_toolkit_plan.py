@@ -10,7 +10,7 @@ from test_provisioning_cuda import bare
 from test_provisioning_keys import keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
-from gpunode.provisioning.cdi import NO_GIDS
+from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS
 from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
 from gpunode.provisioning.containerd import CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
@@ -224,7 +224,7 @@ def test_absent_restores_the_engines(site_key: str) -> None:
     assert contents(manifest)[DAEMON] is None
     assert contents(manifest)[SPEC["path"]] is None  # type: ignore[index]
     assert contents(manifest)[ENV] is None
-    assert {f"{name} has to go" for name in FOUR} <= set(manifest.due_reasons)
+    assert {f"{name} must be removed" for name in FOUR} <= set(manifest.due_reasons)
     assert toolkit(node(facts=FACTS), site_key, state="absent").due_reasons == ()
 
 
@@ -235,3 +235,17 @@ def test_absent_removes_a_specification_that_the_probe_could_not_read(site_key: 
     )
     manifest = toolkit(state, site_key, state="absent")
     assert contents(manifest)[SPEC["path"]] is None  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("there", "stays"),
+    [
+        (f"{BEGIN}\n{FLAGS}={NO_GIDS}\n{END}\n", None),
+        (f"# shipped\n{BEGIN}\n{FLAGS}={NO_GIDS}\n{END}\n", "# shipped\n"),
+    ],
+    ids=["ours", "shipped"],
+)
+def test_absent_leaves_nothing_of_ours_in_the_environment_of_the_refresh_unit(there: str, stays: str | None) -> None:
+    state = node({**AT, **DOCKER}, {BEFORE: "bash\n", REFRESH_ENV: there}, engine=RUNS, facts=FACTS, held=FOUR)
+    (own,) = [row for row in toolkit(state, state="absent").files if row.path == REFRESH_ENV]
+    assert (own.content, own.phase) == (stays, "before")
