@@ -20,7 +20,7 @@ def collection_root() -> Path:
     for folder in (_PACKAGE.parent, _INSTALLED):
         if (folder / _MARK).is_file() and (folder / "ansible.cfg").is_file():
             return folder
-    raise UsageError(f"the roles and playbooks are neither in {_PACKAGE.parent} nor in {_INSTALLED}: reinstall gpunode")
+    raise UsageError(f"the roles and playbooks are not in {_PACKAGE.parent} or {_INSTALLED}: reinstall gpunode")
 
 
 def ansible_environment() -> dict[str, str]:
@@ -49,4 +49,4 @@ def ansible_program(name: str) -> str:
         path = folder / name
         if path.is_file():
             return str(path)
-    raise UsageError(f"{name} is not beside {sys.executable}: reinstall gpunode with its dependency ansible-core")
+    raise UsageError(f"{name} is missing next to {sys.executable}: reinstall gpunode with its dependency ansible-core")

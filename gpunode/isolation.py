@@ -75,7 +75,7 @@ class Workers:
                 kind, number, body = self._ask(child, pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL))
             except (OSError, Exceeded) as err:
                 child.close()
-                took = f"judging its answer took more than {self.limits.wall_s} s"
+                took = f"evaluating its answer took more than {self.limits.wall_s} s"
                 raise err if isinstance(err, Exceeded) else Exceeded(took) from None
             if kind in (_DONE, _REFUSED):
                 self._idle.append(child)
@@ -105,14 +105,14 @@ class Workers:
         if kind == _REFUSED:
             raise UsageError(body.decode())
         if kind == _MEMORY or (kind == _ENDED and number == -signal.SIGABRT):
-            raise Exceeded(f"judging its answer took more than {self.limits.memory_mib} MiB of memory")
+            raise Exceeded(f"evaluating its answer took more than {self.limits.memory_mib} MiB of memory")
         if kind == _BROKE:
-            raise Exceeded(f"judging its answer broke off: {body.decode(errors='replace')}")
+            raise Exceeded(f"evaluating its answer failed: {body.decode(errors='replace')}")
         if number == -signal.SIGALRM:
-            raise Exceeded(f"judging its answer took more than {self.limits.wall_s} s")
+            raise Exceeded(f"evaluating its answer took more than {self.limits.wall_s} s")
         if number == -signal.SIGXCPU:
-            raise Exceeded(f"judging its answer took more than {self.limits.cpu_s} s of processor time")
-        raise Exceeded(f"judging its answer was ended by signal {-number}")
+            raise Exceeded(f"evaluating its answer took more than {self.limits.cpu_s} s of processor time")
+        raise Exceeded(f"evaluating its answer was terminated by signal {-number}")
 
     def close(self) -> None:
         """End the process and its children."""
@@ -134,7 +134,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
     while size > 0:
         data = sock.recv(min(size, _CHUNK))
         if not data:
-            raise Exceeded("judging its answer broke off")
+            raise Exceeded("evaluating its answer failed")
         parts.append(data)
         size -= len(data)
     return b"".join(parts)

@@ -21,7 +21,7 @@ def expand(word: str) -> list[str]:
     """
     if not _RANGES.search(word) and ("," not in word or "[" in word):
         if re.search(r"\[[^:\]]*(\]|$)", word):
-            raise UsageError(f"{word}: no range of node names; write gpu-[01-16] or gpu-[1,3,7-9]")
+            raise UsageError(f"{word}: not a valid range of node names; write gpu-[01-16] or gpu-[1,3,7-9]")
         return [word]
     for low, high in re.findall(r"(\d+)-(\d+)", "".join(_RANGES.findall(word))):
         if int(high) - int(low) >= MOST:
@@ -31,7 +31,9 @@ def expand(word: str) -> list[str]:
     try:
         names = NodeSet(word.strip(","), resolver=RESOLVER_NOGROUP)
     except NodeSetException as err:
-        raise UsageError(f"{word}: no range of node names: {str(err).splitlines()[0]}; write gpu-[01-16]") from None
+        raise UsageError(
+            f"{word}: not a valid range of node names: {str(err).splitlines()[0]}; write gpu-[01-16]"
+        ) from None
     if len(names) > MOST:
         raise UsageError(f"{word}: more than {MOST} nodes")
     return list(names)
@@ -53,5 +55,5 @@ def expand_all(words: Sequence[str]) -> list[str]:
     names = [name for word in words for name in expand(word)]
     doubles = [name for name, times in Counter(names).items() if times > 1]
     if doubles:
-        raise UsageError(f"{fold(doubles)}: named more than once")
+        raise UsageError(f"{fold(doubles)}: listed more than once")
     return names

@@ -147,7 +147,7 @@ def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -
         return fetch, None
     return fetch, (
         f"repository-key-unknown: nothing vouches for a key from {url}, which is not https, and neither its "
-        "fingerprint nor a sum is known: give the key with nvidia_repository_key"
+        "fingerprint nor a sum is known: set the key with nvidia_repository_key"
     )
 
 

@@ -347,7 +347,7 @@ class PackageSet(Row):
     stream: str | None = None
     """dnf module stream to enable first."""
     with_driver: bool = False
-    """Belongs to the driver closure: exactly the driver's version."""
+    """Belongs to the driver closure: same version as the driver."""
 
 
 class Pinning(Row):

@@ -40,7 +40,7 @@ def iommu(node: NodeFacts) -> Iterator[Verdict]:
     if reason is not None or node.iommu is None:
         raise Skip(reason or "not seen")
     if not node.iommu.units:
-        yield Verdict(Status.PASS, "no IOMMU is on", expected=PASSTHROUGH, measured="off", source=SOURCE)
+        yield Verdict(Status.PASS, "no IOMMU is enabled", expected=PASSTHROUGH, measured="off", source=SOURCE)
         return
     types = {}
     for component, device in gpus_of(node):

@@ -33,7 +33,7 @@ def read_baselines(path: Path) -> dict[str, Baseline]:
     baselines = {host: baseline for host, baseline in found.items() if baseline.figures}
     if not baselines:
         raise UsageError(
-            f"--baseline {path}: no figure of a real GPU in it: run gpunode validate --level standard first"
+            f"--baseline {path}: it contains no figure of a real GPU: run gpunode validate --level standard first"
         )
     return baselines
 
@@ -45,7 +45,7 @@ def say_without_figures(path: Path, nodes: Iterable[NodeReport], baselines: Mapp
     reached = [node.host for node in nodes if node.simulated is not None]
     absent = [host for host in reached if host.partition(" (")[0] not in baselines]
     if absent:
-        line = f"gpunode: --baseline {path}: it has no figure of {listed(absent, most=5)}: nothing was compared there"
+        line = f"gpunode: --baseline {path}: it has no figure of {listed(absent, most=5)}: not compared"
         click.echo(printable(line), err=True)
 
 

@@ -14,6 +14,7 @@ from gpunode.catalog.gpus import normal, similar
 from gpunode.catalog.lint import lint
 from gpunode.catalog.read import read
 from gpunode.cli.catalog_update import update
+from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UsageError
 from gpunode.text import nearest
 
@@ -51,7 +52,7 @@ SHORT = {"gpu": "gpus", "drivers": "branches", "driver": "branches", "cuda": "to
 EMPTY: tuple[Any, ...] = (None, [], {})
 
 overlay_option = click.option(
-    "--overlay", "overlays", multiple=True, metavar="FILE", help="Lay a file of your own over the catalog; repeatable."
+    "--overlay", "overlays", multiple=True, metavar="FILE", help="Overlay a site catalog file.  [repeatable]"
 )
 format_option = click.option(
     "--format", "form", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
@@ -64,10 +65,10 @@ def verbose_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 @click.group("catalog", epilog='Example: gpunode catalog show "H100 SXM"')
-@verbose_option("As behind list, show, lint or update.")
+@verbose_option("As with list, show, lint or update.")
 @click.pass_context
 def command(ctx: click.Context, /, *, verbose: bool) -> None:
-    """The facts, with their sources: GPUs, drivers, CUDA, packages, platforms, Xids, expected figures."""
+    """Show catalog data with its sources: GPUs, drivers, CUDA, packages, platforms, Xids, expected figures."""
     if verbose:
         ctx.default_map = {verb: {"verbose": True} for verb in ("list", "show", "lint", "update")}
 
@@ -76,20 +77,22 @@ def command(ctx: click.Context, /, *, verbose: bool) -> None:
 @click.argument("kind", required=False)
 @overlay_option
 @format_option
-@verbose_option("Show source, date and confidence of each row as well.")
+@verbose_option("Also show source, date and confidence of each row.")
 def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose: bool) -> int:
-    """List the rows of one KIND, or the kinds."""
+    """List the rows of one KIND, or all kinds."""
     catalog = load(overlays)
     if kind is None:
         rows = [{"kind": name, "rows": len(catalog.rows(name)), "file": file} for file, name in _kinds()]
-        _print(rows, form, lambda: _table(["kind", "rows", "file"], [list(map(str, row.values())) for row in rows]))
+        _print(
+            rows, form, lambda: table_lines(["kind", "rows", "file"], [list(map(str, row.values())) for row in rows])
+        )
         return Exit.GOOD
     name = _kind(kind)
     found = list(catalog.rows(name).values())
     extra = ("source", "date", "confidence") if verbose and name != "sources" else ()
     columns = ["id", *COLUMNS[name], *extra]
     cells = [[_short(getattr(row, column)) for column in columns] for row in found]
-    _print([row.model_dump(mode="json") for row in found], form, lambda: _table(columns, cells))
+    _print([row.model_dump(mode="json") for row in found], form, lambda: table_lines(columns, cells))
     return Exit.GOOD
 
 
@@ -97,11 +100,11 @@ def list_rows(*, kind: str | None, overlays: tuple[str, ...], form: str, verbose
 @click.argument("name")
 @overlay_option
 @format_option
-@verbose_option("Show fields that are not known as well.")
+@verbose_option("Also show unknown fields.")
 def show(*, name: str, overlays: tuple[str, ...], form: str, verbose: bool) -> int:
-    """Show one thing with its sources: by id, name, alias, PCI id or KIND/ID.
+    """Show one entry with its sources: by id, name, alias, PCI id or KIND/ID.
 
-    The name of a family of GPUs shows what all its models have in common, and what not.
+    The name of a GPU family shows the common and the differing properties of its models.
     """
     catalog = load(overlays)
     kind, thing, others = _find(catalog, name)
@@ -122,16 +125,16 @@ def show(*, name: str, overlays: tuple[str, ...], form: str, verbose: bool) -> i
         heading = f"{getattr(thing, 'name', None) or getattr(thing, 'title', None) or thing.id} ({kind}/{thing.id})"
     _print(document, form, lambda: _page(heading, body, document["sources"]))
     if others:
-        click.echo(f"also called so: {', '.join(others)}", err=True)
+        click.echo(f"other entries with this name: {', '.join(others)}", err=True)
     return Exit.GOOD
 
 
 @command.command("lint", epilog="Example: gpunode catalog lint site-catalog.yml")
 @click.argument("files", nargs=-1)
 @overlay_option
-@verbose_option("Name the rule behind each fault.")
+@verbose_option("Print the rule of each problem.")
 def lint_files(*, files: tuple[str, ...], overlays: tuple[str, ...], verbose: bool) -> int:
-    """Hold the catalog against itself, with FILES laid over it; one line for each fault, exit 2 if there is one."""
+    """Verify the catalog with FILES overlaid; print one line per problem and exit 2 if there are any."""
     catalog = Catalog([read(Path(path)) for path in (*overlays, *files)])
     problems = lint(catalog)
     for problem in problems:
@@ -139,7 +142,7 @@ def lint_files(*, files: tuple[str, ...], overlays: tuple[str, ...], verbose: bo
     if problems:
         return Exit.USAGE
     rows = sum(len(catalog.rows(name)) for name in MODELS)
-    click.echo(f"sound: {rows} rows in {len(MODELS)} kinds")
+    click.echo(f"valid: {rows} rows in {len(MODELS)} kinds")
     return Exit.GOOD
 
 
@@ -155,8 +158,8 @@ def _kind(text: str) -> str:
     for known in (name, f"{name}s", f"{name}es"):
         if known in MODELS:
             return known
-    hint = _near(name, {key: key for key in MODELS}, "gpunode catalog list names them")
-    raise UsageError(f"there is no kind {text!r}; {hint}")
+    hint = _near(name, {key: key for key in MODELS}, "see gpunode catalog list")
+    raise UsageError(f"unknown kind {text!r}; {hint}")
 
 
 def _near(text: str, shown: Mapping[str, str], listed: str) -> str:
@@ -173,7 +176,7 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
         name = _kind(kind)
         rows = catalog.rows(name)
         if key not in rows:
-            hint = _near(key, {row: row for row in rows}, f"gpunode catalog list {name} lists them")
+            hint = _near(key, {row: row for row in rows}, f"see gpunode catalog list {name}")
             raise UsageError(f"{name} has no {key!r}; {hint}")
         return name, rows[key], []
     found: list[tuple[str, Any]] = []
@@ -192,8 +195,8 @@ def _find(catalog: Catalog, text: str) -> tuple[str, Any, list[str]]:
         found.append((name, (thing.gpu or thing) if isinstance(thing, GpuMatch) else thing))
     found += [(name, catalog.rows(name)[text]) for name in MODELS if text in catalog.rows(name)]
     if not found:
-        listed = "gpunode catalog list names the kinds, gpunode catalog list KIND what is in one"
-        raise UsageError(f"the catalog has nothing called {text!r}; {_near(normal(text), _names(catalog), listed)}")
+        listed = "see gpunode catalog list and gpunode catalog list KIND"
+        raise UsageError(f"the catalog has no entry {text!r}; {_near(normal(text), _names(catalog), listed)}")
     name, thing = found[0]
     others = {f"{other}/{row.id}" for other, row in found[1:] if row is not thing and not isinstance(row, GpuMatch)}
     return name, thing, sorted(others)
@@ -240,12 +243,6 @@ def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(str, value)) or "-"
     return str(value)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _page(heading: str, body: Mapping[str, Any], sources: Mapping[str, Any]) -> Iterator[str]:

@@ -21,20 +21,18 @@ from gpunode.errors import Exit, UsageError
     multiple=True,
     required=True,
     metavar="DIR|URL",
-    help="A repository, or a pci.ids.  [repeatable]",
+    help="Package repository, or a pci.ids file.  [repeatable]",
 )
-@click.option(
-    "-o", "--output", metavar="FILE", help="Write the overlay here, whole or not at all.  [default: print it]"
-)
+@click.option("-o", "--output", metavar="FILE", help="Write the overlay to this file.  [default: stdout]")
 @click.option(
     "--overlay",
     "overlays",
     multiple=True,
     metavar="FILE",
-    help="A catalog file of your own that counts as known; repeatable.",
+    help="Site catalog file whose entries count as known.  [repeatable]",
 )
-@click.option("--today", metavar="DATE", help="The day that new rows carry, YYYY-MM-DD.  [default: today]")
-@click.option("-v", "--verbose", is_flag=True, help="Name each new row on stderr.")
+@click.option("--today", metavar="DATE", help="Date of new rows, YYYY-MM-DD.  [default: today]")
+@click.option("-v", "--verbose", is_flag=True, help="Print each new row on stderr.")
 def update(
     *, sources: tuple[str, ...], output: str | None, overlays: tuple[str, ...], today: str | None, verbose: bool
 ) -> int:
@@ -67,7 +65,7 @@ def update(
     for row in new if verbose else ():
         click.echo(f"gpunode: new: {row}", err=True)
     for left in found.left_out:
-        click.echo(f"gpunode: left out: {left}", err=True)
+        click.echo(f"gpunode: skipped: {left}", err=True)
     click.echo(f"gpunode: {f'new: {summary}' if summary else 'nothing new'}", err=True)
     return Exit.GOOD
 
@@ -76,7 +74,7 @@ def _day(text: str | None) -> date:
     try:
         return date.fromisoformat(text) if text is not None else date.today()
     except ValueError:
-        raise UsageError(f"--today {text}: a date is wanted, as 2026-11-20") from None
+        raise UsageError(f"--today {text}: expected a date (example: 2026-11-20)") from None
 
 
 def _written_before(target: Path | None, header: str) -> Document | None:
@@ -85,7 +83,7 @@ def _written_before(target: Path | None, header: str) -> Document | None:
         return None
     document = read(target)
     if not target.read_text(encoding="utf-8").startswith(header):
-        raise UsageError(f"{target}: was not written by this command and is not replaced; name another file")
+        raise UsageError(f"{target}: was not written by this command and is not replaced: choose another file")
     return document
 
 
@@ -95,6 +93,6 @@ def _sound(documents: list[Document]) -> Catalog:
     problems = lint(catalog) if documents else []
     if problems:
         raise UsageError(
-            f"nothing is written: {problems[0]}{f' (and {len(problems) - 1} more)' if problems[1:] else ''}"
+            f"nothing was written: {problems[0]}{f' (and {len(problems) - 1} more)' if problems[1:] else ''}"
         )
     return catalog

@@ -131,20 +131,20 @@ def threshold_entry(threshold: Threshold, policy: Policy) -> ThresholdEntry:
 
 @click.group("checks", invoke_without_command=True)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--thresholds", is_flag=True, help="List every limit in place of the checks.")
+@click.option("--thresholds", is_flag=True, help="List the limits instead of the checks.")
 @click.option(
     "--policy",
     "policy_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Show the limits and own checks of this policy as well.",
+    help="Also show the limits and site checks of this policy.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show the facts that each check needs as well.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show the facts that each check needs.")
 @click.pass_context
 def command(
     ctx: click.Context, /, *, form: str, thresholds: bool, policy_file: Path | None, verbose: bool
 ) -> int | None:
-    """List the checks: id, level, what each needs, what it means, and what to do when it fails.
+    """List the checks: id, level, requirements, meaning and remedy.
 
     \b
     Examples:
@@ -169,7 +169,7 @@ def command(
 
 @command.command("test")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-v", "--verbose", is_flag=True, help="Show the cases that hold as well.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show passed cases.")
 def test(*, file: Path, verbose: bool) -> int:
     """Try own checks by the contract of gpunode's: each passes a bundle, finds its mutants, and is an error without
     its data. FILE holds the tests, and the checks where they are declared in YAML. Exit 1: a case does not hold.

@@ -11,7 +11,7 @@ def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
     """Ids after ``--select`` and ``--skip``; raises UsageError for one that is none, and where none is left."""
     if not all(_ids([value]) for value in selected):
         # An empty variable of a script must not stand for all of them.
-        raise UsageError("--select: no check is named; gpunode checks lists them")
+        raise UsageError("--select: no check given; see gpunode checks")
     names = {"--select": _ids(selected), "--skip": _ids(skipped)}
     known = [check.id for check in registry]
     for option, ids in names.items():
@@ -20,7 +20,7 @@ def wanted_checks(selected: Iterable[str], skipped: Iterable[str]) -> set[str]:
                 raise UsageError(f"{option}: {unknown('check', name, known)}")
     wanted = set(names["--select"] or known) - set(names["--skip"])
     if not wanted:
-        raise UsageError("--skip leaves out every check that is selected: nothing would be judged")
+        raise UsageError("--skip excludes all selected checks")
     return wanted
 
 

@@ -20,14 +20,14 @@ from gpunode.text import printable
     type=click.Path(path_type=Path),
     metavar="DIR",
     required=True,
-    help="Where the bundles go, as DIR/HOST.json.",
+    help="Directory for the bundles, as DIR/HOST.json.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Name each node as it answers.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each node as it answers.")
 def command(*, selection: Selection, save: Path, verbose: bool) -> int:
-    """Collect a bundle from each node: HOSTs, those of an inventory (-i), or this machine.
+    """Collect a bundle from each node: HOSTs, hosts of an inventory (-i), or this machine.
 
-    A bundle is everything gpunode looks at on a node, raw; gpunode validate --replay judges it, anywhere.
-    Exit codes: 0 all were collected, 2 wrong usage, 3 a node could not be reached.
+    A bundle contains the raw data that gpunode reads on a node; gpunode validate --replay evaluates it on any machine.
+    Exit codes: 0 all collected, 2 wrong usage, 3 a node could not be reached.
 
     \b
     Examples:
@@ -44,9 +44,9 @@ def command(*, selection: Selection, save: Path, verbose: bool) -> int:
             else:
                 written += 1
                 if answer.unchecked is not None:
-                    click.echo(printable(f"{answer.host}: its host key was not checked: {answer.unchecked}"), err=True)
+                    click.echo(printable(f"{answer.host}: host key not verified: {answer.unchecked}"), err=True)
                 if verbose:
                     click.echo(printable(f"{answer.host}: collected in {answer.seconds:.1f} s"), err=True)
     names = f": {fold(missed)}" if missed else ""
-    click.echo(printable(f"{written} collected into {folder}, {len(missed)} not reached{names}"), err=True)
+    click.echo(printable(f"{written} collected into {folder}, {len(missed)} unreachable{names}"), err=True)
     return Exit.UNDETERMINED if missed or not written else Exit.GOOD

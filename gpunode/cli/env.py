@@ -43,24 +43,24 @@ OF_ONE_NODE: Mapping[str, Callable[[Tuning], str]] = {
 
 @click.command("env")
 @selection_.options
-@click.option("--replay", is_flag=True, help="The arguments are saved bundles: no node is asked.")
+@click.option("--replay", is_flag=True, help="The arguments are saved bundles; no node is contacted.")
 @click.option(
-    "--workload", type=click.Choice(WORKLOADS), default="pytorch", show_default=True, help="What the settings are for."
+    "--workload", type=click.Choice(WORKLOADS), default="pytorch", show_default=True, help="Workload to tune for."
 )
 @click.option(
-    "--profile", type=click.Choice(PROFILES), default="training", show_default=True, help="What the node is for."
+    "--profile", type=click.Choice(PROFILES), default="training", show_default=True, help="Usage profile of the node."
 )
 @click.option("--multi-node", is_flag=True, help="The workload runs over several nodes.")
-@click.option("--expandable-segments", is_flag=True, help="Set PyTorch's expandable segments (no CUDA IPC with them).")
+@click.option("--expandable-segments", is_flag=True, help="Enable PyTorch's expandable segments (disables CUDA IPC).")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["text", *OF_ONE_NODE, "json"]),
     default="text",
     show_default=True,
-    help="json is for several nodes too, the others but text are for one.",
+    help="Output format; text and json support several nodes.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Show sources, and what is left alone and why.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show sources, and settings that are not changed and why.")
 def command(  # noqa: PLR0913
     *,
     selection: Selection,
@@ -72,9 +72,10 @@ def command(  # noqa: PLR0913
     form: str,
     verbose: bool,
 ) -> int:
-    """Print the settings for a workload on a node: HOST, those of an inventory (-i), a bundle (--replay), or this one.
+    """Print the settings for a workload on a node: HOST, hosts of an inventory (-i), a bundle (--replay), or this "
+    "machine.
 
-    Each value is found from the node's facts and says why it is what it is; nothing is changed on the node.
+    Each value is derived from the node's facts and printed with its reason. Changes nothing on the node.
     Exit codes: 0 printed, 2 wrong usage, 3 a node could not be reached.
 
     \b
@@ -83,9 +84,9 @@ def command(  # noqa: PLR0913
       docker run $(gpunode env --format docker-args) IMAGE python3 train.py
     """
     if expandable_segments and workload != "pytorch":
-        raise UsageError(f"--expandable-segments is a setting of PyTorch: --workload {workload} has no use for it")
+        raise UsageError(f"--expandable-segments is a setting of PyTorch: --workload {workload} does not use it")
     if replay:
-        refuse_asking("--replay asks no node")
+        refuse_asking("--replay contacts no node")
     missed = list[str]()
     with Apart() as apart:
         nodes = _replayed(selection, apart, missed) if replay else _collected(selection, apart, missed)
@@ -96,7 +97,7 @@ def command(  # noqa: PLR0913
     for line in missed:
         click.echo(printable(line), err=True)
     if form in OF_ONE_NODE and len(found) + len(missed) > 1:
-        raise UsageError(f"--format {form} is for one node, and these are {len(found) + len(missed)}")
+        raise UsageError(f"--format {form} supports one node, got {len(found) + len(missed)}")
     if form == "json":
         click.echo(printable_json(Tunings(nodes=tuple(found)).model_dump_json(by_alias=True, indent=1)))
     for tuning in found:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from gpunode.cli.table import table_lines
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab import Lab
 from gpunode.lab.engine import connect
@@ -21,7 +22,7 @@ from gpunode.lab.state import State
 from gpunode.lab.workload_image import kind_named, write_workload_image
 
 _verbose = click.option(
-    "-v", "--verbose", is_flag=True, hidden=True, expose_value=False, help="Has nothing to add here."
+    "-v", "--verbose", is_flag=True, hidden=True, expose_value=False, help="Accepted, without effect."
 )
 """Every verb takes -v; what a lab does is said line by line without it."""
 _name = click.option("--name", default="default", show_default=True, metavar="LAB", help="The lab's name.")
@@ -43,7 +44,7 @@ def _end_on_signals() -> None:
 
 def _existing(file: Path, name: str) -> Path:
     if not file.exists():
-        raise UsageError(f"there is no lab {name} ({file} is missing): gpunode lab up --name {name}")
+        raise UsageError(f"lab {name} does not exist ({file} is missing): gpunode lab up --name {name}")
     return file
 
 
@@ -62,19 +63,25 @@ def command() -> None:
 
 @command.command()
 @_verbose
-@click.option("-n", "count", type=int, default=1, show_default=True, metavar="N", help="Nodes of this system to have.")
+@click.option(
+    "-n", "count", type=int, default=1, show_default=True, metavar="N", help="Number of nodes of this system."
+)
 @click.option("--os", "system", default="debian-12", show_default=True, help=f"One of {', '.join(SYSTEMS)}.")
 @click.option(
     "--hardware",
     multiple=True,
     metavar="NAME",
-    help=f"Nodes with this simulated hardware (repeatable: N of each): {', '.join(hardware_names())}.",
+    help=f"Simulated hardware of the nodes (repeatable: N of each): {', '.join(hardware_names())}.",
 )
-@click.option("--mirror", metavar="URL", help="Debian mirror for the image (default: the one apt uses here).")
-@click.option("--force", is_flag=True, help="Also on a machine with the NVIDIA driver, whose GPUs a node could reach.")
+@click.option(
+    "--mirror", metavar="URL", help="Debian mirror for the image.  [default: the mirror of this machine's apt]"
+)
+@click.option(
+    "--force", is_flag=True, help="Start even on a machine with the NVIDIA driver, whose GPUs a node could access."
+)
 @_name
 def up(*, count: int, system: str, hardware: tuple[str, ...], mirror: str | None, force: bool, name: str) -> int:  # noqa: PLR0913
-    """Start nodes; those that are there are kept. Example: gpunode lab up --hardware l40s-4"""
+    """Start nodes; existing ones are kept. Example: gpunode lab up --hardware l40s-4"""
     _end_on_signals()
     started = time.monotonic()
     lab = Lab(name, say=_say)
@@ -87,9 +94,9 @@ def up(*, count: int, system: str, hardware: tuple[str, ...], mirror: str | None
 @command.command()
 @_verbose
 @_name
-@click.option("--images", is_flag=True, help="Also the images that no other lab uses.")
+@click.option("--images", is_flag=True, help="Also remove images that no other lab uses.")
 def down(name: str, images: bool) -> int:
-    """Remove all of a lab. Example: gpunode lab down"""
+    """Remove a lab. Example: gpunode lab down"""
     removed = Lab(name).down()
     if images:
         removed += remove_images(connect())
@@ -104,7 +111,7 @@ def down(name: str, images: bool) -> int:
 @_verbose
 @_name
 def status(name: str) -> int:
-    """List a lab's nodes, its vendor repository and their faults; exit 1 where one does not run.
+    """List a lab's nodes, its vendor repository and their faults; exit 1 if one does not run.
 
     Example: gpunode lab status
     """
@@ -112,15 +119,14 @@ def status(name: str) -> int:
     nodes = lab.nodes()
     if not nodes:
         raise UsageError(f"lab {name} has no nodes: gpunode lab up --name {name}")
-    rows = [("NODE", "OS", "HARDWARE", "STATE", "ADDRESS")]
-    rows += [
+    rows = [
         (node.name, node.os, node.hardware or "-", str(node.container.status), f"{node.address}:{node.port}")
         for node in nodes
     ]
     vendor = lab.vendor() if lab.has_vendor() else None
     if vendor:
         rows.append(("vendor", "-", "-", str(vendor.container.status), vendor.url))
-    _table(rows)
+    _table(("NODE", "OS", "HARDWARE", "STATE", "ADDRESS"), rows)
     for node in nodes:
         for each in node.faults() if node.hardware and node.running else ():
             click.echo(f"{node.name} has a fault: {each}")
@@ -135,15 +141,15 @@ def status(name: str) -> int:
 @_name
 @click.argument("node")
 @click.argument("words", nargs=-1, metavar="[COMPONENT] [FAULT] [KEY=VALUE]...")
-@click.option("--heal", is_flag=True, help="End the fault; all of them where none is named.")
-@click.option("--list", "listed", is_flag=True, help="Show what is set and what can be set.")
+@click.option("--heal", is_flag=True, help="Remove the fault, or all faults if none is named.")
+@click.option("--list", "listed", is_flag=True, help="List active and available faults.")
 def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool) -> int:
-    """Let simulated hardware fail, or the vendor repository (NODE vendor), and heal it again.
+    """Inject a fault into simulated hardware or the vendor repository (NODE vendor), or remove it.
 
     Example: gpunode lab fault hgx-h100-8-1 gpu3 pcie-narrow width=4
     """
     if heal and listed:
-        raise UsageError("--heal and --list do not go together")
+        raise UsageError("--heal and --list cannot be combined")
     if listed and words:
         raise UsageError(f"--list shows all faults: leave out {' '.join(words)}")
     if not words and not heal:
@@ -155,7 +161,7 @@ def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool
     if listed:
         for each in place.faults():
             click.echo(f"set: {each}")
-        _table([("OF", "FAULT", "WHAT", "DETAILS"), *place.fault_kinds()])
+        _table(("OF", "FAULT", "WHAT", "DETAILS"), place.fault_kinds())
     elif heal:
         _healed(node, place.heal_words(words))
     else:
@@ -166,11 +172,11 @@ def fault(name: str, node: str, words: tuple[str, ...], heal: bool, listed: bool
 def _vendor_fault(lab: Lab, words: tuple[str, ...], *, heal: bool, listed: bool) -> int:
     vendor = lab.vendor()
     if heal and len(words) > 1:
-        raise UsageError(f"{' '.join(words)}: one fault of the vendor repository, or none for all, is wanted")
+        raise UsageError(f"{' '.join(words)}: expected one fault of the vendor repository, or none for all")
     if listed:
         for each in vendor.faults():
             click.echo(f"set: {each}")
-        _table([("FAULT", "WHAT"), *VENDOR_FAULTS.items()])
+        _table(("FAULT", "WHAT"), list(VENDOR_FAULTS.items()))
     elif heal:
         _healed("vendor", [f"healed {each}" for each in vendor.heal(words[0] if words else None)])
     else:
@@ -184,10 +190,9 @@ def _healed(node: str, lines: list[str]) -> None:
         _say(f"{node}: {line}")
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for line in table_lines(columns, rows):
+        click.echo(line)
 
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -196,7 +201,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
 @click.argument("node")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[CMD]...")
 def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
-    """Log in to a node as admin, or run a command there; exits as ssh does. Example: gpunode lab ssh deb12-1"""
+    """Log in to a node as admin or run a command there; the exit code is that of ssh. Example: gpunode lab ssh "
+    "deb12-1"""
     config = _existing(State.of(name).ssh_config, name)
     if f"Host {node}\n" not in config.read_text(encoding="utf-8"):
         Lab(name).node(node)  # names the nodes there are
@@ -211,7 +217,7 @@ def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
 @command.command()
 @_verbose
 @_name
-@click.option("--path", is_flag=True, help="Only where the file is.")
+@click.option("--path", is_flag=True, help="Print only the path of the file.")
 def inventory(name: str, path: bool) -> int:
     """Print a lab's Ansible inventory. Example: ansible all -i $(gpunode lab inventory --path) -m ping"""
     file = _existing(State.of(name).inventory, name)
@@ -222,7 +228,7 @@ def inventory(name: str, path: bool) -> int:
 @command.command()
 @_verbose
 @click.argument("kind", metavar="KIND")
-@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Where to write it.")
+@click.option("--output", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Output file.")
 def image(kind: str, output: Path) -> int:
     """Write a container image for the workload in nodes (validate --image-file FILE).
 
@@ -233,6 +239,6 @@ def image(kind: str, output: Path) -> int:
     _end_on_signals()
     kind_named(kind)
     if not output.absolute().parent.is_dir() or output.is_dir():
-        raise UsageError(f"--output {output}: a file in a folder that is there is wanted")
+        raise UsageError(f"--output {output}: expected a file in an existing directory")
     write_workload_image(connect(), kind, output, _say)
     return Exit.GOOD

@@ -23,7 +23,7 @@ MOST_BYTES = 48 * 1024
 def read_logs(logs: Sequence[str], *, replay: bool) -> list[dict[str, Any]]:
     """Return one record for each log. Raises UsageError with one line for what cannot be judged."""
     if logs and not replay:
-        raise UsageError("--log needs --replay BUNDLE: the bundle of the node on which the output was saved")
+        raise UsageError("--log needs --replay BUNDLE: the bundle of the node that produced the output")
     return [_record(*_split(log)) for log in logs]
 
 
@@ -36,13 +36,13 @@ def must_be_judged(logs: Iterable[Mapping[str, Any]], wanted: Iterable[str]) -> 
     """Raise UsageError where --select or --skip leaves out the check that judges a log."""
     left_out = sorted(checks_of(logs) - set(wanted))
     if left_out:
-        raise UsageError(f"--log: {left_out[0]} judges it, and --select or --skip leaves that check out")
+        raise UsageError(f"--log: {left_out[0]} evaluates it, but --select or --skip excludes that check")
 
 
 def must_be_of_one(logs: Sequence[object], bundles: Sequence[Path]) -> None:
     """Raise UsageError where logs would have to be judged with several nodes, or none."""
     if logs and len(bundles) != 1:
-        raise UsageError(f"--log: the output is that of one node, found {len(bundles)} bundles")
+        raise UsageError(f"--log: the output belongs to one node, found {len(bundles)} bundles")
 
 
 def _split(log: str) -> tuple[str, Path]:
@@ -61,12 +61,12 @@ def _record(kind: str, file: Path) -> dict[str, Any]:
         raise UsageError(f"--log {file}: cannot be read: {err.strerror}") from None
     if len(text) > MOST_BYTES:
         raise UsageError(
-            f"--log {file}: {len(text)} characters, at most {MOST_BYTES} are judged: leave out NCCL's own log"
+            f"--log {file}: {len(text)} characters, at most {MOST_BYTES} are read: remove NCCL's debug log"
         )
     try:
         answer = parsed(kind, text)
     except ParseError as err:
-        raise UsageError(f"--log {file}: not read as {kind}: {err}") from None
+        raise UsageError(f"--log {file}: not valid as {kind}: {err}") from None
     program = PROGRAMS[kind]
     if kind == "nccl-tests":
         program = _program(file, [run["collective"] for run in answer["runs"]])
@@ -86,6 +86,7 @@ def _program(file: Path, collectives: Sequence[str | None]) -> str:
     named = next((name for name in collectives if name is not None), by_file)
     if not is_metric(tools.metric_of(named)):
         raise UsageError(
-            f"--log {file}: the log does not name its collective: call the file all_reduce_perf.log or alike"
+            f"--log {file}: the log does not name its collective: include it in the file name (example: "
+            "all_reduce_perf.log)"
         )
     return f"{named}_perf"

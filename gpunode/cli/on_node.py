@@ -24,14 +24,14 @@ MOST_BYTES = 64 << 20
 
 
 @click.command("validate", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--on-node", is_flag=True, help="Judge this machine, without Ansible and SSH.")
+@click.option("--on-node", is_flag=True, help="Validate this machine, without Ansible and SSH.")
 @click.option(
     "--budget",
     type=Duration(1),
     default="5s",
     show_default=True,
     metavar="DURATION",
-    help="What does not fit into it is reported as not run.",
+    help="What does not fit is reported as not run.",
 )
 @click.option(
     "--format",
@@ -42,13 +42,21 @@ MOST_BYTES = 64 << 20
     help="slurm: one line, STATE: REASON.",
 )
 @click.option(
-    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site expects of its nodes, in YAML."
+    "--expect",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML file with the expected properties of the nodes.",
 )
-@click.option("--policy", type=click.Path(path_type=Path), metavar="FILE", help="How strict to be, in YAML.")
-@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
-@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
-@click.option("--strict", is_flag=True, help="Exit 1 on a warning too.")
-@click.option("-v", "--verbose", is_flag=True, help="Show what passed, what was skipped, and the time that it took.")
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML file with limits, checks to mute or observe, and site checks.",
+)
+@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run only these checks.")
+@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks.")
+@click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show passed and skipped checks, and the duration.")
 def validate_on_node(  # noqa: PLR0913
     *,
     on_node: bool,  # noqa: ARG001

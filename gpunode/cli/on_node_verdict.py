@@ -24,7 +24,7 @@ __all__ = ["Judging", "exit_code", "slurm_line", "within_budget", "written"]
 
 REASON_MOST = 200
 """Letters of a reason: sinfo shows it in one line."""
-CUT = ("left of the time for the whole probe", "the time for the whole probe is used up", "not finished within")
+CUT = ("of the probe's total time remained", "the probe's total time was used up", "not finished within")
 """In the reason for data that the budget cut off."""
 
 
@@ -108,7 +108,7 @@ def slurm_line(node: NodeReport) -> str:
     if node.status in (Status.PASS, Status.SKIP):
         words = f"{statuses.count(Status.PASS)} passed, {statuses.count(Status.SKIP)} skipped"
         state = "none" if node.status is Status.PASS else "unknown"
-        return f"{state}: {words}{f', {left} of them not run' if left else ''}"
+        return f"{state}: {words}{f', {left} not run' if left else ''}"
     known = node.status is not Status.ERROR or node.recommended_state is State.DRAIN
     state = node.recommended_state.value if known else "unknown"
     bad = [

@@ -47,10 +47,10 @@ def _in_order(params: list[click.Parameter], values: dict[str, Any]) -> list[tup
 def options(command: Any) -> Any:
     """Add both options."""
     command = click.option(
-        "--output", multiple=True, metavar="FILE", help="Where the --format before it goes; - is stdout.  [repeatable]"
+        "--output", multiple=True, metavar="FILE", help="File for the preceding --format; - is stdout.  [repeatable]"
     )(command)
     return click.option(
-        "--format", type=click.Choice(FORMATS), multiple=True, help="How to report.  [repeatable; default: console]"
+        "--format", type=click.Choice(FORMATS), multiple=True, help="Report format.  [repeatable; default: console]"
     )(command)
 
 
@@ -64,18 +64,18 @@ def outputs(ctx: click.Context) -> list[Output]:
             taken.append(False)
             continue
         if not found or taken[-1]:
-            raise UsageError(f"--output {value}: give its --format before it, as in --format json --output {value}")
+            raise UsageError(f"--output {value}: put its --format first: --format json --output {value}")
         found[-1] = Output(found[-1].format, None if value in STDOUT else Path(value))
         taken[-1] = True
     found = found or [Output("console", None)]
     places = [output.path for output in found]
     if places.count(None) > 1:
-        raise UsageError("two formats for stdout: add --output FILE after one of them")
+        raise UsageError("two formats for stdout: add --output FILE to one of them")
     for path in places:
         if path is not None:
             _must_be_writable(path)
             if places.count(path) > 1:
-                raise UsageError(f"--output {path}: named for two formats")
+                raise UsageError(f"--output {path}: used for two formats")
     return found
 
 
@@ -94,6 +94,6 @@ def _must_be_writable(path: Path) -> None:
     if special:
         return
     if not folder.is_dir():
-        raise UsageError(f"--output {path}: there is no folder {folder}")
+        raise UsageError(f"--output {path}: directory {folder} does not exist")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"--output {path}: {folder} is not writable")

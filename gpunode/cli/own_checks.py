@@ -109,9 +109,9 @@ def try_file(path: Path) -> Iterator[Tried]:
             known = [check.id for check in registry if check.origin is not None]
             raise UsageError(f"checks test {path}: tests: {unknown('own check', case.check, known)}")
     if not own.tests:
-        raise UsageError(f"checks test {path}: no tests: each check needs check, fixture and mutants")
+        raise UsageError(f"checks test {path}: no tests: each test needs check, fixture and mutants")
     for check_id in sorted(ids - set(tested)):
-        yield Tried(check_id, "is tested", "the file has no test of it")
+        yield Tried(check_id, "is tested", "the file contains no test for it")
     everyone = sorted(ids | set(tested))
     for case in own.tests:
         yield from _case(case, path, everyone)
@@ -131,7 +131,7 @@ def _case(case: Case, path: Path, everyone: list[str]) -> Iterator[Tried]:
     if not registry[case.check].needs:
         yield Tried(case.check, "names the facts that it needs", "without needs, missing data would be judged")
     for field in registry[case.check].needs:
-        yield Tried(case.check, f"is an error without {field}", _missing_problem(case.check, field, node))
+        yield Tried(case.check, f"reports an error without {field}", _missing_problem(case.check, field, node))
 
 
 def _mutant_problem(case: Case, mutant: Mutant, node: NodeFacts, before: Mapping[str, Status]) -> str | None:
@@ -139,13 +139,13 @@ def _mutant_problem(case: Case, mutant: Mutant, node: NodeFacts, before: Mapping
         changed = _changed(node, mutant.set)
     except (UsageError, ValidationError) as err:
         reason = first_error(err) if isinstance(err, ValidationError) else str(err)
-        return f"the facts cannot be changed so: {reason}"
+        return f"the facts cannot be changed in this way: {reason}"
     after = {check_id: _status(_findings(check_id, changed)) for check_id in before}
     if after[case.check] is not mutant.becomes:
         return f"it is {after[case.check].value}, {mutant.becomes.value} expected"
     moved = [check_id for check_id in before if after[check_id] is not before[check_id] and check_id != case.check]
     if moved:
-        return f"other own checks turn too: {', '.join(moved)}"
+        return f"other site checks change too: {', '.join(moved)}"
     broken = [one for one in _findings(case.check, changed) if one.status is mutant.becomes and not one.remedy]
     return "its finding has no remedy" if broken and mutant.becomes in (Status.WARN, Status.FAIL) else None
 
@@ -179,7 +179,7 @@ def _set(document: Any, path: str, value: Any) -> None:
     match = _INDEX.fullmatch(name)
     if match is None or not isinstance(document, dict) or match[1] not in document:
         known = list(document) if isinstance(document, dict) else []
-        raise UsageError(unknown("fact", name, known) if known else f"there is nothing below, at {path}")
+        raise UsageError(unknown("fact", name, known) if known else f"{path} has no fields")
     inner = document[match[1]]
     if match[2] is None:
         if rest:
@@ -190,7 +190,7 @@ def _set(document: Any, path: str, value: Any) -> None:
     chosen = range(len(inner)) if match[2] == "" else [int(match[2])]
     for number in chosen:
         if number >= len(inner):
-            raise UsageError(f"{match[1]} has {len(inner)} elements, [{number}] is asked for")
+            raise UsageError(f"{match[1]} has {len(inner)} elements, [{number}] is out of range")
         if rest:
             _set(inner[number], rest, value)
         else:

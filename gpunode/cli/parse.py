@@ -17,12 +17,12 @@ from gpunode.text import unknown
 @click.command("parse")
 @click.argument("kind", metavar="KIND")
 @click.argument("file", metavar="FILE|-")
-@click.option("-v", "--verbose", is_flag=True, help="Print on stderr what was read.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the size and kind of the input on stderr.")
 def command(*, kind: str, file: str, verbose: bool) -> int:
-    """Read one tool's raw output (FILE, or - for stdin) and print it as one JSON document.
+    """Parse the raw output of one tool (FILE, or - for stdin) and print it as one JSON document.
 
-    Unknown values are null, units stand in the keys. What the tool says of its own failure is an answer
-    ({"error": ...}, exit 0); text that is not of the kind or is cut is refused (exit 2).
+    Unknown values are null, keys contain the units. A failure reported by the tool is a result ({"error": ...}, exit
+    0); truncated text or text of another kind is rejected (exit 2).
 
     \b
     Kinds:
@@ -44,7 +44,7 @@ def command(*, kind: str, file: str, verbose: bool) -> int:
     try:
         answer = parsed(kind, decoded(data), _xids() if kind == "dmesg" else None)
     except ParseError as err:
-        raise UsageError(f"{name}: not read as {kind}: {err}") from None
+        raise UsageError(f"{name}: not valid as {kind}: {err}") from None
     click.echo(json.dumps(answer, indent=1, allow_nan=False))
     return 0
 

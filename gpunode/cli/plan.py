@@ -84,25 +84,27 @@ class Options:
 
 @click.command("plan")
 @click.argument("more_bundles", metavar="[BUNDLE]...", nargs=-1)
-@click.option("-i", "--inventory", "inventories", multiple=True, metavar="INVENTORY", help="Plan for its hosts.")
-@click.option("-l", "--limit", metavar="PATTERN", help="Host pattern within the inventory.")
+@click.option(
+    "-i", "--inventory", "inventories", multiple=True, metavar="INVENTORY", help="Plan for the hosts of this inventory."
+)
+@click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern.")
 @click.option("--replay", multiple=True, metavar="BUNDLE|DIR", help="Plan for saved bundles.  [repeatable]")
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME|PCI-ID", help="A GPU of a hypothetical node.  [repeatable]")
-@click.option("--count", type=click.IntRange(1, 64), metavar="N", help="How many of each --gpu.")
-@click.option("--platform", metavar="NAME", help="A board, server or cloud shape: hgx-h100-8.")
+@click.option("--gpu", "gpus", multiple=True, metavar="NAME|PCI-ID", help="GPU of a hypothetical node.  [repeatable]")
+@click.option("--count", type=click.IntRange(1, 64), metavar="N", help="Number of each --gpu.")
+@click.option("--platform", metavar="NAME", help="Board, server or cloud shape: hgx-h100-8.")
 @click.option("--os", "system", metavar="SYSTEM", help="Operating system: ubuntu-24.04.")
 @click.option("--arch", type=click.Choice(["x86_64", "aarch64"]), help="CPU architecture.")
 @click.option("--kernel", metavar="RELEASE", help="Kernel release, as uname -r prints it.")
-@click.option("--source", type=click.Choice(["nvidia", "ubuntu", "debian"]), help="Where the driver comes from.")
+@click.option("--source", type=click.Choice(["nvidia", "ubuntu", "debian"]), help="Source of the driver packages.")
 @click.option(
-    "--secure-boot/--no-secure-boot", default=None, help="The hypothetical node's firmware verifies kernel modules."
+    "--secure-boot/--no-secure-boot", default=None, help="Whether secure boot is enabled on the hypothetical node."
 )
 @click.option(
     "--driver",
     metavar="REQUEST",
     help="A branch, its newest (580-latest), a release, a range ('>=580,<595'), lts, production, newest or keep.",
 )
-@click.option("--cuda", metavar="X.Y", help="What containers must be able to run.")
+@click.option("--cuda", metavar="X.Y", help="CUDA version that containers require.")
 @click.option("--toolkit", metavar="X.Y|none", help="CUDA toolkit on the host.  [default: none]")
 @click.option(
     "--kernel-module",
@@ -111,35 +113,38 @@ class Options:
     show_default=True,
     help="Flavour of the kernel module.",
 )
-@click.option("--framework", metavar="NAME==X.Y", help="A release whose wheels must run: torch==2.9, tensorflow==2.20.")
+@click.option(
+    "--framework", metavar="NAME==X.Y", help="Framework release whose wheels must run: torch==2.9, tensorflow==2.20."
+)
 @click.option(
     "--kernel-policy",
     type=click.Choice(["hold", "follow"]),
-    help="With modules that the distribution signed: hold kernel and driver, or let both follow the archive.",
+    help="For modules signed by the distribution: hold kernel and driver, or upgrade both with the archive.",
 )
 @click.option(
     "--past-eol",
     type=click.Choice(["warn", "refuse"]),
     default="warn",
     show_default=True,
-    help="What a branch past its published end of life is. An end that is only computed always warns.",
+    help="Action for a branch past its published end of life; a computed end of life always warns.",
 )
-@click.option("--explain", metavar="RULE", help="Show what one rule means and how it applies to this request: R10.")
+@click.option("--explain", metavar="RULE", help="Explain one rule and how it applies to this request: R10.")
 @click.option("--diff", nargs=2, metavar="A B", help="Compare two saved plans (--format json or yaml, or a lock).")
-@click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="A catalog file of your own.  [repeatable]")
-@click.option("--today", metavar="DATE", help="Judge lifetimes as of this day, YYYY-MM-DD.  [default: today]")
+@click.option("--overlay", "overlays", multiple=True, metavar="FILE", help="Site catalog file.  [repeatable]")
+@click.option("--today", metavar="DATE", help="Evaluate lifetimes as of this day, YYYY-MM-DD.  [default: today]")
 @click.option("--format", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
-@click.option("--strict", is_flag=True, help="Exit 1 where a stack has warnings.")
-@click.option("--write", is_flag=True, help="Lock: write gpunode_stack.yml beside the variables of host or group.")
+@click.option("--strict", is_flag=True, help="Exit 1 if a stack has warnings.")
+@click.option("--write", is_flag=True, help="Write the lock gpunode_stack.yml to host_vars or group_vars.")
 @PARALLEL
 @TIMEOUT
 @ASK_BECOME_PASS
-@click.option("-v", "--verbose", is_flag=True, help="Also show what the stack goes without, and why.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show components that the stack omits, and why.")
 def command(**values: Any) -> int:
-    """Decide a matched stack: driver, CUDA, fabric, DCGM, containers, package names, and the rule behind each.
+    """Resolve a matched stack: driver, CUDA, fabric, DCGM, containers and package names, each with the rule that "
+    "decides it.
 
-    For the hosts of an inventory (-i), for saved bundles (--replay), or for a hypothetical node (--gpu or
-    --platform, --os ...). Nothing is changed on a node.
+    Plans for the hosts of an inventory (-i), for saved bundles (--replay), or for a hypothetical node (--gpu or
+    --platform, --os ...). Changes nothing on a node.
 
     Exit codes: 0 decided (--diff: no difference), 1 no stack matches (--diff: they differ), 2 wrong usage, 3 a node
     could not be looked at.
@@ -158,7 +163,7 @@ def command(**values: Any) -> int:
         return _diff(options)
     _must_fit_together(options)
     if not options.inventories:
-        refuse_asking("--replay asks no node" if options.replay else "a hypothetical node cannot be reached")
+        refuse_asking("--replay contacts no node" if options.replay else "a hypothetical node cannot be reached")
     catalog = load(options.overlays)
     request = _request(options, catalog)
     today = _date(options.today)
@@ -237,7 +242,7 @@ def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A00
 def _must_fit_together(options: Options) -> None:
     machines = [name for name, given in (("-i", options.inventories), ("--replay", options.replay)) if given]
     if options.more_bundles and not options.replay:
-        raise UsageError(f"{options.more_bundles[0]}: saved bundles need --replay before them")
+        raise UsageError(f"{options.more_bundles[0]}: put --replay before saved bundles")
     if len(machines) == 2:
         raise UsageError("-i and --replay cannot be combined: plan for an inventory or for saved bundles")
     thought = options.thought
@@ -246,15 +251,15 @@ def _must_fit_together(options: Options) -> None:
             f"{next(iter(thought))} describes a hypothetical node and cannot be combined with {machines[0]}"
         )
     if not machines and not thought:
-        raise UsageError("nothing to plan for: give --platform or --gpu with --os, -i INVENTORY, or --replay BUNDLE")
+        raise UsageError("nothing to plan for: use --platform or --gpu with --os, -i INVENTORY, or --replay BUNDLE")
     if options.gpus and options.platform:
-        raise UsageError("--platform names the GPUs already: leave --gpu out")
+        raise UsageError("--platform defines the GPUs: remove --gpu")
     if options.count and not options.gpus:
         raise UsageError("--count needs a --gpu")
     if options.limit is not None and not options.inventories:
         raise UsageError("--limit needs an inventory: -i INVENTORY")
     if options.write and not options.inventories:
-        raise UsageError("--write needs an inventory: -i INVENTORY; a lock stands beside its variables")
+        raise UsageError("--write needs an inventory: -i INVENTORY; a lock is written beside its variables")
 
 
 def _date(text: str | None) -> date:
@@ -263,7 +268,7 @@ def _date(text: str | None) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"--today {text}: a date is wanted, as 2026-11-20") from None
+        raise UsageError(f"--today {text}: expected a date (example: 2026-11-20)") from None
 
 
 def _request(options: Options, catalog: Catalog) -> Request:
@@ -303,7 +308,7 @@ def _range(wish: str, catalog: Catalog) -> str:
         raise UsageError(f"--driver: {err}") from None
     points = [point for row in catalog.branches.values() for point in row.points]
     if not any(wanted.contains(point, prereleases=True) for point in points):
-        raise UsageError(f"--driver {wish}: no known release is inside; the newest is {max(points, key=number)}")
+        raise UsageError(f"--driver {wish}: no known release matches; the newest is {max(points, key=number)}")
     return wish.replace(" ", "")
 
 
@@ -320,7 +325,7 @@ def _framework(text: str | None, catalog: Catalog) -> str | None:
 def _cuda(option: str, text: str | None, catalog: Catalog) -> str | None:
     if text is not None:
         if text.isdigit():
-            raise UsageError(f"{option} {text}: X.Y is wanted, such as {_newest_series(text, catalog)}")
+            raise UsageError(f"{option} {text}: expected X.Y (example: {_newest_series(text, catalog)})")
         try:
             catalog.toolkit(text)
         except UsageError as err:
@@ -336,7 +341,7 @@ def _newest_series(major: str, catalog: Catalog) -> str:
 
 def _kernel(release: str | None) -> str | None:
     if release is not None and not re.match(r"\d+\.\d+", release):
-        raise UsageError(f"--kernel {release!r}: a release is wanted, as uname -r prints it: 6.8.0-60-generic")
+        raise UsageError(f"--kernel {release!r}: expected a release as printed by uname -r (example: 6.8.0-60-generic)")
     return release
 
 

@@ -51,7 +51,7 @@ def _answers(path: Path) -> dict[str, dict[str, Any]]:
     except ValidationError as err:
         first = err.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg']}; a plan is wanted, as --format json prints it") from None
+        raise UsageError(f"{path}: {where}: {first['msg']}; expected a plan of --format json") from None
     return {host: _flat(_answer(group)) for group in plan.groups for host in group.hosts or ("",)}
 
 
@@ -63,9 +63,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as err:
         raise UsageError(f"{path}: cannot be read: {err.strerror}") from None
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError):
-        raise UsageError(f"{path}: is neither JSON nor YAML; a plan is wanted, as --format json prints it") from None
+        raise UsageError(f"{path}: is not valid JSON or YAML; expected a plan of --format json") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{path}: holds no document; a plan is wanted, as --format json prints it")
+        raise UsageError(f"{path}: contains no document; expected a plan of --format json")
     return document
 
 
@@ -83,7 +83,7 @@ def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     for key, item in value.items():
         name = f"{above}{key}"
         if key == "packages" and not above:
-            found |= {f"packages {row['name']}": row["version"] or "the repository decides" for row in item}
+            found |= {f"packages {row['name']}": row["version"] or "set by the repository" for row in item}
         elif key == "warnings":
             found |= {f"warning [{row['rule']}] {row['text']}": "yes" for row in item}
         elif isinstance(item, Mapping):

@@ -25,8 +25,8 @@ from gpunode.stack.inert import FREE_TEXT, refuse_templates
 
 LOCK_FILE = f"{LOCK_NAME}.yml"
 HEADER = """\
-# Written by gpunode plan --write: the stack that was decided for this {what}. A new decision replaces the whole file;
-# remove the file to unlock. Your own variables belong into a file beside it.
+# Written by gpunode plan --write: the stack resolved for this {what}. A new plan replaces the whole file;
+# remove the file to unlock. Put your own variables into another file.
 """
 _UNSAFE = "!unsafe"
 _SUFFIXES = ("", ".yml", ".yaml", ".json")
@@ -98,7 +98,7 @@ def write_locks(document: Plan, inventory: Inventory, limit: str | None) -> list
     """
     without = [host for group in document.groups if group.stack is None for host in group.hosts]
     if without:
-        raise UsageError(f"--write: nothing is locked, for there is no stack for {', '.join(sorted(without)[:5])}")
+        raise UsageError(f"--write: nothing was locked: no stack for {', '.join(sorted(without)[:5])}")
     folder = _folder(inventory.sources)
     stacks = {host: group.stack for group in document.groups for host in group.hosts if group.stack is not None}
     name = "all" if limit is None else limit
@@ -177,9 +177,9 @@ def _must_be_effective(folder: Path, inventory: Inventory, stacks: Mapping[str, 
         locks = sorted(folder.glob(f"*_vars/*/{LOCK_FILE}"))
         same = (path for path in locks if _as_read(path.read_text(encoding="utf-8")) == value)
         owner = None if value is None else next(same, None)
-        where = f"from {owner}" if owner else f"from another place in the inventory {inventory.sources[0]}"
+        where = f"from {owner}" if owner else f"from another location of the inventory {inventory.sources[0]}"
         raise UsageError(
-            f"--write: nothing is locked, for {host} would still take {LOCK_NAME} {where}; take it away there first"
+            f"--write: nothing was locked: {host} would still use {LOCK_NAME} {where}; remove it there first"
         )
 
 
@@ -243,7 +243,7 @@ def _folder(sources: tuple[str, ...]) -> Path:
         raise UsageError("--write needs one inventory: with several the location of the lock is ambiguous")
     path = Path(sources[0])
     if not path.exists():
-        raise UsageError(f"--write: {sources[0]} is no file or folder; there is nothing a lock could stand beside")
+        raise UsageError(f"--write: {sources[0]} is not a file or directory, so a lock has no location")
     folder = path if path.is_dir() else path.parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"--write: {folder} is not writable")

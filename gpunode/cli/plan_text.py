@@ -48,7 +48,7 @@ def as_text(document: Plan, *, verbose: bool) -> str:
     console.print()
     if any(group.stack is not None and group.hosts for group in document.groups):
         # A catalog knows versions; whether a node's sources have them and its holds allow them, the node knows.
-        asked = "apt and dnf were not asked: gpunode provision --check also reports what they refuse on a node"
+        asked = "apt and dnf were not queried: gpunode provision --check also reports what they refuse on a node"
         console.print(Text(f"note: {asked}", style="yellow"), soft_wrap=True)
     for note in document.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
@@ -89,8 +89,8 @@ def _stack(stack: Stack, without: str, *, verbose: bool) -> Iterator[RenderableT
     yield Text("  packages")
     packages = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for package in stack.packages:
-        tie = "exactly the driver's version" if package.with_driver else ""
-        packages.add_row(package.name, package.version or "the repository decides", tie)
+        tie = "same version as the driver" if package.with_driver else ""
+        packages.add_row(package.name, package.version or "set by the repository", tie)
     yield Padding(packages, (0, 0, 0, 4))
     for warning in stack.warnings:
         yield Text(f"warning: {warning.text} [{warning.rule}]", style="yellow")
@@ -109,7 +109,7 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
     for field, name in NAMES.items():
         part: Library | Service | None = getattr(stack, field)
         if part is not None:
-            own = part.version or "the repository decides"
+            own = part.version or "set by the repository"
             yield name, f"{own} ({', '.join(part.packages)})", field
     if stack.frameworks is not None:
         made = [(stack.frameworks.pytorch, stack.frameworks.pytorch_cuda, "PyTorch")]
@@ -128,11 +128,11 @@ def _lines(stack: Stack) -> Iterator[tuple[str, str, str]]:
 
 def _conflict(conflict: Conflict) -> Iterator[RenderableType]:
     asked = " + ".join(str(term) for term in conflict.terms)
-    yield Text(f"no stack: {asked} cannot hold together", style="bold red")
+    yield Text(f"no stack: conflict between {asked}", style="bold red")
     for clash in conflict.clashes:
         yield Text(f"  {clash.text} [{clash.rule}]")
     if conflict.offers:
-        yield Text("nearest that can:")
+        yield Text("nearest valid stacks:")
     for offer in conflict.offers:
         yield Text(f"  {', '.join(offer.change)}: {offer.summary}")
 

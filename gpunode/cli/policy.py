@@ -54,7 +54,7 @@ def _rules(entries: Mapping[Any, Any], where: str, on: date) -> tuple[dict[str, 
             raise UsageError(f"{where}: {unknown('check', str(name), [check.id for check in registry])}")
         rule = _rule(_mapping(entry, f"{where}: {name}"), f"{where}: {name}")
         if rule.until < on:
-            expired.append(f"{name}: {rule.mode} ended on {rule.until} ({rule.reason}): the check counts again")
+            expired.append(f"{name}: {rule.mode} ended on {rule.until} ({rule.reason}): the check is active again")
         else:
             rules[str(name)] = rule
     return rules, expired

@@ -31,23 +31,25 @@ _SPECIAL_TAGS = frozenset({"all", "always", "never", "tagged", "untagged"})
 
 @click.command("provision", epilog="Example: gpunode provision -i inventory/hosts.yml --limit gpu1 --check --diff")
 @click.option("-i", "--inventory", "inventories", multiple=True, required=True, metavar="INVENTORY", help="Repeatable.")
-@click.option("-l", "--limit", metavar="PATTERN", help="Only these hosts: an Ansible host pattern.")
-@click.option("-t", "--tags", multiple=True, metavar="TAG[,TAG]", help="Only tasks with these tags.")
-@click.option("--skip-tags", multiple=True, metavar="TAG[,TAG]", help="All but tasks with these tags.")
-@click.option("-C", "--check", is_flag=True, help="Change nothing, report what would change.")
-@click.option("-D", "--diff", is_flag=True, help="Show the changes in files.")
+@click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern.")
+@click.option("-t", "--tags", multiple=True, metavar="TAG[,TAG]", help="Run only tasks with these tags.")
+@click.option("--skip-tags", multiple=True, metavar="TAG[,TAG]", help="Skip tasks with these tags.")
+@click.option("-C", "--check", is_flag=True, help="Report what would change, without changing it.")
+@click.option("-D", "--diff", is_flag=True, help="Show differences in changed files.")
 @click.option(
-    "-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables that win over all others."
+    "-e", "--extra-vars", multiple=True, metavar="KEY=VALUE|@FILE", help="Variables with the highest precedence."
 )
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
-@click.option("--vault-password-file", "vault_files", multiple=True, metavar="FILE", help="For vaulted variables.")
-@click.option("-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Nodes at the same time.")
-@click.option("-v", "--verbose", count=True, help="More of Ansible's output; repeatable.")
+@click.option(
+    "--vault-password-file", "vault_files", multiple=True, metavar="FILE", help="File with the vault password."
+)
+@click.option("-f", "--forks", type=click.IntRange(min=1), metavar="N", help="Number of nodes to process in parallel.")
+@click.option("-v", "--verbose", count=True, help="Increase the verbosity of Ansible.  [repeatable]")
 def command(**options: Any) -> int:
     """Install and configure the GPU stack on the nodes of an inventory.
 
-    Runs playbooks/site.yml by ansible-playbook, whose output passes through unchanged; with --check alone what would
-    change is shown (ANSIBLE_DISPLAY_OK_HOSTS=yes or -v: every task). Exit codes: 0 all done, 1 a
+    Runs playbooks/site.yml with ansible-playbook and prints its output unchanged; --check prints only what would
+    change (all tasks: ANSIBLE_DISPLAY_OK_HOSTS=yes or -v). Exit codes: 0 all done, 1 a
     task failed, 2 wrong usage, inventory, pattern or variable, 3 a node was unreachable.
     """
     root = collection_root()
@@ -184,7 +186,7 @@ def _tags(file: Path) -> set[str]:
     try:
         return set(walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)))
     except yaml.YAMLError as err:
-        raise UsageError(f"{file} is no YAML; reinstall gpunode: {str(err).splitlines()[0]}") from None
+        raise UsageError(f"{file} is not valid YAML: reinstall gpunode: {str(err).splitlines()[0]}") from None
 
 
 def _tag_names(node: yaml.Node) -> Iterator[str]:
@@ -216,7 +218,7 @@ def _extra_variables(extra: str) -> dict[str, Any]:
     try:
         document = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError):
-        raise UsageError(f"{where}: neither JSON nor YAML") from None
+        raise UsageError(f"{where}: not valid JSON or YAML") from None
     if document is None:
         return {}
     if not isinstance(document, dict):

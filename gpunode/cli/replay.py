@@ -69,7 +69,7 @@ def _files(place: Path) -> list[Path]:
         return [place]
     found = sorted(path for path in place.glob("*.json") if path.is_file())
     if not found:
-        raise UsageError(f"{place}: no bundle (*.json) in this folder")
+        raise UsageError(f"{place}: no bundle (*.json) in this directory")
     return found
 
 

@@ -63,7 +63,7 @@ def _print_version(ctx: click.Context) -> None:
     help="Show the version and exit.",
 )
 def root() -> None:
-    """Provision GPU servers with a matched stack, and prove that they work."""
+    """Provision GPU servers with a matched stack and validate that they work."""
 
 
 def answer(argv: Sequence[str] | None) -> int:

@@ -58,7 +58,7 @@ def from_file(name: str) -> str:
 @click.command("schema")
 @click.argument("name", required=False)
 @click.option("--from-model", "generate", is_flag=True, hidden=True)
-@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Has nothing to add here.")
+@click.option("-v", "--verbose", is_flag=True, hidden=True, help="Accepted, without effect.")
 def command(*, name: str | None, generate: bool, verbose: bool) -> int:  # noqa: ARG001
     """Print the JSON Schema of a format; without NAME, the names.
 

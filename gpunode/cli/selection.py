@@ -148,7 +148,11 @@ def progress(waiting: Collection[str], nodes: int) -> str:
 
 
 PARALLEL = click.option(
-    "--parallel", type=click.IntRange(1, 1000), default=32, show_default=True, help="Nodes at a time."
+    "--parallel",
+    type=click.IntRange(1, 1000),
+    default=32,
+    show_default=True,
+    help="Number of nodes to process in parallel.",
 )
 TIMEOUT = click.option(
     "--timeout",
@@ -157,9 +161,9 @@ TIMEOUT = click.option(
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="Hard limit for reaching and probing each node.",
+    help="Time limit for connecting to and probing each node.",
 )
-ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the password of sudo.")
+ASK_BECOME_PASS = click.option("-K", "--ask-become-pass", is_flag=True, help="Ask once for the sudo password.")
 
 
 OF_ASKING = {
@@ -198,9 +202,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "inventories",
                 multiple=True,
                 metavar="INVENTORY",
-                help="Any inventory that Ansible reads.",
+                help="Ansible inventory.",
             ),
-            click.option("-l", "--limit", metavar="PATTERN", help="Host pattern within the inventory."),
+            click.option("-l", "--limit", metavar="PATTERN", help="Ansible host pattern."),
             PARALLEL,
             TIMEOUT,
             ASK_BECOME_PASS,
@@ -216,5 +220,5 @@ def ask_password() -> str:
         with Path("/dev/tty").open("r+b", buffering=0):
             pass
     except OSError:
-        raise UsageError("-K: there is no terminal to ask for the password on; in an inventory, use a vault") from None
+        raise UsageError("-K: no terminal to ask for the password: store it in a vault") from None
     return getpass.getpass("BECOME password: ", stream=sys.stderr if sys.stderr.isatty() else None)

@@ -48,53 +48,58 @@ Item = TypeVar("Item")
 
 @click.command("validate", cls=CommandWithOutputs)
 @selection_.options
-@click.option("--replay", is_flag=True, help="The arguments are saved bundles, or folders of them: no node is asked.")
+@click.option(
+    "--replay", is_flag=True, help="The arguments are saved bundles or directories of bundles; no node is contacted."
+)
 @click.option(
     "--on-node",
     is_flag=True,
-    help="Judge this machine within a budget, without Ansible: gpunode validate --on-node --help.",
+    help="Validate this machine within a time budget, without Ansible: gpunode validate --on-node --help.",
 )
 @click.option(
     "--level",
     type=click.Choice(LEVELS),
-    help="How deep to look.  [default: standard; with --replay, what was collected]",
+    help="Depth of the validation.  [default: standard; with --replay, the level that was collected]",
 )
 @click.option(
-    "--expect", type=click.Path(path_type=Path), metavar="FILE", help="What the site expects of its nodes, in YAML."
+    "--expect",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML file with the expected properties of the nodes.",
 )
 @click.option(
     "--policy",
     "policy_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="How strict to be, in YAML: limits, checks to mute or observe, own checks.  [default: gpunode_policy of -i]",
+    help="YAML file with limits, checks to mute or observe, and site checks.  [default: gpunode_policy of -i]",
 )
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A report that --format json wrote: measured figures are compared with those of the same node in it.",
+    help="Report of --format json; measured figures are compared with those of the same node.",
 )
 @click.option(
     "--write-expect",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the measured figures, less 10 %, as a file for --expect.",
+    help="Write the measured figures, reduced by 10 %, to a file for --expect.",
 )
 @click.option(
     "--log",
     "logs",
     multiple=True,
     metavar="KIND=FILE",
-    help="With --replay of one bundle: judge the saved output of nvbandwidth, nccl-tests or dcgm-diag with it.",
+    help="With --replay of one bundle: also evaluate saved output of nvbandwidth, nccl-tests or dcgm-diag.",
 )
-@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run these checks alone.")
-@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Leave these checks out.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Keep the bundles, as DIR/HOST.json.")
+@click.option("--select", "selected", multiple=True, metavar="ID[,ID]", help="Run only these checks.")
+@click.option("--skip", "skipped", multiple=True, metavar="ID[,ID]", help="Skip these checks.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Save the bundles as DIR/HOST.json.")
 @workloads.options
 @outputs_.options
-@click.option("--strict", is_flag=True, help="Exit 1 on a warning too.")
-@click.option("-v", "--verbose", is_flag=True, help="Show what passed and what was skipped as well.")
+@click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show passed and skipped checks.")
 @click.pass_context
 def command(  # noqa: PLR0913
     ctx: click.Context,
@@ -116,11 +121,12 @@ def command(  # noqa: PLR0913
     verbose: bool,
     **_: object,
 ) -> int:
-    """Judge nodes: HOSTs, those of an inventory (-i), saved bundles (--replay), or this machine.
+    """Validate nodes: HOSTs, hosts of an inventory (-i), saved bundles (--replay), or this machine.
 
-    No setting of a node is changed. Level quick looks; level standard also runs a workload in a container, on GPUs
-    that nobody uses, and removes it again; the image that it needs stays there. Level deep measures for up to half an
-    hour: every number format, all collectives, training, storage, a sustained load. Exit codes: 0 all good, 1 a check
+    No setting of a node is changed. Level quick only reads; level standard also runs a workload in a container on
+    idle GPUs and removes the container afterwards; its image remains on the node. Level deep measures for up to half an
+    hour: every number format, all collectives, training, storage, a sustained load. Exit codes: 0 no check failed, 1
+    a check
     failed, 2 wrong usage, 3 could not be determined (unreachable, no GPU, missing data).
 
     \b
@@ -144,7 +150,7 @@ def command(  # noqa: PLR0913
     if write_expect is not None:
         must_be_writable(write_expect, measures=runs or replay)
     if replay:
-        refuse_asking("--replay asks no node")
+        refuse_asking("--replay contacts no node")
         if save is not None:
             raise UsageError("--save cannot be combined with --replay: the bundles are saved already")
     folder = folder_for_bundles(save) if save else None
@@ -179,13 +185,13 @@ def command(  # noqa: PLR0913
 def at_level(workload: Options, level: Level | None, *, runs: bool, replay: bool) -> Options:
     """Return the workload's options at the level. Raises UsageError for those that nothing would read there."""
     if workload.given and (replay or not runs):
-        reason = "--level quick runs no workload" if level == "quick" else "no check that is selected reads a workload"
-        reason = "--replay asks no node" if replay else reason
+        reason = "--level quick runs no workload" if level == "quick" else "no selected check uses a workload"
+        reason = "--replay contacts no node" if replay else reason
         raise UsageError(f"{reason}: {', '.join(workload.given)} cannot be combined with it")
     if level == "deep":
         return dataclasses.replace(workload, level="deep")
     if any(name in workloads.DEEP_ONLY for name in workload.given):
-        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured at --level deep")
+        raise UsageError(f"{' and '.join(workloads.DEEP_ONLY)} are measured only at --level deep")
     return workload
 
 
@@ -193,7 +199,7 @@ def level_must_have_one(level: Level, wanted: Iterable[str]) -> None:
     """Raise UsageError where all that was selected lies deeper: nothing would be judged."""
     least = min((registry[name].level for name in wanted), key=LEVELS.index)
     if LEVELS.index(least) > LEVELS.index(level):
-        raise UsageError(f"--level {level}: no check that is selected runs at it; --level {least} has the first")
+        raise UsageError(f"--level {level}: no selected check runs at this level; use --level {least}")
 
 
 def reads_records(wanted: Iterable[str]) -> bool:

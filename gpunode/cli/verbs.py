@@ -8,13 +8,13 @@ from contextlib import contextmanager
 VERBS = {
     "plan": "Resolve a matched stack and explain it",
     "provision": "Run the site playbook on an inventory",
-    "validate": "Judge nodes: this machine, hosts of an inventory, or saved bundles",
-    "collect": "Write bundles and judge nothing",
-    "checks": "List the checks: what each needs, means, and how to mend what it finds",
-    "env": "The tuned environment and docker run arguments of a node, each value with its reason",
-    "parse": "Turn one raw tool output into JSON",
-    "catalog": "The facts: GPUs, drivers, packages and their sources",
-    "lab": "Simulated GPU nodes in containers, to try and to test without a GPU",
+    "validate": "Validate nodes: this machine, hosts of an inventory, or saved bundles",
+    "collect": "Collect bundles without validating them",
+    "checks": "List the checks with their requirements, meaning and remedy",
+    "env": "Print tuned environment variables and docker run arguments for a node, with reasons",
+    "parse": "Convert the raw output of one tool to JSON",
+    "catalog": "Show the catalog: GPUs, drivers, packages and their sources",
+    "lab": "Run simulated GPU nodes in containers, for trials and tests without a GPU",
     "schema": "Print the JSON Schema of a format",
 }
 

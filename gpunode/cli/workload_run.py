@@ -32,24 +32,22 @@ _CONNECT_S = 10.0
 def read_wish(options: Options) -> Wish:
     """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
     if options.image is not None and not options.image.strip():
-        raise UsageError("--image: an image needs a name")
+        raise UsageError("--image: the name is empty")
     if options.no_container and options.image_timeout_s is not None:
         raise UsageError("--no-container uses no image: --image-timeout cannot be combined with it")
     if options.no_container and (options.image or options.image_file):
         raise UsageError("--no-container uses no image: --image and --image-file cannot be combined with it")
     if options.storage is not None and not PurePosixPath(options.storage).is_absolute():
-        raise UsageError(
-            f'--storage: "{options.storage}" is not the absolute path of a directory of the nodes (example: /data)'
-        )
+        raise UsageError(f'--storage: "{options.storage}" is not an absolute path (example: /data)')
     if options.storage is not None and not options.no_container and hides_image(options.storage):
         raise UsageError(
-            f"--storage {options.storage}: containers have a directory of their own there: name another one, or use "
+            f"--storage {options.storage}: containers have their own directory there: choose another one, or use "
             "--no-container"
         )
     if options.burn_s is not None and options.burn_s >= options.run_limit_s:
         raise UsageError(
-            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: "
-            f"leave --workload-timeout out, or name at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
+            f"--burn {options.burn_s:g} does not fit into --workload-timeout {options.run_limit_s:g}: remove "
+            f"--workload-timeout, or set at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
         )
     file = read_image_file(options.image_file) if options.image_file else None
     return Wish(
@@ -80,7 +78,7 @@ def catalog_image(node: NodeFacts) -> str:
     """
     told = identify(node).stack.cuda
     if told is None:
-        raise LaunchFailure("image", "the CUDA version of the driver is unknown: choose an image with --image IMAGE")
+        raise LaunchFailure("image", "the CUDA version of the driver is unknown: set an image with --image IMAGE")
     cuda = Version(told)
     models = [model_of(device) for device in node.gpus_on_bus or ()]
     known = [Version(str(match.common["compute_capability"])) for match in models if match and _capability(match)]
@@ -154,7 +152,7 @@ class NodeWay:
         """See Way."""
         if self._node.target.ssh is None and not root:
             return _LocalEngine()
-        missing = "there is no Docker engine on the node (no program docker): role docker installs it"
+        missing = "no Docker engine on the node (docker is not installed): the role docker installs it"
         return self._stream(
             DOCKER, ("system", "dial-stdio"), root=root, missing=LaunchFailure("no-engine", missing), what="docker"
         )
@@ -162,7 +160,7 @@ class NodeWay:
     def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
         """See Way."""
         named = self._node.target.python
-        missing = f"{named or 'python3'} is not on the node: install it, or set ansible_python_interpreter"
+        missing = f"{named or 'python3'} is not installed on the node: install it, or set ansible_python_interpreter"
         return self._stream(
             (named,) if named else PYTHONS,
             ("-I", "-c", program, *arguments),
@@ -200,12 +198,11 @@ class _LocalEngine:
         except PermissionError:
             raise LaunchFailure("permission", "no permission on its socket") from None
         except FileNotFoundError:
-            raise LaunchFailure(
-                "no-engine", "there is no Docker engine on this machine: role docker installs it"
-            ) from None
+            raise LaunchFailure("no-engine", "no Docker engine on this machine: the role docker installs it") from None
         except OSError as err:
             raise LaunchFailure(
-                "no-engine", f"the Docker engine does not run ({err.strerror}): systemctl status docker, or role docker"
+                "no-engine",
+                f"the Docker engine does not run ({err.strerror}): see systemctl status docker, or run the role docker",
             ) from None
 
     def complaint(self) -> str:

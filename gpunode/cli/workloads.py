@@ -77,42 +77,44 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     decorated: Callable[..., Any] = with_options
     for decorate in reversed(
         (
-            click.option("--image", metavar="IMAGE", help="Container image for the workload; default: the catalog's."),
+            click.option(
+                "--image", metavar="IMAGE", help="Container image for the workload.  [default: from the catalog]"
+            ),
             click.option(
                 "--image-file",
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="Its archive (docker save): loaded where a node has not got it.",
+                help="Archive of the image (docker save), loaded on nodes that lack it.",
             ),
             click.option("--no-container", is_flag=True, help="Run the workload with the node's own Python."),
-            click.option("--force", is_flag=True, help="Use GPUs that others compute on too."),
+            click.option("--force", is_flag=True, help="Also use GPUs that other processes compute on."),
             click.option(
                 "--workload-timeout",
                 "workload_timeout_s",
                 type=Seconds(20),
                 metavar="SECONDS",
-                help="Hard limit for a node's workload, image aside.  [default: "
+                help="Time limit for the workload of a node, without its image.  [default: "
                 + ", ".join(f"{limit_s:g} at level {level}" for level, limit_s in WORKLOAD_TIMEOUT_S.items())
-                + ", and what --burn is longer than its default]",
+                + ", plus what --burn exceeds its default]",
             ),
             click.option(
                 "--image-timeout",
                 "image_timeout_s",
                 type=Seconds(20),
                 metavar="SECONDS",
-                help=f"Hard limit for pulling or loading its image.  [default: {IMAGE_TIMEOUT_S:g}]",
+                help=f"Time limit for pulling or loading the image.  [default: {IMAGE_TIMEOUT_S:g}]",
             ),
             click.option(
                 "--storage",
                 metavar="DIR",
-                help="Level deep: measure the storage of this directory of the node (fio, DataLoader).",
+                help="Level deep: measure the storage of this directory on the nodes (fio, DataLoader).",
             ),
             click.option(
                 "--burn",
                 "burn_s",
                 type=Seconds(1),
                 metavar="SECONDS",
-                help=f"Level deep: length of the sustained load.  [default: {BURN_S:g}]",
+                help=f"Level deep: duration of the sustained load in seconds.  [default: {BURN_S:g}]",
             ),
         )
     ):

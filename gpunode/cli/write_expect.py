@@ -21,7 +21,7 @@ def must_be_writable(path: Path, *, measures: bool) -> None:
     if not measures:
         raise UsageError("--write-expect needs measurements: --level standard or deep, and checks that judge them")
     if path.exists() or path.is_symlink():
-        raise UsageError(f"--write-expect {path}: the file exists: name another one, or remove it")
+        raise UsageError(f"--write-expect {path}: the file exists: choose another one, or remove it")
     if not path.parent.is_dir():
         raise UsageError(f"--write-expect {path}: {path.parent} is not a directory")
 
@@ -36,7 +36,7 @@ def write_expectation(path: Path, nodes: Iterable[NodeReport]) -> None:
         for (metric, _, _), value in figures.items():
             found[metric].append(value)
     if not found:
-        raise UsageError(f"--write-expect {path}: no figure of a real GPU that did not fail: nothing was written")
+        raise UsageError(f"--write-expect {path}: no passed figure of a real GPU: nothing was written")
     share = 1 - DROP_FAILS.value
     least = {metric: float(f"{min(values) * share:.{DIGITS}g}") for metric, values in sorted(found.items())}
     nodes_read = counted(len(hosts), "node")

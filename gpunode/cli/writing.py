@@ -42,13 +42,13 @@ def refuse_foreign(path: Path, option: str) -> None:
         return
     ours = {0, int(sudo) if (sudo := os.environ.get("SUDO_UID", "")).isdigit() else 0}
     if path.is_symlink() and path.lstat().st_uid not in ours:
-        raise UsageError(f"{option} {path}: is a link of another user: root does not follow it")
+        raise UsageError(f"{option} {path}: is a symbolic link of another user, which root does not follow")
     nearest = path.resolve()
     while not nearest.is_dir():
         nearest = nearest.parent
     owner = nearest.stat().st_uid
     if owner not in ours:
-        raise UsageError(f"{option} {path}: {nearest} belongs to another user (uid {owner}): root does not write there")
+        raise UsageError(f"{option} {path}: {nearest} belongs to another user (uid {owner}), root does not write there")
 
 
 def write_bundle(folder: Path, host: str, bundle: Bundle) -> Path:
@@ -58,6 +58,6 @@ def write_bundle(folder: Path, host: str, bundle: Bundle) -> Path:
     """
     path = folder / f"{quote(host, safe='@+,=')}.json"
     if path.is_symlink():
-        raise UsageError(f"{path}: is a link: bundles are written to files of their own")
+        raise UsageError(f"{path}: is a symbolic link; bundles are written to regular files")
     write_whole(path, bundle.model_copy(update={"host": host}).to_json(), private=True)
     return path

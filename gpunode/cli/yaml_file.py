@@ -48,7 +48,7 @@ def _pairs(written: yaml.Node | None) -> Pairs:
 
 
 def _each_key_once(written: yaml.Node | None, where: str, seen: set[int]) -> None:
-    """Raise UsageError for a key that stands twice, at whatever depth: YAML takes the last and says nothing.
+    """Raise UsageError for a duplicate key at any depth, of which YAML silently uses the last.
 
     ``seen`` are nodes that were looked at: an alias may lead back to what holds it.
     """
@@ -63,7 +63,7 @@ def _each_key_once(written: yaml.Node | None, where: str, seen: set[int]) -> Non
     for key, value in _pairs(written):
         line = key.start_mark.line + 1
         if key.value in lines:
-            raise UsageError(f"{where}: {key.value} stands twice, in line {lines[key.value]} and line {line}")
+            raise UsageError(f"{where}: duplicate key {key.value} in line {lines[key.value]} and line {line}")
         lines[str(key.value)] = line
         _each_key_once(value, where, seen)
 

@@ -87,17 +87,17 @@ def of_nccl_tests(
             wrong = run.wrong_total or run.out_of_bounds
             yield ToolTrouble("bad", f"{name or 'a collective'}: {wrong} values wrong")
         elif not run.complete:
-            yield ToolTrouble("bad", f"{name or 'a collective'} did not come to its end{messages}")
+            yield ToolTrouble("bad", f"{name or 'a collective'} did not finish{messages}")
         elif not run.ok:
             yield ToolTrouble("bad", f"{name or 'a collective'} failed{messages}")
         elif run.ranks == 1:
-            yield ToolTrouble("unknown", "a single GPU took part: its bandwidth says nothing of a collective")
+            yield ToolTrouble("unknown", "only one GPU took part: its bandwidth is not that of a collective")
         elif name is None:
             yield ToolTrouble("unknown", "the log does not name the collective")
         elif largest is None or (best := _best(largest)) is None:
-            yield ToolTrouble("unknown", f"{name}: the log has no rows that belong to one run")
+            yield ToolTrouble("unknown", f"{name}: the log has no complete run")
         elif (metric := metric_of(name)) not in METRICS:
-            yield ToolTrouble("unknown", f"nothing is expected of the collective {name[:40]}")
+            yield ToolTrouble("unknown", f"no expected value for the collective {name[:40]}")
         else:
             where = Where(ranks=run.ranks, nodes=run.nodes or nodes or 1)
             yield Figure(metric, best, where, largest.size_bytes)

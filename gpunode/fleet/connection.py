@@ -117,7 +117,7 @@ class Gateways:
         with self._lock:
             gateway = self._entries.setdefault(jumps, _Gateway())
         if not gateway.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise NodeFailure(f"jump host {jumps[-1].alias}: no connection within the time limit")
+            raise NodeFailure(f"jump host {jumps[-1].alias}: not connected within the time limit")
         try:
             if gateway.failure is None and gateway.connection is None:
                 self._open(gateway, jumps, deadline)
@@ -135,7 +135,7 @@ class Gateways:
                 f"unreachable: jump host {jumps[-1].alias} cannot connect to {host}:{port} ({err.text})"
             ) from None
         except (paramiko.SSHException, EOFError, OSError) as err:
-            raise NodeFailure(f"jump host {jumps[-1].alias}: the connection broke off ({_text(err)})") from None
+            raise NodeFailure(f"jump host {jumps[-1].alias}: the connection was lost ({_text(err)})") from None
         return channel
 
     def _open(self, gateway: "_Gateway", jumps: tuple[SshSettings, ...], deadline: float) -> None:
@@ -225,7 +225,7 @@ def start(connection: fabric.Connection, command: str, deadline: float) -> SshSe
         channel.settimeout(max(0.1, deadline - time.monotonic()))
         channel.exec_command(command)
     except (paramiko.SSHException, EOFError, OSError) as err:
-        raise NodeFailure(f"the node opens no session for a command: {_text(err)}") from None
+        raise NodeFailure(f"the node refuses a session for a command: {_text(err)}") from None
     return SshSession(channel)
 
 
@@ -317,9 +317,9 @@ def _explain(settings: SshSettings, err: Exception, step: float, took_s: float) 
     text, place = _text(err), f"{settings.hostname}:{settings.port}"
     silent = "banner" in text.lower() or "no existing session" in text.lower() or isinstance(err, TimeoutError)
     if silent and took_s >= step - 0.5:
-        return f"unreachable: {place} accepts the connection but does not speak SSH within {step:.0f} s"
+        return f"unreachable: {place} accepts the connection but sends no SSH greeting within {step:.0f} s"
     if silent:
-        return f"unreachable: {place} accepts the connection and closes it before it speaks SSH"
+        return f"unreachable: {place} accepts the connection and closes it without an SSH greeting"
     return f"the SSH connection to {place} failed: {text}"
 
 

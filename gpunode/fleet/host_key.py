@@ -77,8 +77,8 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
             raise NodeFailure(f"its host key {shown} is revoked in known_hosts")
         if key.get_name() == "ssh-rsa" and key.get_bits() < settings.least_rsa_bits:
             raise NodeFailure(
-                f"its host key {shown} has {key.get_bits()} bits, RequiredRSASize demands {settings.least_rsa_bits}: "
-                "make a new host key on the node (ssh-keygen -A)"
+                f"its host key {shown} has {key.get_bits()} bits, RequiredRSASize requires {settings.least_rsa_bits}: "
+                "generate a new host key on the node (ssh-keygen -A)"
             )
         if keys.known(blob):
             other = keys.other_of_address(blob)
@@ -86,30 +86,33 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
                 return
             raise NodeFailure(
                 f"{other.file} line {other.line} lists another host key for its address (CheckHostIP): remove that "
-                f"line, or somebody may stand in between; the node's is {shown}"
+                f"line if the change is expected, otherwise the connection may be intercepted; the node's key is "
+                f"{shown}"
             )
         if keys.trusted:
             raise NodeFailure(self._changed(shown))
         if keys.has_authority:
             raise NodeFailure(
-                f"{keys.name} is known by a certificate authority alone, which gpunode cannot check: "
+                f"{keys.name} is known only through a certificate authority, which gpunode cannot verify: "
                 f"add its host key {shown} to known_hosts"
             )
         if settings.strict_host_key_checking in ("no", "accept-new"):
             self.unchecked = f"{shown} (StrictHostKeyChecking={settings.strict_host_key_checking})"
-            log.warning("%s: host key %s is accepted unchecked and not stored", settings.alias, self.unchecked)
+            log.warning(
+                "%s: host key %s is accepted without verification and not stored", settings.alias, self.unchecked
+            )
             return
         port = f" -p {settings.port}" if settings.port != 22 else ""
         files = ", ".join(settings.known_hosts_files[:2]) or "no file is set"
         raise NodeFailure(
-            f"unknown host key: {shown} of {keys.name} is not in known_hosts ({files}); compare the fingerprint, "
-            f"then add it, for example by one login: ssh{port} {settings.user}@{settings.hostname}"
+            f"unknown host key: {shown} of {keys.name} is not in known_hosts ({files}); compare the fingerprint, then "
+            f"add it, for example with one login: ssh{port} {settings.user}@{settings.hostname}"
         )
 
     def _changed(self, shown: str) -> str:
         place = self._keys.trusted[0]
         return (
             f"the host key has changed: {shown} is not the one in {place.file} "
-            f"line {place.line}; if the node was reinstalled, remove the old one: "
-            f"ssh-keygen -f {place.file} -R '{self._keys.name}', else somebody may stand in between"
+            f"line {place.line}; if the node was reinstalled, remove the old key: "
+            f"ssh-keygen -f {place.file} -R '{self._keys.name}'; otherwise the connection may be intercepted"
         )

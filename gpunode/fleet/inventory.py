@@ -53,14 +53,16 @@ def _read(done: process.Completed, sources: Sequence[str], limit: str | None, va
     try:
         listing: dict[str, Any] = json.loads(done.stdout, object_hook=_without_tag)
     except ValueError:
-        raise UsageError(f"ansible-inventory printed no JSON for {_named(sources)}: {_error(done.stderr)}") from None
+        raise UsageError(
+            f"ansible-inventory printed no valid JSON for {_named(sources)}: {_error(done.stderr)}"
+        ) from None
     groups = tuple(name for name in listing if name != "_meta")
     hosts = _hosts(listing)
     if not hosts:
         if limit is not None:
             known = read(sources, None, vault)
             raise UsageError(f"--limit {limit}: no host of {_named(sources)} is left; it has {listed(known.hosts, 5)}")
-        raise UsageError(f"{_named(sources)} has no hosts: add them, in YAML below all: hosts:, or in INI one a line")
+        raise UsageError(f"{_named(sources)} has no hosts: add them below all: hosts: (YAML) or one per line (INI)")
     return Inventory(tuple(sources), hosts, groups, tuple(vault))
 
 
@@ -165,7 +167,7 @@ def _explain(stderr: str, sources: Sequence[str], limit: str | None, vault: Sequ
         raise UsageError(f"--limit {limit}: {_named(sources)} has no host or group {unmatched[1]}; {hint}")
     if "no vault secrets" in stderr or "Decryption failed" in stderr:
         raise UsageError(
-            f"{_named(sources)} has vaulted files and no password fits: give --vault-password-file FILE, "
+            f"{_named(sources)} has vaulted files and no password decrypts them: use --vault-password-file FILE, "
             f"or set vault_password_file in ansible.cfg"
         )
     failed = re.search(r"Completely failed to parse inventory source (.+)", stderr)
@@ -179,7 +181,7 @@ def _why(stderr: str) -> str:
     reasons = re.findall(r"Failed to parse inventory with '(\w+)' plugin: (.+)", stderr)
     place = re.search(r"^Origin: (\S+)", stderr, re.MULTILINE)
     if not reasons:
-        return "no such file, or nothing that Ansible reads as an inventory"
+        return "no such file, or not a valid inventory"
     texts = dict(reasons)
     # The script and ini plugins try YAML files too; theirs is the reason only where nobody else has one.
     plugin = next((name for name in ("yaml", "toml", "constructed") if name in texts), reasons[-1][0])
@@ -190,7 +192,7 @@ def _error(stderr: str) -> str:
     """The first line of an error that an Ansible program wrote."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("[ERROR]", "ERROR!"))]
-    line = (errors or lines or ["no reason given"])[0]
+    line = (errors or lines or ["no reason reported"])[0]
     return re.sub(r"^(\[ERROR\]:|ERROR!)\s*", "", line)
 
 
@@ -237,18 +239,20 @@ def _ask_ansible(inventory: Inventory, raw: Mapping[str, Sequence[str]]) -> dict
         variables = ", ".join(sorted({name for names in raw.values() for name in names}))
         if "vault" in (done.stdout + done.stderr).lower():
             raise UsageError(
-                f"{_named(inventory.sources)}: {variables} is vaulted and no password fits: give "
-                f"--vault-password-file FILE, or set vault_password_file in ansible.cfg"
+                f"{_named(inventory.sources)}: {variables} is vaulted and no password decrypts it: use "
+                "--vault-password-file FILE, or set vault_password_file in ansible.cfg"
             )
         reason = re.search(r"'[\w.]+' is undefined", done.stdout + done.stderr)
         raise UsageError(
-            f"{_named(inventory.sources)}: a template in {variables} (host {listed(raw, 5)}) fails without the facts "
-            f"of a play{f': {reason[0]}' if reason else ''}; give the plain value"
+            f"{_named(inventory.sources)}: a template in {variables} (host {listed(raw, 5)}) needs facts of a "
+            f"play{f': {reason[0]}' if reason else ''}; set a plain value"
         )
     try:
         values: dict[str, dict[str, Any]] = json.loads(base64.b64decode(answer[1]))
     except (ValueError, binascii.Error):
-        raise UsageError(f"{_named(inventory.sources)}: Ansible gave no readable values of {', '.join(raw)}") from None
+        raise UsageError(
+            f"{_named(inventory.sources)}: Ansible returned no readable values of {', '.join(raw)}"
+        ) from None
     return values
 
 

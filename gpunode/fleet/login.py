@@ -62,7 +62,7 @@ class Logins(AuthStrategy):
             yield from self._keys()
         if self._password is not None and self._settings.password_allowed:
             if self._withheld():
-                self._skipped.append("the password, for its host key was not checked")
+                self._skipped.append("the password (its host key was not verified)")
                 return
             password = self._password
             self._tried.append("the password")
@@ -91,7 +91,7 @@ class Logins(AuthStrategy):
         files = [path for path in self._settings.identity_files if Path(path).is_file()]
         usual = str(Path.home() / ".ssh" / "id_")
         missing = [path for path in self._settings.identity_files if path not in files and not path.startswith(usual)]
-        self._skipped += [f"{path} is no file" for path in missing]
+        self._skipped += [f"{path} is not a file" for path in missing]
         public = {path: _public_blob(path) for path in files}
         agent_keys = self._agent_keys()
         listed = set(public.values())
@@ -130,18 +130,18 @@ class Logins(AuthStrategy):
             except OSError as err:
                 reason = err.strerror or "cannot be read"
             except (ValueError, paramiko.SSHException, UnknownKeyType):
-                reason = "cannot be read, or another passphrase fits"
+                reason = "cannot be read, or the passphrase is wrong"
         self._skipped.append(f"{path} {reason}")
         return None
 
     def explain(self) -> str:
         """One line: who, what was tried, what was not and why."""
         parts = [f"login refused for user {self._settings.user}: "]
-        parts.append(f"tried {', '.join(self._tried)}" if self._tried else "there is no key or password to try")
+        parts.append(f"tried {', '.join(self._tried)}" if self._tried else "no key or password to try")
         if self._skipped:
             parts.append(f"; not tried: {', '.join(self._skipped)}")
         if self._wanted and not {"publickey", "password"} & set(self._wanted):
-            parts.append(f"; the node wants {', '.join(self._wanted)}")
+            parts.append(f"; the node accepts {', '.join(self._wanted)}")
         return "".join(parts) + "; set ansible_user and ansible_ssh_private_key_file, or add the key to the node"
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class Program:
     """What sudo asks with, random for each start; None where no password may be sent."""
     withheld: bool = False
     """There is a password, and this node may not have it."""
-    missing: str = "the node has no such program"
+    missing: str = "no such program on the node"
     """What to say where that is so."""
     what: str = "the probe"
     """What the program is called in messages."""
@@ -77,7 +77,7 @@ def program(python: str | None, *, sudo: bool, ask: bool, limit_s: float, withhe
     if python is None:
         missing = "no Python 3 on the node: install it (apt-get install python3) or set ansible_python_interpreter"
     else:
-        missing = f"{python} is not on the node: correct ansible_python_interpreter"
+        missing = f"{python} does not exist on the node: correct ansible_python_interpreter"
     names = (python,) if python else PYTHONS
     return started_as(names, ("-I", "-"), sudo=sudo, ask=ask, limit_s=limit_s, missing=missing, withheld=withheld)
 
@@ -183,7 +183,7 @@ def begin(session: Session, program: Program, password: str | None, deadline: fl
         if end >= 0:
             return out[end + 1 :], err
         if len(out) > MAX_NOISE:
-            raise NodeFailure(f"the login shell floods its output before {program.what} can start; look at its profile")
+            raise NodeFailure(f"the login shell prints too much before {program.what} can start: check its profile")
         if len(err) > MAX_STDERR:
             raise NodeFailure(f"the node sent more than {MAX_STDERR >> 20} MiB")
     text = err.decode(errors="replace")
@@ -199,7 +199,7 @@ def _left(deadline: float) -> float:
 
 def _answer_prompt(session: Session, password: str | None, asked: int, left: float) -> None:
     if password is None:
-        raise NodeFailure("sudo asks for a password: give it with -K, or set ansible_become_password")
+        raise NodeFailure("sudo requires a password: use -K, or set ansible_become_password")
     if asked > 1:
         raise NodeFailure("sudo does not accept the password")
     with suppress(OSError):
@@ -213,7 +213,7 @@ def _without(program: Program, text: str) -> str:
 def _result(status: int | None, out: bytes, err: str, program: Program) -> bytes:
     last = last_line(_without(program, err))
     if status is None or status < 0:
-        raise NodeFailure(f"the connection broke off while {program.what} ran")
+        raise NodeFailure(f"the connection was lost while {program.what} ran")
     if status in (124, 137):
         raise NodeFailure(f"{program.what} did not end within the time limit and was stopped on the node (--timeout S)")
     if status != 0:
@@ -227,20 +227,20 @@ def _why_not_started(status: int | None, err: str, last: str, program: Program) 
         if "password is required" in text or "authentication is required" in text or "terminal is required" in text:
             if program.withheld:
                 return (
-                    "sudo asks for a password, and none is sent to a node whose host key was not checked: "
+                    "sudo requires a password, but none is sent to a node with an unverified host key: "
                     "add its host key to known_hosts"
                 )
-            return "sudo asks for a password: give it with -K, or set ansible_become_password"
+            return "sudo requires a password: use -K, or set ansible_become_password"
         if "incorrect password" in text or "authentication failed" in text or "no password was provided" in text:
             return "sudo does not accept the password"
         if "not in the sudoers" in text or "not allowed to" in text or "may not run" in text or "can't do that" in text:
             return f"sudo does not let this user become root: {last}"
         if "must have a tty" in text:
-            return "sudo wants a terminal: remove requiretty from sudoers"
+            return "sudo requires a terminal: remove requiretty from sudoers"
         if status == 127 or "sudo: not found" in text or "sudo: command not found" in text:
-            return "sudo is not on the node: log in as root, or set ansible_become: false"
+            return "sudo is not installed on the node: log in as root, or set ansible_become: false"
     if status is None or status < 0:
-        return f"the connection broke off before {program.what} could start"
+        return f"the connection was lost before {program.what} could start"
     return f"{program.what} could not start, exit code {status}{f': {last}' if last else ''}"
 
 

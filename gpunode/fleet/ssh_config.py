@@ -176,16 +176,16 @@ def _ask(alias: str, options: Options, host: str) -> dict[str, list[str]]:
         ) from None
     if done.rc != 0:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        complaint = next((line for line in said if not line.startswith("usage")), "it gave no reason")
+        complaint = next((line for line in said if not line.startswith("usage")), "no reason reported")
         word = complaint.rstrip(".").rpartition(" ")[2].strip("\"'")
-        raise UsageError(f"host {host}: ssh does not accept {_place(options, word)}: {complaint}")
+        raise UsageError(f"host {host}: ssh rejects {_place(options, word)}: {complaint}")
     answer: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
         answer.setdefault(key.lower(), []).append(value)
     if answer.get("host", [alias])[0].lower() != alias.lower():
         word = answer["host"][0]
-        raise UsageError(f"host {host}: the word {word} in {_place(options, word)} is not a valid ssh option")
+        raise UsageError(f"host {host}: {word} in {_place(options, word)} is not a valid ssh option")
     return answer
 
 
@@ -207,7 +207,7 @@ def _refuse_what_is_not_honoured(host: str, answer: Mapping[str, list[str]], opt
         if key in HONOURED or key in WITHOUT_EFFECT or values == _defaults().get(key) or values == ["none"]:
             continue
         raise UsageError(
-            f"host {host}: gpunode cannot honour the SSH option {key} {values[0]!r} from "
+            f"host {host}: gpunode does not support the SSH option {key} {values[0]!r} from "
             f"{_place(options, key, values[0])}; remove it there"
         )
 
@@ -248,10 +248,10 @@ def split_destination(text: str) -> tuple[str | None, str, int | None]:
     if match is None and rest.count(":") > 1 and re.fullmatch(r"[0-9a-fA-F:.]+(%\w+)?", rest):
         return (user or None, rest, None)
     if match is None or (at and not user) or rest.startswith("-"):
-        raise UsageError(f"{text!r} is no destination: write HOST, USER@HOST or USER@HOST:PORT")
+        raise UsageError(f"{text!r} is not a valid destination: write HOST, USER@HOST or USER@HOST:PORT")
     port = match["p6"] or match["port"]
     if port and not 0 < int(port) < 65536:
-        raise UsageError(f"{text!r}: {port} is no port")
+        raise UsageError(f"{text!r}: {port} is not a valid port")
     return (user or None, match["v6"] or match["bare"], int(port) if port else None)
 
 
@@ -298,7 +298,7 @@ def _tokens(alias: str, hostname: str, port: int, user: str) -> dict[str, str]:
 def _expand(host: str, text: str, tokens: Mapping[str, str]) -> str:
     def token(match: re.Match[str]) -> str:
         if match[1] not in tokens:
-            raise UsageError(f"host {host}: gpunode does not know the token {match[0]} of the SSH configuration")
+            raise UsageError(f"host {host}: unknown token {match[0]} in the SSH configuration")
         return tokens[match[1]]
 
     return re.sub(r"%(.)", token, text)

@@ -141,14 +141,14 @@ _CONFIGURED = {
 _SSH = ("ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh", "ansible.builtin.paramiko_ssh")
 _LOCAL = ("local", "ansible.builtin.local")
 _ONLY = {
-    "become_method": (("sudo", "ansible.builtin.sudo"), "sudo alone is known"),
+    "become_method": (("sudo", "ansible.builtin.sudo"), "only sudo is supported"),
     "become_user": (("root",), "the probe needs root"),
-    "become_exe": (("sudo",), "sudo is called by its name"),
-    "become_flags": (("-H -S -n", "-H -S", "-n", "-H", "-S", "-H -n"), "sudo's flags are gpunode's own"),
-    "executable": (("ssh",), "ssh is called by its name"),
-    "inline_key": ((), "give the key as a file (ansible_ssh_private_key_file)"),
+    "become_exe": (("sudo",), "sudo is run by its name"),
+    "become_flags": (("-H -S -n", "-H -S", "-n", "-H", "-S", "-H -n"), "gpunode sets sudo's flags itself"),
+    "executable": (("ssh",), "ssh is run by its name"),
+    "inline_key": ((), "store the key in a file (ansible_ssh_private_key_file)"),
     "pkcs11": ((), "use ssh-agent"),
-    "chdir": ((), "the probe needs no folder"),
+    "chdir": ((), "the probe needs no directory"),
 }
 _SECRET = frozenset({"password", "become_password", "key_passphrase", "inline_key"})
 
@@ -168,7 +168,7 @@ class _Reader:
         elif connection in _SSH:
             ssh = self._ssh(values)
         else:
-            raise values.refusal("connection", "ssh and local are known")
+            raise values.refusal("connection", "only ssh and local are supported")
         python = values.text("python")
         return Target(
             name=host,
@@ -224,7 +224,7 @@ class _Values:
         """The error for a value that cannot be honoured; a secret's value is left out."""
         place, value = self._find(meaning)
         shown = "" if meaning in _SECRET else f" = {value!r}"
-        return UsageError(f"host {self.host}: gpunode cannot honour {place}{shown}: {why}")
+        return UsageError(f"host {self.host}: gpunode does not support {place}{shown}: {why}")
 
     def text(self, meaning: str) -> str | None:
         """The value as text; None where it is not set or empty."""
@@ -270,7 +270,7 @@ class _Values:
                 raise self.refusal(meaning, why)
         for name in self._variables:
             if name.startswith("ansible_paramiko_"):
-                raise UsageError(f"host {self.host}: gpunode cannot honour {name}: use the ansible_ssh_ variables")
+                raise UsageError(f"host {self.host}: gpunode does not support {name}: use the ansible_ssh_ variables")
 
 
 def _from_host(name: str) -> Target:

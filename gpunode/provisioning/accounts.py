@@ -87,11 +87,11 @@ def _bad_settings(settings: Mapping[str, Any]) -> Iterator[str]:
     for admin in settings["admins"]:
         name = str(admin["name"])
         if not NAME.fullmatch(name):
-            yield f"accounts_admins: {name!r} is no name of a user (small letters, digits, _ and -)"
+            yield f"accounts_admins: {name!r} is not a valid user name (lower-case letters, digits, _ and -)"
         if name == "root":
-            yield "accounts_admins: root is no admin user: ssh_hardening_root decides whether root may log in"
+            yield "accounts_admins: root cannot be an admin user: ssh_hardening_root decides whether root may log in"
         if name in seen:
-            yield f"accounts_admins: {name} is named twice"
+            yield f"accounts_admins: {name} is listed twice"
         seen.add(name)
         for number, key in enumerate(admin["keys"], start=1):
             problem = key_problem(str(key))
@@ -108,9 +108,9 @@ def _without_keys(
         account = ssh.account(admin["name"])
         there = account is not None and bool(account.keys) and not settings["exclusive_keys"]
         if not admin["keys"] and not there:
-            yield admin["name"], "no key is given, and without one nobody can log in as this user: give keys"
+            yield admin["name"], "the user has no key and could not log in: set keys"
         if account is not None and account.folder == "link":
-            yield admin["name"], f"{account.home}/.ssh is a link: replace it by a folder of the user's own"
+            yield admin["name"], f"{account.home}/.ssh is a symbolic link: replace it with a directory of the user"
 
 
 def _key_file(ssh: SshState, settings: Mapping[str, Any], admin: Mapping[str, Any]) -> Iterator[ManagedFile]:
@@ -161,7 +161,7 @@ def _to_lock(ssh: SshState, settings: Mapping[str, Any], admins: list[Mapping[st
 def _notes(ssh: SshState) -> Iterator[str]:
     others = [account.name for account in ssh.accounts if account.uid == 0 and account.name != "root"]
     if others:
-        yield f"{', '.join(others)} has the user id 0 and so is root under another name: usermod -u ID NAME"
+        yield f"{', '.join(others)} has the user id 0 and is therefore root under another name: run usermod -u ID NAME"
 
 
 def _journal(settings: Mapping[str, Any]) -> str:
@@ -185,7 +185,7 @@ def _absent(state: NodeState, reasons: list[str]) -> Manifest:
     restored = there is not None and there.kind == "file"
     journal = state.files.get(JOURNAL)
     guarded = [sudo] if any(True for _ in file_reasons(sudo, state)) else []
-    reasons = [*reasons, *(f"{file.path} has to go" for file in guarded)]
+    reasons = [*reasons, *(f"{file.path} must be removed" for file in guarded)]
     return Manifest(
         role=ROLE,
         files=(ManagedFile(path=JOURNAL, content=None), ManagedFile(path=SYSCTL, content=None)),

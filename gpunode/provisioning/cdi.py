@@ -61,11 +61,11 @@ def refresh_reason(node: NodeFacts, output: str = SPECIFICATION) -> str | None:
     if spec is None:
         return f"{output} does not exist"
     if any(version != installed for version in spec.driver_versions):
-        return f"{output} was made for driver {', '.join(spec.driver_versions)}, {installed} is installed"
+        return f"{output} was generated for driver {', '.join(spec.driver_versions)}; {installed} is installed"
     if spec.missing:
         return f"{output} names missing files: {', '.join(spec.missing[:3])}"
     if not spec.devices:
-        return f"{output} names no device"
+        return f"{output} lists no device"
     return None
 
 

@@ -165,7 +165,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     alone = state.apt is None and (link is None or link.kind == "absent")
     notes: tuple[str, ...] = ()
     if alone and default is not None and f"cuda-toolkit-{default.series.replace('.', '-')}" in state.installed:
-        notes = (f"the packages registered no alternative for {ROOT}: it is left as it is",)
+        notes = (f"the packages registered no alternative for {ROOT}: it is not changed",)
     chosen = chosen or alone
     return Manifest(
         role=ROLE,
@@ -253,7 +253,7 @@ def toolkit_packages(  # noqa: PLR0913
     """Return packages, pins and holds for ``toolkits`` beside the driver of ``stack``, which stays as it is.
 
     ``installed`` is name to version of the node's packages: cuDNN and NCCL that fit are kept at their version.
-    ``default`` is the toolkit behind /usr/local/cuda; the newest where it is empty. Every toolkit goes through the
+    ``default`` is the toolkit behind /usr/local/cuda; if empty, the newest. Every toolkit goes through the
     rules of the resolver with this driver; what they refuse is a problem. Raises UsageError for a malformed version.
     """
     found = ToolkitPackages()

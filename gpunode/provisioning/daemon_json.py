@@ -67,8 +67,8 @@ def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = 
     daemon: dict[str, Any] = dict(settings.get("daemon") or {})
     if "hosts" in daemon:
         return DaemonRequest(
-            problem="docker_daemon must not set hosts: the socket is systemd's, and whoever reaches one over TCP "
-            "is root on the node; carry /run/docker.sock over SSH instead"
+            problem="docker_daemon must not set hosts: systemd owns the socket, and access to a TCP socket is root "
+            "access to the node; use /run/docker.sock over SSH instead"
         )
     remap = str(settings.get("userns_remap") or "")
     if remap and not _USER.fullmatch(remap):
@@ -77,7 +77,7 @@ def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = 
     values: dict[str, Any] = {}
     if settings.get("live_restore"):
         if swarm:
-            notes.append("live-restore is left out: this node is in a swarm, with which dockerd does not start")
+            notes.append("live-restore is not set: this node is in a swarm, and dockerd does not start with both")
         else:
             values["live-restore"] = True
     try:
@@ -90,7 +90,7 @@ def daemon_request(settings: Mapping[str, Any], text: str | None, swarm: bool = 
     if limits and driver in LIMITED_LOG_DRIVERS:
         values["log-opts"] = limits
     elif limits:
-        notes.append(f"log limits are left out: the log driver {driver} has limits of its own")
+        notes.append(f"log limits are not set: the log driver {driver} has its own limits")
     if settings.get("storage_driver"):
         values["storage-driver"] = settings["storage_driver"]
     if settings.get("no_new_privileges"):
@@ -136,7 +136,7 @@ def merge_daemon(
             _put(after, path, value)
         except TypeError:
             return MergedDaemon(
-                problem=f"{'.'.join(path[:-1])} is not an object, so {'.'.join(path)} has no place in it"
+                problem=f"{'.'.join(path[:-1])} is not an object, so {'.'.join(path)} cannot be set in it"
             )
         ours[path] = entry
     for path in [path for path in ours if _get(after, path) != ours[path]["value"]]:
@@ -161,9 +161,9 @@ def read_document(text: str | None) -> dict[str, Any]:
     except json.JSONDecodeError as err:
         raise ValueError(f"it is not JSON: {err.msg} in line {err.lineno}") from None
     except RecursionError:
-        raise ValueError("it is not JSON that can be read: nested too deeply") from None
+        raise ValueError("it is not valid JSON: nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError("it does not hold an object")  # noqa: TRY004 (one kind for all that is wrong with a text)
+        raise ValueError("it does not contain an object")  # noqa: TRY004 (one kind for all that is wrong with a text)
     return found
 
 

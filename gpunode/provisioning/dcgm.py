@@ -40,7 +40,7 @@ MARKER = "/run/gpunode/dcgm-restart"
 LOCK_MARK = "gpunode (role dcgm)"
 LOOK = Look(paths=(PREFERENCES, DROP_IN, DROP_IN.rpartition("/")[0], MEMORY), contents=(BEFORE, MARKER))
 CONDITION = f"""\
-# Managed by gpunode (role dcgm): without an NVIDIA GPU on the PCI bus DCGM is passed over, not failed.
+# Managed by gpunode (role dcgm): without an NVIDIA GPU on the PCI bus DCGM is skipped, not failed.
 [Unit]
 After=nvidia-persistenced.service nvidia-fabricmanager.service
 
@@ -192,7 +192,7 @@ def dcgm_packages(
     if not names:
         return DcgmPackages(why_not=why_not)
     if version == "keep":
-        # On a node without DCGM the repository decides: the catalog cannot know which point release it has.
+        # On a node without DCGM the repository sets the version: the catalog cannot know which point release it has.
         pattern = re.sub(r"-[^-]*$", "-*", installed[CORE]) if CORE in installed else re.sub(r"[^:]+$", "4.*", pattern)
     elif version != "newest":
         if re.fullmatch(r"[0-9]+([.][0-9]+)+", version) is None:

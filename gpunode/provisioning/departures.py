@@ -30,7 +30,7 @@ def departures(  # noqa: PLR0913
     if text is not None:
         going += [name for name in state.installed if name not in before and _fits(name, new)]
         going += [name for name in locked & state.installed.keys() if name not in before and _fits(name, held)]
-    reasons = [f"{name} has to go" for name in sorted(set(going))]
+    reasons = [f"{name} must be removed" for name in sorted(set(going))]
     if state.apt is not None:
         return (
             AptChange(

@@ -73,7 +73,7 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
         )
     elif switches and docker.in_use and not busy:
         refusals.append(
-            f"a change of the engine ends its containers, and {docker.in_use}, or set gpunode_allow_busy to true"
+            f"changing the engine ends its containers, and {docker.in_use}, or set gpunode_allow_busy to true"
         )
     archive = ArchiveFiles() if source != "docker" else archive_files(_archive(state, settings), state, context)
     if archive.questions:
@@ -110,7 +110,7 @@ def _present(state: NodeState, settings: Mapping[str, Any], context: Context, do
 
 def _source_refusals(state: NodeState, source: str) -> list[str]:
     if state.apt is None and source == "distribution":
-        return ["docker_source distribution: systems with dnf have no Docker of their own; set docker, or use Podman"]
+        return ["docker_source distribution: distributions with dnf do not ship Docker; set docker, or use Podman"]
     return []
 
 
@@ -186,7 +186,7 @@ def _unattended(state: NodeState, settings: Mapping[str, Any], engine: Installed
     # The list is one of regular expressions.
     names = [name.replace(".", "[.]").replace("+", "[+]") for name in engine.packages]
     lines = [
-        "// Managed by gpunode (role docker): an upgrade restarts the engine, so an administrator does it.",
+        "// Managed by gpunode (role docker): an upgrade restarts the engine; an administrator runs it.",
         "Unattended-Upgrade::Package-Blacklist {",
         *(f'  "^{name}$";' for name in names),
         "};",
@@ -199,8 +199,8 @@ def _socket_notes(state: NodeState, docker: DockerState) -> tuple[str, ...]:
     if not addresses:
         return ()
     return (
-        f"dockerd listens at {', '.join(addresses)}: whoever reaches that is root on this node. The role leaves it; "
-        "carry /run/docker.sock over SSH instead (docker -H ssh://HOST)",
+        f"dockerd listens at {', '.join(addresses)}: whoever can connect there has root access to this node. The role "
+        "does not change it; use /run/docker.sock over SSH instead (docker -H ssh://HOST)",
     )
 
 

@@ -59,12 +59,12 @@ class DaemonChange:
         if not self.restart_reasons or not self.obstacles:
             return ()
         why, reasons = "; ".join(self.obstacles), "; ".join(self.restart_reasons)
-        return (f"Docker was not restarted, for {why}. A restart is due for {reasons}",)
+        return (f"Docker was not restarted: {why}. A restart is pending: {reasons}",)
 
     @property
     def due_reasons(self) -> tuple[str, ...]:
         """What is due of the daemon itself."""
-        found = ["the daemon has not read its file"] if self.reload else []
+        found = ["the daemon has not loaded its configuration file"] if self.reload else []
         return (*found, *(f"Docker has to be restarted: {reason}" for reason in self.restart_reasons if self.restart))
 
     @property
@@ -105,12 +105,12 @@ def daemon_change(  # noqa: PLR0913
     other = next(each for each in OWNERS if each != owner)
     merged = merge_daemon(text, values, memories[owner], memories[other])
     if merged.problem is not None:
-        problem = f"{DAEMON}: {merged.problem}: repair it or move it away, then run this again"
+        problem = f"{DAEMON}: {merged.problem}: repair it or move it, then run this again"
         return DaemonChange(merged, refusals=(problem,))
     validates = Version(engine.version or "0") >= VALIDATES
     unknown = unknown_options(values, docker.options) if merged.changed and not validates and docker.options else []
     if unknown:
-        problem = f"Docker {engine.version} knows no {', '.join(unknown)} in {DAEMON}"
+        problem = f"Docker {engine.version} does not support {', '.join(unknown)} in {DAEMON}"
         return DaemonChange(merged, refusals=(problem,))
     runs = docker.started is not None
     to_reload = [key for key in merged.keys if key not in merged.restart] if runs else []
@@ -155,7 +155,7 @@ def _obstacles(
             switched_on = False
     if allow_busy:
         return (), switched_on
-    silent = ("dockerd does not answer, so that it is not known what runs",) if docker.silent else ()
+    silent = ("dockerd does not answer, so its containers are unknown",) if docker.silent else ()
     running = info.running if info else 0
     return (*silent, *restart_obstacles(running, live, state.facts, merged.text)), switched_on and running > 0
 

@@ -47,7 +47,7 @@ class DockerState(Known):
     def in_use(self) -> str | None:
         """Why the engine must not be removed or replaced, in one sentence; None where it may."""
         if self.silent:
-            return "dockerd does not answer, so that it is not known what runs: look at journalctl -u docker"
+            return "dockerd does not answer, so its containers are unknown: see journalctl -u docker"
         running = self.info.running if self.info else 0
         return f"{running} container{'s run' if running > 1 else ' runs'}: stop them" if running else None
 

@@ -33,12 +33,12 @@ def dnf_problems(dnf: Mapping[str, Any] | None) -> list[str]:
     lines = [f"no-dnf: dnf 4 cannot be used through python3: {dnf['error']}"] if dnf["error"] else []
     if dnf["twice"]:
         lines.append(
-            f"half-done: a transaction was cut short, rpm has two versions of {listed(dnf['twice'], 5)}: "
+            f"half-done: a transaction was interrupted, rpm has two versions of {listed(dnf['twice'], 5)}: "
             "run dnf remove --duplicates"
         )
     if dnf["runfile"]:
         lines.append(
-            "runfile: a driver from NVIDIA's .run installer is there: take it away with /usr/bin/nvidia-uninstall"
+            "runfile: a driver of NVIDIA's .run installer is installed: remove it with /usr/bin/nvidia-uninstall"
         )
     return list(map(printable, lines))
 
@@ -184,12 +184,13 @@ def dnf_refusals(
     switch, lines = bool(case.settings["switch"]), []
     if case.strangers and not switch:
         lines.append(
-            f"other-source: {listed(case.strangers, 5)} came from elsewhere and {case.stack.source} is requested: set "
-            "nvidia_driver_switch: true to have it replaced in one transaction"
+            f"other-source: {listed(case.strangers, 5)} came from another source, {case.stack.source} is "
+            "requested: set "
+            "nvidia_driver_switch: true to replace it in one transaction"
         )
     if case.foreign_locks and not case.settled and not switch:
         lines.append(
-            f"held-packages: {listed(sorted(case.foreign_locks), 5)} in dnf's versionlock keeps another release than "
+            f"held-packages: {listed(sorted(case.foreign_locks), 5)} in dnf's versionlock locks another release than "
             f"{case.target or case.stack.driver.constraint}, and is not gpunode's: dnf versionlock delete, or set "
             "nvidia_driver_switch: true"
         )
@@ -205,11 +206,13 @@ def _lacking(case: DnfDriverInput) -> str:
     answer = case.answer
     gone = sorted(name for name, there in answer["lacking"].items() if not there)
     if gone:
-        return f"package-gone: {listed(gone, 5)} is in no repository of the node: see to the mirror"
-    parts = [f"{name} is there in {', '.join(there[:3])}" for name, there in sorted(answer["lacking"].items())[:3]]
+        return f"package-gone: {listed(gone, 5)} is in no repository of the node: check the mirror"
+    parts = [f"{name} is available in {', '.join(there[:3])}" for name, there in sorted(answer["lacking"].items())[:3]]
     common = answer["common"]
-    near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
-    return f"closure-lags: {answer['constraint']} is not to be had of the whole closure: {'; '.join(parts)}{near}"
+    near = (
+        f"; all packages are available in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
+    )
+    return f"closure-lags: {answer['constraint']} is not available for the whole closure: {'; '.join(parts)}{near}"
 
 
 # What dnf says, and what is to be done. The first that fits is told.
@@ -222,25 +225,26 @@ OF_DNF = (
     (
         r"SHA1 is not considered secure|[Pp]olicy rejects|not bound",
         "repository-key-sha1: ",
-        "the node's crypto policy takes no key or signature that rests on SHA1: give a newer key with "
-        "nvidia_repository_key; dnf said: ",
+        "the node's crypto policy rejects keys and signatures based on SHA1: set a newer key with "
+        "nvidia_repository_key; dnf reported: ",
     ),
     (
         r"nothing provides dkms",
         "dkms-missing: ",
-        "the modules are built by dkms, which comes from EPEL: enable that repository on the node; dnf said: ",
+        "the modules are built by dkms, which is in EPEL: enable that repository on the node; dnf reported: ",
     ),
     (
         r"not signed as it has to be|GPG|PGP|[Ss]ignature",
         "repository-unsigned: ",
-        "signatures are verified, always: sign the packages, or give their key with nvidia_repository_key; dnf said: ",
+        "signatures are always verified: sign the packages, or set their key with nvidia_repository_key; dnf "
+        "reported: ",
     ),
     (
         r"Failed to download metadata|Cannot download|Curl error|[Cc]onnect|No more mirrors|did not end within",
         "repository-unreachable: ",
-        "see to the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url); dnf said: ",
+        "check the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url); dnf reported: ",
     ),
-    (r"[Nn]o space left|[Dd]isk space|needs .* on the .* filesystem", "disk-full: ", "make room; dnf said: "),
+    (r"[Nn]o space left|[Dd]isk space|needs .* on the .* filesystem", "disk-full: ", "free disk space; dnf reported: "),
 )
 
 

@@ -31,7 +31,7 @@ read -r class < $$device/class; case $$vendor:$$class in 0x10de:0x03*) exit 0;; 
 """
 """Line of a unit that is passed over, and not failed, without an NVIDIA GPU on the PCI bus."""
 PERSISTENCED_TEXT = f"""\
-# {_MARK} without an NVIDIA GPU on the PCI bus the daemon is passed over, not failed.
+# {_MARK} without an NVIDIA GPU on the PCI bus the daemon is skipped, not failed.
 [Service]
 {GPU_CONDITION}"""
 
@@ -65,7 +65,7 @@ def unattended_text(names: Iterable[str]) -> str:
     """Return the list for unattended upgrades; the next run reads from it what this role holds."""
     lines = "".join('  "^{}$";\n'.format(re.sub(r"[.+]", r"[\g<0>]", name)) for name in names)
     return (
-        f"// {_MARK} the driver moves only when somebody asks for it, other upgrades go on.\n"
+        f"// {_MARK} the driver changes only on request, other upgrades continue.\n"
         f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
     )
 

@@ -130,7 +130,7 @@ class SigningKey:
     @property
     def reason(self) -> str:
         if self.given or self.staged:
-            return "the key that signs the modules waits for a person at the console (MOK manager)"
+            return "the key that signs the modules must be confirmed at the console (MOK manager)"
         return "the key that signs the modules is not known to be enrolled: nvidia_driver_mok_hash stages it"
 
     @property

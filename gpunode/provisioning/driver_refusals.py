@@ -34,7 +34,7 @@ def driver_refusals(
         origins = sorted({str(row.origin or "an unknown publisher") for row in case.installed.values()})
         lines.append(
             f"other-source: a driver from {' and '.join(origins)} is installed, {case.stack.source} is requested: set "
-            "nvidia_driver_switch: true to have it replaced in one transaction, or leave nvidia_driver_source: auto"
+            "nvidia_driver_switch: true to replace it in one transaction, or leave nvidia_driver_source: auto"
         )
     foreign = sorted(
         package.name
@@ -54,8 +54,7 @@ def driver_refusals(
     others = sorted(set(answer.get("remove", ())) - known)
     if others:
         lines.append(
-            f"would-remove: apt would take away {listed(others, 5)} for it, which is not the driver's: "
-            "take it away first"
+            f"would-remove: apt would remove {listed(others, 5)}, which does not belong to the driver: remove it first"
         )
     return list(map(printable, lines))
 
@@ -75,19 +74,21 @@ def _lacking(case: AptDriverInput) -> str:
         )
     if gone:
         names = listed(sorted(gone), 5)
-        return f"package-gone: {names} is in none of {whose}: see to the mirror, or enable its components"
+        return f"package-gone: {names} is in none of {whose}: check the mirror, or enable its components"
     common = answer.get("common") or []
     branch, leads_to = str(case.stack.driver.branch), sorted({release.split(".")[0] for release in common})
     if case.stack.source == "ubuntu" and len(leads_to) == 1 and leads_to != [branch]:
         return (
-            f"closure-lags: branch {branch} is transitional in {whose}: its packages are there in {common[0]} and "
+            f"closure-lags: branch {branch} is transitional in {whose}: its packages are available in {common[0]} and "
             f"install branch {leads_to[0]}: nvidia_driver_version: {leads_to[0]}"
         )
-    near = f"; all is there in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
+    near = (
+        f"; all packages are available in {', '.join(common[:3])}: nvidia_driver_version: {common[0]}" if common else ""
+    )
     if not lagging:
         return f"closure-lags: {whose} have no one release {word} of the whole closure{near}"
-    parts = [f"{name} is there in {', '.join(there[:3])}" for name, there in sorted(lagging.items())[:3]]
-    return f"closure-lags: {word} is not to be had of the whole closure from {whose}: {'; '.join(parts)}{near}"
+    parts = [f"{name} is available in {', '.join(there[:3])}" for name, there in sorted(lagging.items())[:3]]
+    return f"closure-lags: {word} is not available for the whole closure from {whose}: {'; '.join(parts)}{near}"
 
 
 # What apt says of a repository, and what is to be done. The first that fits is told.
@@ -95,47 +96,47 @@ OF_APT = (
     (
         r"SHA1 is not considered secure|[Pp]olicy rejected|signing key.*not bound",
         "repository-key-sha1",
-        "Debian 13's verifier (sqv) takes no signature that rests on SHA1: give a newer key with nvidia_repository_key",
+        "Debian 13's verifier (sqv) rejects signatures based on SHA1: set a newer key with nvidia_repository_key",
     ),
     (
         r"EXPKEYSIG|KEYEXPIRED|[Ee]xpired",
         "repository-key-expired",
-        "the key that signs the repository has expired: give the current one with nvidia_repository_key",
+        "the key that signs the repository has expired: set the current one with nvidia_repository_key",
     ),
     (
         r"NOSPLIT|does the network require authentication|<(!DOCTYPE|html)",
         "repository-answers-html",
-        "something between the node and the repository answers in its place, a proxy or a login page: see to "
+        "a proxy or a login page answers instead of the repository: check "
         "nvidia_repository_proxy and nvidia_repository_url",
     ),
     (
         r"unexpected size|Mirror sync in progress|Hash Sum mismatch",
         "repository-mid-sync",
-        "the repository is being written, its index and its signature do not fit: run this again later, or name "
+        "the repository is being updated, its index and its signature do not match: run this again later, or set "
         "another mirror with nvidia_repository_url",
     ),
     (
         r"NO_PUBKEY|is not signed|BADSIG|no valid OpenPGP|Missing key|couldn't be verified|[Cc]learsigned",
         "repository-unsigned",
-        "signatures are verified, always: sign the repository, or give its key with nvidia_repository_key",
+        "signatures are always verified: sign the repository, or set its key with nvidia_repository_key",
     ),
     (
         r"Could not (resolve|connect)|[Cc]onnection (refused|failed)|Unable to connect|Failed to fetch|timed? out",
         "repository-unreachable",
-        "see to the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url)",
+        "check the network, the proxy (nvidia_repository_proxy) or the mirror (nvidia_repository_url)",
     ),
     (
         r"Unable to parse package file|Malformed entry|Malformed stanza|Invalid record in the preferences file",
         "apt-refuses",
-        "apt cannot read a file on the node: mend it, or delete it where it is gpunode's: its role writes it anew",
+        "apt cannot read a file on the node: repair it, or delete it if gpunode manages it: the role writes it again",
     ),
-    (r"did not end within", "repository-slow", "run this again, or name a nearer mirror with nvidia_repository_url"),
-    (r"[Nn]o space left|enough free space", "disk-full", "make room, then run this again"),
+    (r"did not end within", "repository-slow", "run this again, or set a nearer mirror with nvidia_repository_url"),
+    (r"[Nn]o space left|enough free space", "disk-full", "free disk space, then run this again"),
 )
 
 
 def _of_apt(said: str) -> str:
     for pattern, name, remedy in OF_APT:
         if re.search(pattern, said):
-            return f"{name}: {remedy}; apt said: {said}"
+            return f"{name}: {remedy}; apt reported: {said}"
     return f"apt-refuses: {said}"

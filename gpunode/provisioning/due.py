@@ -29,7 +29,7 @@ def file_reasons(file: ManagedFile, state: NodeState) -> Iterator[str]:
         yield f"{file.path} could not be determined"
     elif (data := file.data) is None:
         if there.kind != "absent":
-            yield f"{file.path} has to go"
+            yield f"{file.path} must be removed"
     elif there.kind == "absent":
         yield f"{file.path} is missing"
     elif there.kind != "file":
@@ -50,9 +50,9 @@ def folder_reasons(folder: ManagedFolder, state: NodeState) -> Iterator[str]:
         yield f"{folder.path} could not be determined"
     elif folder.state == "absent_if_empty":
         if there.kind == "folder" and there.entries == 0:
-            yield f"{folder.path} is empty and has to go"
+            yield f"{folder.path} is empty and must be removed"
     elif there.kind != "folder":
-        yield f"{folder.path} is no folder"
+        yield f"{folder.path} is not a directory"
     elif there.mode != folder.mode:
         yield f"{folder.path} has mode {there.mode}, not {folder.mode}"
 
@@ -83,7 +83,7 @@ def _apt_reasons(change: AptChange, apt: AptState) -> Iterator[str]:
     present = {*apt.installed, *apt.unfinished}
     for name in sorted(present):
         if _fits(name, change.purge):
-            yield f"{name} has to go"
+            yield f"{name} must be removed"
     held = set(apt.held)
     if change.state == "present":
         for name in sorted(apt.installed):
@@ -98,7 +98,7 @@ def _dnf_reasons(change: DnfChange, dnf: DnfState) -> Iterator[str]:
     yield from _missing((*change.install, *change.bound, *change.free), dnf.installed)
     for name in sorted(dnf.installed):
         if name in change.remove:
-            yield f"{name} has to go"
+            yield f"{name} must be removed"
     if change.stream is not None:
         name, _, stream = change.stream.partition(":")
         if dnf.streams.get(name) != stream:
@@ -110,7 +110,7 @@ def _dnf_reasons(change: DnfChange, dnf: DnfState) -> Iterator[str]:
     loose = sorted(set(wanted) - {*dnf.own_locks, *dnf.locks})
     if loose:
         yield f"not locked: {', '.join(loose[:5])}"
-    yield from (f"the lock {line} is in the way" for line in change.drop_locks if line in dnf.locks)
+    yield from (f"the lock {line} prevents the change" for line in change.drop_locks if line in dnf.locks)
 
 
 def _missing(wanted: tuple[str, ...], installed: dict[str, str]) -> Iterator[str]:

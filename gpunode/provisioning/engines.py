@@ -115,7 +115,7 @@ def restart_obstacles(running: int, live_restore: bool, node: NodeFacts, text: s
 def gpu_users(node: NodeFacts) -> list[str]:
     """Return who computes on the node's GPUs, in one sentence; unknown users count as users."""
     if node.gpu_processes is None:
-        return ["it could not be determined who uses the GPUs"]
+        return ["the processes that use the GPUs could not be determined"]
     users = [process.title for process in node.gpu_processes if process.computes]
     return [f"GPUs are in use by {listed(users, 5)}"] if users else []
 

@@ -48,6 +48,6 @@ def imex_addresses(hosts: Iterable[str], variables: Mapping[str, Any]) -> list[s
             found[str(ipaddress.ip_address(text))] = None
         except ValueError:
             raise UsageError(
-                f"{host}: {text} is no IP address, and IMEX takes no names: set nvidia_fabric_imex_address"
+                f"{host}: {text} is not an IP address, and IMEX does not resolve names: set nvidia_fabric_imex_address"
             ) from None
     return list(found)

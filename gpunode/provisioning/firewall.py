@@ -141,8 +141,8 @@ def _obstacles(state: NodeState, policy: Policy) -> list[str]:
     """Return why the node's other owner of rules is in the way."""
     if _runs(state, UFW):
         return [
-            f"{UFW} is active and owns this node's rules: a node has one owner of its policy. Switch it off (ufw "
-            "disable), or leave the role firewall out"
+            f"{UFW} is active and owns this node's rules: a node has one owner of its policy. Disable it (ufw "
+            "disable), or do not run the role firewall"
         ]
     if not _runs(state, FIREWALLD):
         return []
@@ -150,9 +150,9 @@ def _obstacles(state: NodeState, policy: Policy) -> list[str]:
     if state.contents.get(CONF) is None:
         found.append(f"{FIREWALLD} is active and {CONF} could not be read")
     if policy.extra:
-        found.append("firewall_extra_rules: firewalld owns the node's input and has no place for rules of nft")
+        found.append("firewall_extra_rules: firewalld owns the node's input and does not support nft rules")
     if policy.cluster_interfaces:
-        found.append("firewall_cluster_interfaces: zones of firewalld know networks or interfaces, not both at once")
+        found.append("firewall_cluster_interfaces: a zone of firewalld matches networks or interfaces, not both")
     return found
 
 
@@ -163,17 +163,17 @@ def _controller(state: NodeState, settings: Mapping[str, Any], policy: Policy, c
     here = state.connection
     if here is None:
         return [
-            "the address from which this run reaches the node could not be determined (no SSH_CONNECTION): with "
-            "firewall_require_controller: false that is not asked, and firewall_revert_s still reverts a lockout"
+            "the address from which this run reaches the node could not be determined (no SSH_CONNECTION): "
+            "firewall_require_controller: false skips this check, and firewall_revert_s still reverts a lockout"
         ]
     try:
         if lets_in(policy, here.client, here.port):
             return []
     except ValueError:
-        return [f"the address from which this run reaches the node is not understood: {here.client[:60]}"]
+        return [f"the address from which this run reaches the node is not valid: {here.client[:60]}"]
     return [
         f"this run reaches the node from {here.client} at port {here.port}, and firewall_ssh_networks with "
-        f"firewall_ssh_ports would not let it in again: add them"
+        f"firewall_ssh_ports would not allow it again: add them"
     ]
 
 
@@ -241,7 +241,7 @@ def _notes(state: NodeState, *, zoned: bool) -> tuple[str, ...]:
     if not _runs(state, "nftables.service"):
         return ()
     return (
-        "nftables.service is active beside this role: rules of /etc/nftables.conf hold too, and whatever one of both "
+        "nftables.service is active beside this role: rules of /etc/nftables.conf apply too, and a packet that either "
         "drops is dropped",
     )
 

@@ -95,7 +95,7 @@ class _Reader:
         if row.get("protocol") not in {"tcp", "udp"}:
             self.problems.append(f"{where}: protocol must be tcp or udp")
         if not row.get("ports") or not row.get("networks"):
-            self.problems.append(f"{where}: ports and networks are required (networks: [any] opens it to everybody)")
+            self.problems.append(f"{where}: ports and networks are required (networks: [any] opens the port to all)")
         return Service(
             name.replace("-", "_"),
             str(row.get("protocol")),
@@ -108,7 +108,7 @@ class _Reader:
         lines = tuple(str(line).strip() for line in values if str(line).strip())
         for line in lines:
             if "\n" in line or line.count("{") != line.count("}") or line.startswith("}"):
-                self.problems.append(f"{name}: {line}: write one rule of the input chain in one line")
+                self.problems.append(f"{name}: {line}: write one rule of the input chain on one line")
         return lines
 
 
@@ -122,7 +122,7 @@ def policy_of(settings: Mapping[str, Any]) -> Policy:
             "among them (example: [10.0.0.0/8])"
         )
     if not settings["ssh_ports"]:
-        reader.problems.append("firewall_ssh_ports is empty: nobody could log in (default: [22])")
+        reader.problems.append("firewall_ssh_ports is empty: no login would be possible (default: [22])")
     ssh_ports = reader.ports("firewall_ssh_ports", settings["ssh_ports"])
     ssh = Service("ssh", "tcp", ssh_ports, reader.networks("firewall_ssh_networks", settings["ssh_networks"]))
     services = [_limited(ssh, None, rate)]

@@ -20,7 +20,7 @@ def zone_text(policy: Policy) -> str:
         "<!-- Managed by gpunode (role firewall). -->",
         "<zone>",
         f"  <short>{ZONE}</short>",
-        "  <description>Lets through what the role firewall of gpunode names.</description>",
+        "  <description>Allows what the role firewall of gpunode lists.</description>",
     ]
     lines += [_rule(network, "") for network in policy.cluster]
     for service in policy.services:

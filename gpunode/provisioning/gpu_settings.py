@@ -159,7 +159,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         if gpus and "indexes" in rule["gpus"] and not any(matches(rule["gpus"], gpu) for gpu in gpus)
     ]
     if lost:
-        notes.append(f"{listed(lost, 8)}: nothing is set, the GPU does not answer")
+        notes.append(f"{listed(lost, 8)}: no setting is applied, the GPU does not respond")
     daemon = state.unit(DAEMON)
     if daemon is None and state.facts.loaded_driver is not None:
         notes.append(f"{DAEMON} is not installed: GPUs lose their settings when no process uses them")
@@ -260,7 +260,7 @@ def _compared(
             elif entry.get("value") == value and entry.get("result") == "pending":
                 continue
             elif busy(gpu):
-                notes.append(f"{what} is left alone: a process computes on the GPU")
+                notes.append(f"{what} is not changed: a process computes on the GPU")
             else:
                 due.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
         due += [
@@ -301,7 +301,7 @@ def _absent(state: NodeState, context: Context) -> Manifest:
     gpus = seen_gpus(state)
     users = [f"gpu{gpu['index']}" for gpu in gpus if gpu["uuid"] in recorded and busy(gpu)]
     if users and not context.settings_of("preflight")["gpunode_allow_busy"]:
-        why = f"gpu-busy: a process computes on {listed(users, 8)}, and settings are restored on idle GPUs alone"
+        why = f"gpu-busy: a process computes on {listed(users, 8)}, and settings are restored on idle GPUs only"
         return Manifest(role=ROLE, refusals=(f"{why}: run this again later, or set gpunode_allow_busy: true",))
     ours = any(path in state.files and state.files[path].kind != "absent" for path in (PROGRAM, UNIT_FILE, SETTINGS))
     return Manifest(

@@ -110,14 +110,12 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         if chosen is not None:
             install.append(chosen)
         else:
-            notes.append(
-                f"{tool}: no repository of the node offers {' or '.join(names)}; the other tools are installed"
-            )
+            notes.append(f"{tool}: no configured repository has {' or '.join(names)}; the other tools were installed")
     if settings["nsight"]:
         newest = nsight or [name for pattern in NSIGHT if (name := _newest(offered, pattern))]
         install += newest
         if len(newest) < len(NSIGHT):
-            notes.append("nsight: no repository of the node offers it: the role nvidia_repository adds NVIDIA's")
+            notes.append("nsight: no configured repository has it: the role nvidia_repository adds NVIDIA's")
     have = set(install)
     programs = [TOOLS[tool].program for tool in tools if have.intersection(candidates[tool])]
     record = {"programs": sorted([*programs, *(program for name in python for program in PYTHON[name])])}
@@ -137,7 +135,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         reboot_reasons=_reboot(state, profiling),
         due_reasons=(
             *(why for name in venvs if (why := venvs[name]["due"])),
-            *(f"{FOLDER}/{name} has to go" for name in leaving),
+            *(f"{FOLDER}/{name} must be removed" for name in leaving),
         ),
         values={
             "state": "present",
@@ -156,7 +154,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
 def _tools(given: Any) -> list[str]:
     unknown = [tool for tool in given or () if tool not in TOOLS]
     if unknown:
-        raise UsageError(f"gpu_tools_tools: {unknown[0]} is not a tool of the role (there are {', '.join(TOOLS)})")
+        raise UsageError(f"gpu_tools_tools: {unknown[0]} is not a tool of the role (known: {', '.join(TOOLS)})")
     return list(dict.fromkeys(given or ()))
 
 
@@ -164,7 +162,7 @@ def _python(given: Any) -> dict[str, str]:
     found = {}
     for name, version in (given or {}).items():
         if name not in PYTHON:
-            raise UsageError(f"gpu_tools_python: {name} is not a tool of the role (there are {', '.join(PYTHON)})")
+            raise UsageError(f"gpu_tools_python: {name} is not a tool of the role (known: {', '.join(PYTHON)})")
         text = str(version or "")
         if text and _VERSION.fullmatch(text) is None:
             raise UsageError(f"gpu_tools_python: {name}: {text} is not a version (example: 2.19.0)")
@@ -213,7 +211,7 @@ def _reboot(state: NodeState, profiling: str) -> tuple[str, ...]:
     now = (state.facts.driver_parameters or {}).get(PARAMETER)
     if profiling == "keep" or state.facts.loaded_driver is None or now in (None, PROFILING[profiling]):
         return ()
-    return ("who may profile GPUs changes when the NVIDIA module is loaded again",)
+    return ("the new permission takes effect when the NVIDIA module is reloaded",)
 
 
 def _kind(state: NodeState, path: str) -> str:
@@ -228,9 +226,9 @@ def _venv_due(state: NodeState, name: str, version: str) -> str:
             return f"{venv}/bin/{program} is missing"
         link = state.files.get(f"{LINKS}/{program}")
         if link is None or link.kind != "link" or link.target != f"{venv}/bin/{program}":
-            return f"{LINKS}/{program} does not lead to {venv}/bin/{program}"
+            return f"{LINKS}/{program} is not a link to {venv}/bin/{program}"
     there = (state.contents.get(f"{venv}/gpunode-version") or "").strip()
-    return f"{venv} was made for version {there or 'newest'}" if there != (version or "newest") else ""
+    return f"{venv} was created for version {there or 'newest'}" if there != (version or "newest") else ""
 
 
 def _change(state: NodeState, install: Iterable[str], wait: int) -> AptChange | DnfChange:
@@ -251,7 +249,7 @@ def _absent(state: NodeState, settings: Mapping[str, Any]) -> Manifest:
         files=tuple(ManagedFile(path=path, content=None, phase="after") for path in (RECORD, OPTIONS, BEFORE)),
         folders=tuple(ManagedFolder(path=path, state="absent_if_empty", phase="after") for path in paths if ours),
         packages=packages,
-        due_reasons=(*leaving, *(f"{FOLDER}/{name} has to go" for name in venvs)),
+        due_reasons=(*leaving, *(f"{FOLDER}/{name} must be removed" for name in venvs)),
         values={
             "state": "absent",
             "folder": FOLDER,

@@ -27,7 +27,7 @@ SETTINGS = {
     "net.ipv6.conf.default.accept_source_route": "0",
 }
 EXCEPTIONS = {
-    "net.ipv4.ip_forward=0": "containers and CNI forward their packets through the node",
+    "net.ipv4.ip_forward=0": "containers and CNI forward packets through the node",
     "net.ipv4.conf.*.rp_filter=1": "with several RDMA interfaces in one network, answers leave by another one",
     "net.ipv4.conf.*.arp_ignore": "multi-rail RoCE sets it by its own routing rules",
     "kernel.unprivileged_userns_clone=0, user.max_user_namespaces=0": "rootless Podman and Enroot need user namespaces",
@@ -46,7 +46,9 @@ def sysctl_file() -> str:
     """Return the file of settings, with the exceptions as comments."""
     kept = "".join(f"# {name}: {why}.\n" for name, why in EXCEPTIONS.items())
     values = "".join(f"{name} = {value}\n" for name, value in SETTINGS.items())
-    return f"# Managed by gpunode (role accounts).\n{values}\n# Not set, because a GPU node needs it otherwise:\n{kept}"
+    return (
+        f"# Managed by gpunode (role accounts).\n{values}\n# Not set, because a GPU node needs another value:\n{kept}"
+    )
 
 
 def sysctl_path(name: str) -> str:

@@ -44,7 +44,7 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
     if loader is None:
         if wanted:
             notes.append(
-                f"the kernel's command line is left as it is: update-grub, grubby, and {KERNEL_COMMAND_LINE} with "
+                f"the kernel command line is not changed: update-grub, grubby, and {KERNEL_COMMAND_LINE} with "
                 f"kernel-install and a kernel for it are all missing: add {' '.join(wanted)} by hand"
             )
         return BootPlan()
@@ -71,17 +71,23 @@ def plan(state: NodeState, wanted: tuple[str, ...], notes: list[str]) -> BootPla
     damaged = loader == UPDATE_GRUB and any(True for _ in file_reasons(files[0], state))
     changed = set(wanted) != set(recorded) or damaged
     record = f"{now}\n{' '.join(wanted)}\n" if wanted else ""
-    due = (f"the boot loader has {' '.join(recorded) or 'none'} of the role's words, not {' '.join(wanted) or 'none'}",)
+    due = (
+        f"the boot loader has {' '.join(recorded) or 'none'} of the role's arguments, expected "
+        f"{' '.join(wanted) or 'none'}",
+    )
     booted = (state.facts.command_line or "").split()
     missing = [word for word in wanted if word not in booted]
     left = [word for word in going if word in booted]
     reasons = []
     if changed or boot_id == now:
-        reasons += [f"the kernel's command line gets {' '.join(missing)}"] if missing else []
-        reasons += [f"the kernel's command line loses {' '.join(left)}"] if left else []
+        reasons += [f"{' '.join(missing)} is added to the kernel command line"] if missing else []
+        reasons += [f"{' '.join(left)} is removed from the kernel command line"] if left else []
     elif missing:
         # A reboot for it would come to the same: nobody is sent round in circles.
-        notes.append(f"{' '.join(missing)} was set and the kernel booted without: not {loader}'s boot loader is in use")
+        notes.append(
+            f"{' '.join(missing)} was set, but the kernel booted without it: the node does not boot with "
+            f"{loader}'s boot loader"
+        )
     return BootPlan(
         files=tuple(files),
         command={"argvs": argvs, "record": record, "path": RECORD} if changed else None,

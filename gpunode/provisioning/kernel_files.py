@@ -130,7 +130,7 @@ exit "$refused"
 """
 
 ACS_SERVICE = f"""\
-# {MARK}: traffic between GPUs and network adapters goes by the shortest way, not up to the processor.
+# {MARK}: traffic between GPUs and network adapters takes the shortest path, not through the processor.
 [Unit]
 Description=Switch off ACS redirection on the bridges above GPUs and network adapters
 ConditionVirtualization=no

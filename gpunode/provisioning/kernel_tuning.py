@@ -75,7 +75,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     governor = _chosen(settings["governor"], derived.get("cpu_governor"))
     latency = _latency(str(settings["idle_latency_us"]), derived.get("cpu_idle_latency_us"))
     if (governor or latency) and _tuned(state):
-        notes.append("tuned.service decides governor and sleep of processors: they are left to it")
+        notes.append("tuned.service controls governor and idle states of the processors: the role does not set them")
         governor = latency = None
     options = _module_options(settings["module_options"])
     acs = settings["acs"] == "off" and not _acs_refused(state, notes)
@@ -154,7 +154,7 @@ def _sysctls(
     found = context.answers["sysctl"]
     for name, path in paths.items():
         if found.get(path) is None:
-            notes.append(f"{files.SYSCTL}: {name}: the kernel does not know this setting: left out, the others are set")
+            notes.append(f"{files.SYSCTL}: {name}: the kernel has no such setting: it is skipped, the others are set")
             own.pop(name)
     return {}, own
 
@@ -207,7 +207,7 @@ def _arguments(derived: Mapping[str, str], settings: Mapping[str, Any]) -> tuple
     for word in words:
         if not re.fullmatch(r"[A-Za-z0-9_.,:=@%/+-]{1,200}", word):
             raise UsageError(
-                f"kernel_tuning_command_line: {word!r} is not one argument of the kernel (example: mitigations=auto)"
+                f"kernel_tuning_command_line: {word!r} is not a kernel argument (example: mitigations=auto)"
             )
     return tuple(dict.fromkeys(words))
 
@@ -272,7 +272,7 @@ def _limits(state: NodeState, context: Context, notes: list[str]) -> tuple[list[
         return [], [], {}
     busy = [] if context.settings_of("preflight")["gpunode_allow_busy"] else gpu_users(state.facts)
     if busy:
-        notes.append(f"the limit of locked memory reaches services later: {'; '.join(busy)}")
+        notes.append(f"the new limit of locked memory applies to services later: {'; '.join(busy)}")
         return [], [], dict.fromkeys(waiting, "the new limit of locked memory")
     units = list[UnitState]()
     restarts: dict[str, str] = {}

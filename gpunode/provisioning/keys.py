@@ -22,7 +22,7 @@ def key_problem(text: str | None, source: str, fingerprints: Iterable[str] | Non
     one of them. None or empty: the site's own key, which is trusted as it is. ``text`` None: judge the source alone.
     """
     if re.match(r"[a-z]+://", source) and not source.startswith("https://"):
-        return f"{source}: a repository's key is fetched over https only: use https, or a file on the controller"
+        return f"{source}: a repository key is fetched over https only: use https, or a file on the controller"
     if text is None:
         return ""
     try:
@@ -30,13 +30,13 @@ def key_problem(text: str | None, source: str, fingerprints: Iterable[str] | Non
     except (ValueError, IndexError, binascii.Error):
         found = []
     if not found:
-        return f"{source} holds no armored OpenPGP key: export it with gpg --export --armor"
+        return f"{source} contains no armored OpenPGP key: export it with gpg --export --armor"
     pinned = {name.replace(" ", "").upper() for name in fingerprints or ()}
     foreign = [name for name in found if pinned and name not in pinned]
     if foreign:
         return (
-            f"{source} holds the key {foreign[0]}, the publisher's is {', '.join(sorted(pinned))}: do not trust it; "
-            "if the publisher has announced a new key, give it as a file on the controller"
+            f"{source} contains the key {foreign[0]}, expected {', '.join(sorted(pinned))}: do not trust it; "
+            "if the publisher announced a new key, set it as a file on the controller"
         )
     return ""
 

@@ -58,5 +58,5 @@ def unserved_fabric(stack: Stack, facts: NodeFacts, context: Context) -> Iterato
     if stack.fabric_manager is not None and absent and not installed_driver(facts):
         yield (
             "fabric-manager: CUDA does not start on a board with NVSwitches until its fabric manager runs, and "
-            "nvidia_fabric_state is absent: leave it at present, or remove the driver too (nvidia_driver_state: absent)"
+            "nvidia_fabric_state is absent: set it to present, or remove the driver too (nvidia_driver_state: absent)"
         )

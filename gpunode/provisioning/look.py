@@ -23,14 +23,14 @@ def parsed(text: str, where: str) -> bytes:
     try:
         document: Any = from_json(text)
     except ValueError as err:
-        raise UsageError(f"{where} is no JSON: {err}") from None
+        raise UsageError(f"{where} is not valid JSON: {err}") from None
     if not isinstance(document, dict) or not isinstance(document.get("bundle"), str):
-        raise UsageError(f"{where} holds no bundle of the probe")
+        raise UsageError(f"{where} contains no bundle of the probe")
     apt = document.get("apt")
     if isinstance(apt, dict) and apt.get("error"):
         raise UsageError(
-            f"apt-refuses: apt cannot be asked what the node has: {apt['error']}: see that apt-config dump, apt-cache "
-            "policy and apt-get indextargets answer there, then run this again"
+            f"apt-refuses: apt could not be queried: {apt['error']}: make sure that apt-config dump, apt-cache policy "
+            "and apt-get indextargets work on the node, then run this again"
         )
     facts = facts_from_bundle(Bundle.from_json(document["bundle"], where))
     known = _valid(AptState, apt, "apt.", where)

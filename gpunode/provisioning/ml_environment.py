@@ -95,7 +95,7 @@ def _variables(derived: Iterable[Setting], given: Mapping[str, Any]) -> list[Set
             raise UsageError(f"ml_environment_variables: {name!r} is not the name of a variable")
         if OF_JOBS.fullmatch(name) or name in DEBUGGING or name.startswith("NCCL_"):
             where = "ml_environment_nccl has NCCL's" if name.startswith("NCCL_") else "gpunode-run sets a job's"
-            raise UsageError(f"ml_environment_variables: {name} is not for everybody on a node: {where}")
+            raise UsageError(f"ml_environment_variables: {name} must not be set for all users of a node: {where}")
         found.pop(name, None)
         if value is not None:
             text = _line("ml_environment_variables", name, value)
@@ -127,7 +127,7 @@ def _nccl(derived: Iterable[Setting], settings: Mapping[str, Any], state: NodeSt
         text = _line("ml_environment_nccl", name, value)
         wrong = _missing(state.facts, name, text)
         if wrong is not None:
-            notes.append(f"{NCCL}: {name}={text}: {wrong}: left out, the others are set")
+            notes.append(f"{NCCL}: {name}={text}: {wrong}: skipped, the others are set")
             continue
         if debugs(name, text):
             notes.append(
@@ -160,7 +160,9 @@ def _topology(setting: str, state: NodeState, notes: list[str]) -> str | None:
         return None
     if setting == "auto":
         if len(there) > 1:
-            notes.append(f"several topology files: name one with ml_environment_nccl_topology_file: {', '.join(there)}")
+            notes.append(
+                f"several topology files: select one with ml_environment_nccl_topology_file: {', '.join(there)}"
+            )
         return there[0] if len(there) == 1 else None
     if not setting.startswith("/") or not re.fullmatch(r"[\w./-]{2,400}", setting):
         raise UsageError(f"ml_environment_nccl_topology_file: {setting!r} is not auto, none or an absolute path")
@@ -195,7 +197,9 @@ def _packages(state: NodeState, malloc: str, notes: list[str]) -> AptChange | No
     if malloc == "none":
         return None
     if state.apt is None:
-        notes.append(f"ml_environment_malloc: {malloc}: install its library by hand: the role knows apt's name alone")
+        notes.append(
+            f"ml_environment_malloc: {malloc}: install its library by hand: the role knows only the apt package"
+        )
         return None
     return AptChange(install=(MALLOC_PACKAGES[malloc],))
 

@@ -84,7 +84,7 @@ def resolved(
             }
         )
     except ValueError as err:
-        raise UsageError(f"no stack can be resolved from this: {err}") from None
+        raise UsageError(f"no stack could be resolved: {err}") from None
     # Preflight names a .run file itself.
     known = tuple(one for one in facts.foreign_installs or () if one.kind != "driver-runfile")
     group = _answer(facts.model_copy(update={"foreign_installs": known}), request, lock, today or date.today())
@@ -110,7 +110,7 @@ def _kept(installed: Installed | None, source: str | None, flavour: str | None, 
     if installed.version is None:
         problems.append(
             "mixed-versions: the driver's packages are of several versions "
-            f"({', '.join(sorted({row.version for row in installed.closure}))}): name the requested one with "
+            f"({', '.join(sorted({row.version for row in installed.closure}))}): set the requested one with "
             "nvidia_driver_version"
         )
         return None
@@ -130,9 +130,9 @@ def _answer(node: NodeFacts, request: Request, lock: Mapping[str, Any] | None, t
 def _words(conflict: Conflict) -> str:
     """A conflict and the nearest stacks in one line, in the words of the roles' variables."""
     terms = " + ".join(f"{term.name} {term.value}" for term in conflict.terms)
-    text = f"{terms} cannot hold together: {'; '.join(clash.text for clash in conflict.clashes)}"
+    text = f"{terms} are in conflict: {'; '.join(clash.text for clash in conflict.clashes)}"
     offers = [f"{' and '.join(offer.change)} ({offer.summary})" for offer in conflict.offers]
-    near = f"; nearest that can: {'; '.join(offers)}" if offers else ""
+    near = f"; nearest valid stacks:  {'; '.join(offers)}" if offers else ""
     for option, variable in VARIABLES.items():
         near = near.replace(option, variable)
     return " ".join((text + near).split())
@@ -157,7 +157,7 @@ def stack(
         request = Request.model_validate(plain(wishes or {}))
         day = date.fromisoformat(str(today)) if today else date.today()
     except ValueError as err:
-        raise UsageError(f"no stack can be resolved from this: {err}") from None
+        raise UsageError(f"no stack could be resolved: {err}") from None
     return _document(_answer(node_of(facts), request, lock, day))
 
 

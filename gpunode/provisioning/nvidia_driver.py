@@ -154,9 +154,9 @@ def _closure_problems(draft: Mapping[str, Any]) -> list[str]:
     """Why the closure is not at one version after the transaction."""
     if not draft["wrong_versions"] and not draft["missing"]:
         return []
-    whole = [f"nothing whole of {', '.join(draft['missing'])}"] if draft["missing"] else []
+    whole = [f"not all of {', '.join(draft['missing'])} is available"] if draft["missing"] else []
     there = "; ".join([*draft["wrong_versions"], *whole])
-    return [f"{draft['target']} is requested of the whole closure; there is {there}"]
+    return [f"{draft['target']} is requested for the whole closure, found {there}"]
 
 
 def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], runfile: bool) -> Iterator[str]:
@@ -166,9 +166,9 @@ def _due(state: NodeState, draft: Mapping[str, Any], after: Mapping[str, Any], r
             yield f"{name} is not installed"
         else:
             yield f"{name} is at {installed[name]}, {draft['target'] or 'another release'} is requested"
-    yield from (f"{name} has to go" for name in draft["going"])
+    yield from (f"{name} must be removed" for name in draft["going"])
     if runfile:
-        yield "a driver from a .run file has to go"
+        yield "a driver of a .run installer must be removed"
     yield from module_reasons(draft, after)
     yield from (f"/boot/initrd.img-{kernel} is older than {files.NOUVEAU}" for kernel in after["images"])
 

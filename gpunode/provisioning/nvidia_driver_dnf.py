@@ -118,7 +118,7 @@ def dnf_absent(state: NodeState, settings: Mapping[str, Any], idle: bool) -> Man
         ),
         reboot_reasons=(f"module {loaded} is loaded, none is installed",) if loaded else (),
         values={"refresh_all": False},
-        due_reasons=("the role's locks have to go",) if dnf.own_locks else (),
+        due_reasons=("the role's locks must be removed",) if dnf.own_locks else (),
     )
 
 

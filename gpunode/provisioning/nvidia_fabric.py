@@ -223,7 +223,7 @@ class Fabric:
         if self.rows and not self.context.check and not (self.driver and fnmatchcase(self.driver, pattern)):
             yield (
                 "the fabric manager must carry the driver's version: "
-                f"{self.driver or 'no driver'} is installed, {pattern} is planned; run the role nvidia_driver first"
+                f"{self.driver or 'no driver'} is installed, {pattern} is planned: run the role nvidia_driver first"
             )
         text = self.state.contents.get(CONFIG)
         known = set(re.findall(r"(?m)^\s*#?\s*([A-Z][A-Z0-9_]*)\s*=", text or ""))
@@ -305,7 +305,7 @@ class Fabric:
 def condition_text(ids: list[str]) -> str:
     """Return the drop-in that binds a service to hardware on the PCI bus."""
     return f"""\
-{_MARK} without the hardware that it is for, the service is passed over, not failed.
+{_MARK} without the hardware that it is for, the service is skipped, not failed.
 [Unit]
 After=systemd-modules-load.service nvidia-persistenced.service
 

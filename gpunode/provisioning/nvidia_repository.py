@@ -107,9 +107,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
             return Manifest(role=ROLE, questions={"key": question})
         if "error" in answer:
             word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"
-            return Manifest(
-                role=ROLE, refusals=(f"{word}: {answer['error']}: give the key with nvidia_repository_key",)
-            )
+            return Manifest(role=ROLE, refusals=(f"{word}: {answer['error']}: set the key with nvidia_repository_key",))
         key = armoured_key(str(answer.get("key", "")))
     return Manifest(
         role=ROLE,

@@ -102,7 +102,7 @@ def _undetermined(node: NodeFacts) -> Iterator[str]:
     for field in NEEDED:
         reason = node.gap(field)
         if reason is not None:
-            yield f"unseen: {field} could not be determined: {reason}"
+            yield f"undetermined: {field} could not be determined: {reason}"
 
 
 def _unsupported(node: NodeFacts) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _unsupported(node: NodeFacts) -> Iterator[str]:
         name = node.os.pretty_name or f"{node.os.id} {node.os.version_id}"
         known = ", ".join(one.name for one in load().systems.values() if one.supported and one.manager in MANAGERS)
         if row is not None and row.supported and row.manager not in MANAGERS:
-            yield f"unsupported: {name}: the roles install through apt and dnf alone, not {row.manager}: for {known}"
+            yield f"unsupported: {name}: the roles install through apt and dnf only, not {row.manager}: for {known}"
         elif row is None or not row.supported:
             yield f"unsupported: {name} is not supported; supported are {known}"
     if node.architecture is not None and node.architecture not in ARCHITECTURES:
@@ -125,8 +125,8 @@ def _unsupported(node: NodeFacts) -> Iterator[str]:
 def _without_gpu(node: NodeFacts) -> Iterator[str]:
     if node.gpus_on_bus is not None and not node.gpus_on_bus:
         yield (
-            "no-gpu: the node has no NVIDIA GPU on its PCI bus: take it out of the hosts (gpunode_hosts), or set "
-            "preflight_require_gpu: false, for images that are built on machines without one"
+            "no-gpu: the node has no NVIDIA GPU on its PCI bus: remove it from the hosts (gpunode_hosts), or set "
+            "preflight_require_gpu: false to build images on machines without one"
         )
 
 
@@ -135,7 +135,9 @@ def _package_manager(state: NodeState) -> Iterator[str]:
     if manager is None:
         return
     if manager.lock_holder:
-        yield f"package-lock: {manager.lock_holder} still holds the package lock: let it end, then run this again"
+        yield (
+            f"package-lock: {manager.lock_holder} still holds the package lock: wait until it ends, then run this again"
+        )
     ours = set(state.apt.left) if state.apt is not None else set()
     # What dpkg left half-done of the driver, or in a transaction of ours, the roles finish.
     unfinished = [
@@ -150,18 +152,18 @@ def _left_by_others(state: NodeState) -> Iterator[str]:
     for finding in judge(state.facts, Expectation(), only=["driver.origin"]):
         if finding.status == "fail":
             yield (
-                f"mixed-sources: the driver's packages are mixed: {finding.message}: name the requested source with "
-                "nvidia_driver_source, and set nvidia_driver_switch: true to have the others replaced"
+                f"mixed-sources: the driver's packages are mixed: {finding.message}: set the requested source with "
+                "nvidia_driver_source, and set nvidia_driver_switch: true to replace the others"
             )
     if state.apt is not None and state.apt.runfile:
         yield (
-            "runfile: a driver from NVIDIA's .run installer is there: remove it with /usr/bin/nvidia-uninstall, or "
-            "set nvidia_driver_switch: true to have it replaced"
+            "runfile: a driver of NVIDIA's .run installer is installed: remove it with /usr/bin/nvidia-uninstall, or "
+            "set nvidia_driver_switch: true to replace it"
         )
     if "nvidia-docker2" in state.installed:
         yield (
-            "nvidia-docker2: nvidia-docker2 is installed, which the container toolkit superseded: set "
-            "nvidia_driver_switch: true to have it replaced, or remove it (apt-get remove nvidia-docker2)"
+            "nvidia-docker2: nvidia-docker2 is installed, which the container toolkit replaces: set "
+            "nvidia_driver_switch:true to replace it, or remove it (apt-get remove nvidia-docker2)"
         )
 
 
@@ -174,8 +176,8 @@ def _other_line(node: NodeFacts) -> Iterator[str]:
     ]
     if found:
         yield (
-            f"other-line: a driver of another line is installed ({', '.join(sorted(found)[:5])}): it is left as it is; "
-            "to have the current one instead, purge it first"
+            f"other-line: a driver of another line is installed ({', '.join(sorted(found)[:5])}): it is not changed; "
+            "to install the current one, purge it first"
         )
 
 
@@ -207,10 +209,10 @@ def _secure_boot(node: NodeFacts, manager: AptState | DnfState | None, *, staged
     key = manager.key if manager is not None else None
     if not node.secure_boot or staged or (key is not None and (key.enrolled or key.waits)):
         return
-    signed = "" if isinstance(manager, DnfState) else "take modules that Ubuntu signs (nvidia_driver_source: ubuntu), "
+    signed = "" if isinstance(manager, DnfState) else "use modules that Ubuntu signs (nvidia_driver_source: ubuntu), "
     yield (
         f"secure-boot: secure boot is on and the key of modules built by DKMS is not known to be enrolled: "
-        "give nvidia_driver_mok_hash (mokutil --generate-hash) to have it staged for a person at the console, "
+        "set nvidia_driver_mok_hash (mokutil --generate-hash) to stage it for confirmation at the console, "
         f"{signed}or set preflight_allow_secure_boot: true"
     )
 
@@ -221,7 +223,7 @@ def _no_headers(node: NodeFacts, apt: AptState) -> Iterator[str]:
         wanted = f"linux-headers-{kernel.release}"
         matters = kernel.package and (kernel.running or kernel.newest) and not kernel.headers
         if matters and apt.lists and wanted not in apt.headers:
-            yield f"no-headers: {wanted} is in no apt source of the node: run apt-get update, or take a current kernel"
+            yield f"no-headers: {wanted} is in no apt source of the node: run apt-get update, or boot a current kernel"
 
 
 def _misspelt(context: Context) -> Iterator[str]:
@@ -239,6 +241,6 @@ def _notes(node: NodeFacts, stack: Stack) -> Iterator[str]:
     reason = node.gap("secure_boot")
     if reason is not None and stack.module.build == "dkms":
         yield (
-            f"secure boot could not be determined ({reason}): where it is on, a module built by DKMS loads only after "
+            f"secure boot could not be determined ({reason}): if it is on, a module built by DKMS loads only after "
             "its key was enrolled"
         )

@@ -1,4 +1,4 @@
-"""The role rdma: programs and kernel modules of RDMA, and the path by which adapters reach GPU memory."""
+"""The role rdma: programs and kernel modules of RDMA and the path between adapters and GPU memory."""
 
 from __future__ import annotations
 
@@ -171,12 +171,12 @@ def _repository(draft: Draft) -> ArchiveFiles:
         return ArchiveFiles()
     if not url.startswith(("http://", "https://", "file:/")) or url != "".join(url.split()):
         raise UsageError(
-            f"rdma_doca_url: {settings['doca_url']} is no address (example: https://HOST/doca/3.2.1/OS/ARCH)"
+            f"rdma_doca_url: {settings['doca_url']} is not a valid URL (example: https://HOST/doca/3.2.1/OS/ARCH)"
         )
     if not key:
         raise UsageError(
-            "rdma_doca_key: name the key that signs the repository, a file on the controller or an https address: "
-            "gpunode knows no fingerprint to verify it by"
+            "rdma_doca_key: set the key that signs the repository, a file on the controller or an https URL: gpunode "
+            "has no fingerprint to verify it with"
         )
     file, key_file = (SOURCES, KEY) if draft.state.apt is not None else (YUM, RPM_KEY)
     archive = archive_files(
@@ -216,9 +216,9 @@ def _packages(draft: Draft, archive: ArchiveFiles) -> None:
         if name in draft.installed or name in offered:
             draft.wanted.append(name)
         elif name == "rdma-core":
-            draft.refusals.append("no-rdma-core: no repository of the node offers rdma-core")
+            draft.refusals.append("no-rdma-core: no configured repository has rdma-core")
         elif not draft.doca:
-            draft.notes.append(f"{name}: no repository of the node offers it; the others are installed")
+            draft.notes.append(f"{name}: no configured repository has it; the others were installed")
     for part in draft.parts:
         _part(draft, part, offered)
 
@@ -235,8 +235,8 @@ def _part(draft: Draft, part: Part, offered: Mapping[str, Any]) -> None:
     lacking = [" or ".join(names) for names, name in zip(part.packages[draft.manager], chosen, strict=True) if not name]
     if lacking:
         draft.refusals.append(
-            f"{part.setting}: rdma_{part.setting} is true, and no repository of the node offers "
-            f"{' and '.join(lacking)}: add one that does (role nvidia_repository, or a repository of the site)"
+            f"{part.setting}: rdma_{part.setting} is true, and no configured repository has {' and '.join(lacking)}: "
+            "add one (role nvidia_repository, or a repository of the site)"
         )
     draft.wanted += [name for name in chosen if name]
 
@@ -266,7 +266,7 @@ def _notes(draft: Draft, path: Path) -> list[str]:
     if path.kind == "peermem" and draft.doca and not draft.state.facts.peer_memory:
         notes.append(
             "nvidia-peermem is loaded by the first run after the boot with DOCA-OFED's modules; the driver's modules "
-            "have to be built after DOCA-OFED came, with whose interface they register"
+            "must be built after DOCA-OFED is installed, to register with its interface"
         )
     notes += [draft.unbuilt] if draft.unbuilt else []
     if not draft.doca and PROFILE in draft.installed:
@@ -302,7 +302,9 @@ def _absent(state: NodeState, settings: Mapping[str, Any], manager: str) -> Mani
     packages, leaving = _going(state, names, int(settings["lock_wait_s"]))
     loaded = [name for name in (PEERMEM, *(part.module for part in PARTS)) if name in (state.facts.modules or ())]
     ours = state.files[MODULES].kind == "file"
-    adapters = ["DOCA-OFED's modules stay loaded until the next boot"] if f"{PROFILE} has to go" in leaving else []
+    adapters = (
+        ["DOCA-OFED's modules stay loaded until the next boot"] if (f"{PROFILE} must be removed") in leaving else []
+    )
     return Manifest(
         role=ROLE,
         files=tuple(

@@ -110,7 +110,7 @@ def path_of(facts: NodeFacts, stack: Stack | None, requested: str, source: str) 
     if source == "doca" or facts.peer_memory:
         return Path("peermem", reason if requested == "auto" else "rdma_gpudirect is peermem")
     if facts.peer_memory is None:
-        why = f"{reason}; whether this kernel lets nvidia-peermem register is not known before ib_core is loaded"
+        why = f"{reason}; whether nvidia-peermem can register with this kernel is unknown until ib_core is loaded"
         return Path("peermem", why) if named else Path(None, why)
     why = "the kernel's RDMA has no peer memory interface (ib_register_peer_memory_client), which DOCA-OFED brings"
     text = f"gpudirect-peermem: rdma_gpudirect is peermem: {why}: set rdma_source: doca"
@@ -161,7 +161,7 @@ def unbuilt(facts: NodeFacts) -> str | None:
     if not its or running is None or built:
         return None
     module = f"{its[0].name} {its[0].version}"
-    return f"doca-kernel: DKMS did not build {module} for the running kernel {running}: take another DOCA release"
+    return f"doca-kernel: DKMS did not build {module} for the running kernel {running}: use another DOCA release"
 
 
 def doca_problems(state: NodeState, offered: Mapping[str, Any], problem: str | None) -> Iterator[str]:
@@ -169,12 +169,12 @@ def doca_problems(state: NodeState, offered: Mapping[str, Any], problem: str | N
     system = state.facts.os
     name = (system and (system.pretty_name or f"{system.id} {system.version_id}")) or "this system"
     if problem is not None:
-        yield f"doca-unreachable: {problem}: rdma_doca_url has to be the folder of a DOCA release for {name}"
+        yield f"doca-unreachable: {problem}: rdma_doca_url must be the directory of a DOCA release for {name}"
         return
     if PROFILE not in state.installed and PROFILE not in offered:
         yield (
-            f"doca-not-offered: no repository of the node offers {PROFILE} for {name}: name the folder of a DOCA "
-            "release for it with rdma_doca_url, or install NVIDIA's doca-host first"
+            f"doca-not-offered: no configured repository has {PROFILE} for {name}: set rdma_doca_url to the directory "
+            "of a DOCA release for it, or install NVIDIA's doca-host first"
         )
     headers = headers_of(state)
     if PROFILE not in state.installed and headers is not None and headers not in offered:
@@ -187,5 +187,5 @@ def doca_problems(state: NodeState, offered: Mapping[str, Any], problem: str | N
     if state.facts.secure_boot and PROFILE not in state.installed and not (key is not None and key.enrolled):
         yield (
             "doca-secure-boot: secure boot is on, and the key that signs modules built by DKMS is not known to be "
-            "enrolled: after a reboot the node would be without its network adapters"
+            "enrolled: after a reboot the node would have no network adapters"
         )

@@ -19,14 +19,14 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     reasons = "; ".join(dict.fromkeys(reason for reason in context.reboot_reasons if reason))
     if not reasons:
         return Manifest(role=ROLE)
-    due = f"a reboot is due: {reasons}"
+    due = f"a reboot is pending: {reasons}"
     if settings["gpunode_reboot"] != "when_needed":
         note = f"{due} (gpunode_reboot: never)"
     elif is_controller(state, context):
         # The run must not end itself.
-        note = f"{due}; it is the machine that Ansible runs on: reboot it by hand"
+        note = f"{due}; Ansible runs on this machine: reboot it by hand"
     elif gpus_in_use(state.facts) and not settings["gpunode_allow_busy"]:
-        note = f"{due}; GPUs are in use, or it is unknown: run this again, or set gpunode_allow_busy: true"
+        note = f"{due}; GPUs are in use, or this is unknown: run this again, or set gpunode_allow_busy: true"
     elif unbuilt := without_module(state.facts):
         note = f"{due}; {unbuilt}"
     else:
@@ -45,7 +45,8 @@ def without_module(facts: NodeFacts) -> str | None:
         return None
     return (
         f"the node is not rebooted, because kernel {coming} would start without the NVIDIA module that {running} "
-        f"has: dkms autoinstall -k {coming} builds it, and /var/lib/dkms/nvidia*/*/build/make.log says why it was not"
+        f"has: dkms autoinstall -k {coming} builds it, and /var/lib/dkms/nvidia*/*/build/make.log shows why the "
+        "build failed"
     )
 
 

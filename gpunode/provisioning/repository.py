@@ -61,7 +61,7 @@ def repository_offer(
         return offer
     base = str(given["url"] or VENDOR).rstrip("/")
     if not re.match(r"(https?|file|ftp)://[^\s]+$|file:/[^\s]+$", base):
-        offer["problems"].append(f"nvidia_repository_url: {base} is no address: write http://HOST/PATH")
+        offer["problems"].append(f"nvidia_repository_url: {base} is not a valid URL: write http://HOST/PATH")
         return offer
     url = f"{base}/{folder}/{FOLDERS[picture.arch]}/"
     offer["url"] = url
@@ -116,11 +116,11 @@ def _key(path: str) -> tuple[str, str | None]:
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as err:
-        return "", f"nvidia_repository_key: {path}: {err.strerror}: name a file on the controller"
+        return "", f"nvidia_repository_key: {path}: {err.strerror}: set it to a file on the controller"
     try:
         return armoured(data), None
     except ValueError:
-        return "", f"nvidia_repository_key: {path} is no OpenPGP key"
+        return "", f"nvidia_repository_key: {path} is not an OpenPGP key"
 
 
 def armoured(data: bytes) -> str:
@@ -156,7 +156,7 @@ def _old_lists(sources: list[dict[str, Any]], url: str, own: str) -> tuple[list[
             by_file.setdefault(entry["file"], []).extend(same)
     old = sorted(file for file, same in by_file.items() if all(same) and file != "/etc/apt/sources.list")
     shared = sorted(file for file, same in by_file.items() if any(same) and file not in old)
-    text = "names NVIDIA's repository among others: take its lines out, gpunode has a file of its own for it"
+    text = "also configures NVIDIA's repository: remove those lines, gpunode has its own file for it"
     return old, [f"repository-twice: {file} {text}" for file in shared]
 
 
@@ -165,4 +165,4 @@ def armoured_key(data: str) -> str:
     try:
         return armoured(base64.b64decode(str(data), validate=True))
     except ValueError as err:
-        raise UsageError(f"the keyring package holds no key: {err}") from None
+        raise UsageError(f"the keyring package contains no key: {err}") from None

@@ -50,7 +50,7 @@ def dnf_repository(
         return offer
     base = str(given["url"] or VENDOR).rstrip("/")
     if not re.match(r"(https?|ftp)://[^\s]+$|file:/[^\s]+$", base):
-        problems.append(f"nvidia_repository_url: {base} is no address: write http://HOST/PATH")
+        problems.append(f"nvidia_repository_url: {base} is not a valid URL: write http://HOST/PATH")
         return offer
     url = f"{base}/{origin.repository}/{FOLDERS[picture.arch]}/"
     offer["url"] = url
@@ -61,8 +61,7 @@ def dnf_repository(
         problems += [problem] if problem else []
         if offer["fetch"]["file"] is None:
             problems.append(
-                f"repository-key-unknown: nobody recorded the key of {origin.repository}: give it with "
-                "nvidia_repository_key"
+                f"repository-key-unknown: no key of {origin.repository} is recorded: set it with nvidia_repository_key"
             )
     lines = [
         f"[{given['id']}]",
@@ -83,7 +82,7 @@ def dnf_repository(
         same = [bool(NVIDIAS.match(address)) or address.rstrip("/") == url.rstrip("/") for address in one["urls"]]
         by_file.setdefault(one["file"], []).append(bool(same) and all(same))
     offer["old_lists"] = sorted(file for file, same in by_file.items() if all(same))
-    text = "names NVIDIA's repository among others: take it out, gpunode has a file of its own for it"
+    text = "also configures NVIDIA's repository: remove it, gpunode has its own file for it"
     problems += [
         f"repository-twice: {file} {text}" for file, same in sorted(by_file.items()) if any(same) and not all(same)
     ]
@@ -97,9 +96,11 @@ def _key(path: str) -> tuple[str, str | None]:
     try:
         text = Path(path).expanduser().read_text(encoding="ascii")
     except OSError as err:
-        return "", f"nvidia_repository_key: {path}: {err.strerror}: name a file on the controller"
+        return "", f"nvidia_repository_key: {path}: {err.strerror}: set it to a file on the controller"
     except UnicodeDecodeError:
         text = ""
     if "-----BEGIN PGP PUBLIC KEY BLOCK-----" not in text:
-        return "", f"nvidia_repository_key: {path} is no armoured OpenPGP key, which rpm needs (gpg --armor --export)"
+        return "", (
+            f"nvidia_repository_key: {path} is not an armored OpenPGP key, which rpm needs (gpg --armor --export)"
+        )
     return text.strip() + "\n", None

@@ -43,7 +43,7 @@ LOOK = Look(
     paths=(DROP_IN, CLIENT, MAIN, MEMORY, BANNER, *SOCKET_DROP_INS.values(), WAITING, MODULI, MODULI_BEFORE),
     contents=(PUBLISHED,),
 )
-SOCKET_HEAD = f"# Managed by gpunode (role {ROLE}): sshd's Port counts for nothing here.\n[Socket]\nListenStream=\n"
+SOCKET_HEAD = f"# Managed by gpunode (role {ROLE}): sshd ignores Port here.\n[Socket]\nListenStream=\n"
 INCLUDE = "Include /etc/ssh/sshd_config.d/*.conf"
 WORD = re.compile(r"[\w@.+*?!%/:-]{1,200}", re.ASCII)
 
@@ -108,9 +108,7 @@ def _files(
 ) -> list[ManagedFile]:
     socket = _socket(ssh)
     ports = "".join(f"ListenStream={port}\n" for port in settings["ports"])
-    listen = (
-        f"# Managed by gpunode (role {ROLE}): sshd's Port counts for nothing here.\n[Socket]\nListenStream=\n{ports}"
-    )
+    listen = f"# Managed by gpunode (role {ROLE}): sshd ignores Port here.\n[Socket]\nListenStream=\n{ports}"
     banner = f"{settings['banner'].rstrip()}\n" if settings["banner"] else None
     files = [
         ManagedFile(path=DROP_IN, content=daemon_file(rows, settings["forwarding_users"]), mode="0600"),
@@ -134,7 +132,7 @@ def _bad_settings(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
         if unknown:
             yield (
                 f"ssh_hardening_{name}: {', '.join(unknown)} is not offered by {ssh.version} on the node "
-                f"(ssh -Q {kind} lists what is)"
+                f"(ssh -Q {kind} lists what is supported)"
             )
     for name, found in algorithms(ssh, settings).items():
         if not found:
@@ -154,7 +152,10 @@ def _bad_users(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
     for name in ("allow_users", "allow_groups", "forwarding_users", "admin_users", "trusted_networks"):
         for word in settings[name]:
             if not WORD.fullmatch(str(word)):
-                yield f"ssh_hardening_{name}: {word!r} holds blanks or characters that sshd_config reads otherwise"
+                yield (
+                    f"ssh_hardening_{name}: {word!r} contains blanks or characters with a special "
+                    "meaning in sshd_config"
+                )
     for name in ("admin_users", "forwarding_users"):
         for user in settings[name]:
             if ssh.account(user) is None:
@@ -168,17 +169,17 @@ def _bad_ports(ssh: SshState, settings: Mapping[str, Any]) -> Iterator[str]:
     now = _ports(ssh)
     for port in settings["ports"]:
         if not 0 < port < 65536:
-            yield f"ssh_hardening_ports: {port} is no port"
+            yield f"ssh_hardening_ports: {port} is not a valid port"
         elif port not in now and port in ssh.listening:
             yield f"ssh_hardening_ports: port {port} is in use on the node (ss -tlnp 'sport = :{port}' shows by what)"
         elif port not in now and port != 22 and ssh.selinux:
             yield (
-                f"ssh_hardening_ports: SELinux is enforcing and lets sshd listen on its own ports alone: run semanage "
-                f"port -a -t ssh_port_t -p tcp {port} on the node, have it listen there, then run this again"
+                f"ssh_hardening_ports: SELinux is enforcing and allows sshd only its own ports: run semanage "
+                f"port -a -t ssh_port_t -p tcp {port} on the node, then run this again"
             )
     if settings["ports"] and ssh.login is not None and ssh.login.port not in settings["ports"]:
         yield (
-            f"ssh_hardening_ports: this login came in at port {ssh.login.port}, which is not among them: name both, "
+            f"ssh_hardening_ports: this login came in at port {ssh.login.port}, which is not among them: list both, "
             "set ansible_port to the new one, then run this again without the old one"
         )
 
@@ -188,13 +189,13 @@ def _login_refusals(
 ) -> list[str]:
     """Return why the settings must not be made: sshd refuses them, they have no effect, or somebody is locked out."""
     if answer.get("unavailable"):
-        notes.append(f"the settings could not be tried before they are made: {answer['unavailable']}")
+        notes.append(f"the settings could not be tested in advance: {answer['unavailable']}")
         return []
     if answer.get("error"):
         return [f"sshd refuses the settings: {answer['error']}"]
     texts = answer.get("logins")
     if not isinstance(answer.get("effective"), str) or not isinstance(texts, dict):
-        return ["what sshd would run with could not be determined"]
+        return ["sshd's resulting configuration could not be determined"]
     found = list(contradictions(rows, answer["effective"], ssh.documents, DROP_IN))
     for one in _logins(ssh, settings):
         user = one["user"]
@@ -202,7 +203,7 @@ def _login_refusals(
         whose = "the login of this run" if own else "an admin user"
         text = str(texts.get(user, ""))
         if not text:
-            found.append(f"{whose}, {user}: sshd -T -C user={user} gave no answer")
+            found.append(f"{whose}, {user}: sshd -T -C user={user} failed")
             continue
         found += [
             f"{whose} would be locked out: {reason}"
@@ -231,7 +232,7 @@ def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys:
     for path, kind in keys.make:
         yield f"{path} is missing: an {kind} host key"
     if ssh.effective is None:
-        yield f"what sshd runs with could not be determined: {ssh.error}"
+        yield f"sshd's configuration could not be determined: {ssh.error}"
     socket = _socket(ssh)
     if settings["ports"] and not set(settings["ports"]) <= set(ssh.listening):
         yield f"{socket or 'sshd'} does not listen on {settings['ports']}"
@@ -245,12 +246,12 @@ def _notes(ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) -> Iterat
         if listening and configured and listening != configured:
             yield (
                 f"{socket} listens on {sorted(listening)} while sshd_config says Port {sorted(configured)}: with "
-                "socket activation sshd's Port counts for nothing; set ssh_hardening_ports to what is meant"
+                "socket activation sshd ignores Port; set ssh_hardening_ports to the intended ports"
             )
     for key in keys.weak:
         size = f" of {key.bits} bits" if key.type == "ssh-rsa" else ""
         yield (
-            f"{key.path} ({key.type}{size}) is still served: clients learn the new host keys for "
+            f"{key.path} ({key.type}{size}) is still offered: clients learn the new host keys for "
             f"{settings['retire_days']} days first"
         )
     for account in ssh.accounts:

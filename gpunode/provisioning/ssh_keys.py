@@ -12,16 +12,16 @@ LEAST_RSA_BITS = 2048
 def key_problem(text: str) -> str | None:
     """Return what is wrong with one public key in one line, without repeating a secret; None where nothing is."""
     if "PRIVATE KEY" in text:
-        return "is a private key: give the public one (the .pub file beside it), and replace a key that was given away"
+        return "is a private key: use the public key (the .pub file), and replace a private key that was shared"
     if "PuTTY-User-Key-File" in text or "SSH2 PUBLIC KEY" in text:
         return "has the format of another program: convert it with ssh-keygen -i -f FILE"
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) != 1:
-        return f"has {len(lines)} lines: give one key each"
+        return f"has {len(lines)} lines: list one key each"
     words = lines[0].split()
     found = next(((kind, words[at + 1]) for at, kind in enumerate(words[:-1]) if TYPES.fullmatch(kind)), None)
     if found is None:
-        return f"starts with {words[0][:20]!r} and names no kind of key (example: ssh-ed25519 AAAA… name)"
+        return f"starts with {words[0][:20]!r}, which is not a key type (example: ssh-ed25519 AAAA… name)"
     kind, blob = found
     try:
         data = b64decode(blob, validate=True)
@@ -29,7 +29,7 @@ def key_problem(text: str) -> str | None:
         return f"({kind}) is damaged: its base64 does not decode"
     parts = _parts(data)
     if not parts or parts[0].decode("ascii", "replace") != kind:
-        return f"({kind}) is damaged: what it holds is no key of this kind"
+        return f"({kind}) is damaged: its content is not a key of this type"
     if kind == "ssh-rsa":
         bits = int.from_bytes(parts[2], "big").bit_length() if len(parts) == 3 else 0
         if bits < LEAST_RSA_BITS:

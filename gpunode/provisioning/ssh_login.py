@@ -58,7 +58,7 @@ def _key_obstacles(account: Account, values: Mapping[str, tuple[str, ...]]) -> I
         yield f"{account.name} has no key in authorized_keys"
     elif not any(accepted(key, values) for key in account.keys):
         kinds = ", ".join(sorted({f"{key.type} of {key.bits} bits" if key.bits else key.type for key in account.keys}))
-        yield f"no key of {account.name} would be accepted ({kinds})"
+        yield f"sshd would accept no key of {account.name} ({kinds})"
 
 
 def accepted(key: PublicKey, values: Mapping[str, tuple[str, ...]]) -> bool:
@@ -116,7 +116,7 @@ def contradictions(
         if key in REPEATABLE or now is None or _same(key, value, now[0]):
             continue
         where = next((f"{path} line {number}" for path, number, other, _, _ in others if other == key), "another file")
-        yield f"{name} {value} does not come into force: {where} is read first and sets {now[0] or 'nothing'}"
+        yield f"{name} {value} has no effect: {where} is read first and sets {now[0] or 'nothing'}"
 
 
 def _same(key: str, wanted: str, now: str) -> bool:
@@ -132,6 +132,6 @@ def overridden(rows: list[tuple[str, str]], documents: Mapping[str, str | None],
         if path == own or name not in wanted or value.lower() == wanted[name].lower():
             continue
         if matching:
-            yield f"{path} line {number}: {name} {value} stays in force inside its Match block"
+            yield f"{path} line {number}: {name} {value} remains effective inside its Match block"
         else:
             yield f"{path} line {number}: {name} {value} has no effect any more, the role sets {wanted[name]}"

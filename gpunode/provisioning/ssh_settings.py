@@ -52,7 +52,7 @@ LEAST_RSA_BITS = 3072
 RSA_BITS = 4096
 ED25519_PATH, RSA_PATH, NEW_RSA_PATH = (f"/etc/ssh/ssh_host_{name}_key" for name in ("ed25519", "rsa", "rsa4096"))
 DROP_IN = "/etc/ssh/sshd_config.d/00-gpunode.conf"
-HEAD = "# Managed by gpunode (role ssh_hardening): the first value that sshd reads counts.\n"
+HEAD = "# Managed by gpunode (role ssh_hardening): sshd uses the first value that it reads.\n"
 OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
 """Settings of the role that replace a list, to the kind of ``ssh -Q`` that has to know each of its words."""
 

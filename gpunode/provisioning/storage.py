@@ -93,15 +93,15 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     if text is None:
         return Manifest(role=ROLE, refusals=(f"fstab: {FSTAB} is missing or cannot be read",))
     against = [
-        f"fstab: {mount.path} has a line already, with {there}: remove that line, or choose another path"
+        f"fstab: {mount.path} already has an entry, with {there}: remove that entry, or choose another path"
         for mount in wanted
         if (there := foreign_paths(text).get(mount.path)) is not None
     ]
     made = _recorded_disks(state)
     if made is not None and made["filesystem"] != (disks or {}).get("filesystem"):
         against.append(
-            f"scratch: the role made it of {', '.join(made['disks'])}, and storage_scratch_disks names others: "
-            "storage_state: absent gives them back first"
+            f"scratch: the role created it from {', '.join(made['disks'])}, and storage_scratch_disks lists others: "
+            "run storage_state: absent first to release them"
         )
     caches = sorted({one.cache for one in its_remotes if one.cache})
     names = _packages(state.manager, disks, its_remotes)
@@ -110,12 +110,12 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         return Manifest(role=ROLE, questions=unanswered)
     seen, offers = parsed(context.answers["disks"]), context.answers.get("offers") or {}
     if problem := seen.error or offers.get("error"):
-        return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {problem}",))
+        return Manifest(role=ROLE, refusals=(f"storage: the node could not be queried: {problem}",))
     against += [f"disk: {line}" for line in seen.refusals]
     if not seen.autofs and any(mount.automatic for mount in wanted):
         against.append("automount: the node has no /dev/autofs, as in a container: nothing can be mounted on demand")
     against += [
-        f"package: no repository of the node offers {name}"
+        f"package: no configured repository has {name}"
         for name in names
         if name not in state.installed and name not in (offers.get("offered") or {})
     ]
@@ -133,9 +133,9 @@ def _ids(name: str, given: Any) -> list[str]:
     found = [str(one).removeprefix("/dev/disk/by-id/") for one in given or ()]
     for one in found:
         if _ID.fullmatch(one) is None:
-            raise UsageError(f"{name}: {one} is no id of a disk: give its name in /dev/disk/by-id, whole and without *")
+            raise UsageError(f"{name}: {one} is not a disk id: use the full name in /dev/disk/by-id, without *")
         if _PART.fullmatch(one):
-            raise UsageError(f"{name}: {one} is a partition: give the id of a whole disk")
+            raise UsageError(f"{name}: {one} is a partition: use the id of a whole disk")
     if len(set(found)) < len(found):
         raise UsageError(f"{name}: names a disk twice")
     return found
@@ -166,16 +166,16 @@ def _mounts(settings: Mapping[str, Any], disks: Mapping[str, Any] | None) -> tup
         except ValueError as err:
             raise UsageError(f"storage_scratch: {err}") from None
         if _MODE.fullmatch(str(settings["scratch_mode"])) is None:
-            raise UsageError(f"storage_scratch_mode: {settings['scratch_mode']} is no mode (example: '1777')")
+            raise UsageError(f"storage_scratch_mode: {settings['scratch_mode']} is not a valid mode (example: '1777')")
         found.append(scratch_mount(scratch, disks["filesystem"], options))
     its = remotes(settings["mounts"])
     found += [remote_mount(one, scratch) for one in its]
     paths = [mount.path for mount in found]
     for path in paths:
         if paths.count(path) > 1:
-            raise UsageError(f"storage_mounts: two things are mounted on {path}")
+            raise UsageError(f"storage_mounts: two entries use the mount point {path}")
     if not found:
-        raise UsageError("storage_state: present needs storage_scratch_disks or storage_mounts")
+        raise UsageError("storage_state: present requires storage_scratch_disks or storage_mounts")
     return found, its
 
 
@@ -218,11 +218,11 @@ def _in_the_way(
     """Return why nothing can be mounted on a path: something else is, or files would be hidden."""
     place = seen.place(mount.path)
     if place.kind == "other":
-        return [f"path: {mount.path} is no folder"]
+        return [f"path: {mount.path} is not a directory"]
     if mount.path in leaving:
         return []
     if place.entries:
-        return [f"path: {mount.path} holds {place.entries} entries, which a mount would hide: move them away"]
+        return [f"path: {mount.path} holds {place.entries} entries, which a mount would hide: move them"]
     kinds = ("autofs", mount.fstype, "nfs4" if mount.fstype == "nfs" else mount.fstype, "fuse.rclone")
     for one in place.mounts:
         own = one.source == seen.target if not mount.automatic and disks is not None else one.fstype in kinds
@@ -233,7 +233,7 @@ def _in_the_way(
 
 def _busy(paths: Sequence[str], seen: StorageAnswer) -> list[str]:
     return [
-        f"in use: {path} has to be unmounted, and {', '.join(users[:5])} uses it: end that first"
+        f"in use: {path} must be unmounted, and {', '.join(users[:5])} uses it: stop that first"
         for path in paths
         if path in seen.paths and (users := seen.paths[path].users)
     ]
@@ -252,7 +252,7 @@ def _present(  # noqa: PLR0913, PLR0917
     text = str(state.contents[FSTAB])
     due = []
     if disks is not None and not seen.filesystem:
-        due.append(f"{', '.join(disks['disks'])}: the file system has to be made")
+        due.append(f"{', '.join(disks['disks'])}: the file system must be created")
     start = []
     for mount in wanted:
         kinds = [one.fstype for one in seen.place(mount.path).mounts]
@@ -262,7 +262,7 @@ def _present(  # noqa: PLR0913, PLR0917
     scratch = next((mount.path for mount in wanted if not mount.automatic), None)
     mode = f"{int(str(settings['scratch_mode']), 8):04o}"
     if scratch is not None and seen.place(scratch).mode != mode:
-        due.append(f"{scratch} has not the mode {mode}")
+        due.append(f"{scratch} does not have mode {mode}")
     due += [f"{path} is missing" for path in caches if seen.place(path).kind == "absent"]
     due += ["hooks are run each time"] if settings["hooks"] else []
     trim = disks is not None and bool(settings["trim"]) and seen.trim.enabled != ""
@@ -271,7 +271,7 @@ def _present(  # noqa: PLR0913, PLR0917
     helper = any(mount.fstype == "rclone" for mount in wanted)
     link = state.files.get(HELPER)
     if helper and (link is None or link.kind != "link" or link.target != "/usr/bin/rclone"):
-        due.append(f"{HELPER} does not lead to rclone")
+        due.append(f"{HELPER} is not a link to rclone")
     conf = ARRAYS[state.manager or "dnf"]
     array = disks["array"] if disks is not None else None
     change = AptChange if state.manager == "apt" else DnfChange
@@ -323,7 +323,7 @@ def _array_line(array: str | None) -> str | None:
     digits = array.replace("-", "")
     uuid = ":".join(digits[at : at + 8] for at in range(0, 32, 8))
     return (
-        "# Managed by gpunode (role storage): the scratch disks, whatever else mdadm.conf says.\n"
+        "# Managed by gpunode (role storage): the scratch disks, independent of the rest of mdadm.conf.\n"
         f"ARRAY /dev/md/{ARRAY} metadata=1.2 UUID={uuid}\n"
     )
 
@@ -396,13 +396,13 @@ def _absent(
     strangers = [one for one in erase if not disks or one not in disks["disks"]]
     if strangers:
         return Manifest(
-            role=ROLE, refusals=(f"disk: {strangers[0]}: the role did not make it, and erases none of others",)
+            role=ROLE, refusals=(f"disk: {strangers[0]}: the role did not create it, and erases only what it created",)
         )
     if "disks" not in context.answers:
         return Manifest(role=ROLE, questions={"disks": _about_disks(disks, paths, [])})
     seen = parsed(context.answers["disks"])
     if seen.error:
-        return Manifest(role=ROLE, refusals=(f"storage: the node cannot be asked: {seen.error}",))
+        return Manifest(role=ROLE, refusals=(f"storage: the node could not be queried: {seen.error}",))
     if against := _busy(paths, seen):
         return Manifest(role=ROLE, refusals=tuple(against))
     folders = _folders(before)

@@ -56,7 +56,7 @@ class StorageAnswer(Known):
         try:
             return self.paths[path]
         except KeyError:
-            raise UsageError(f"the node told nothing about {path}") from None
+            raise UsageError(f"the node reported nothing about {path}") from None
 
 
 def parsed(answer: Mapping[str, Any]) -> StorageAnswer:

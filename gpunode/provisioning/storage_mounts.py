@@ -46,7 +46,7 @@ class Remote(BaseModel):
     @classmethod
     def _has_no_blank(cls, value: str) -> str:
         if _SOURCE.fullmatch(value) is None:
-            raise ValueError(f"{value} is no source (examples: server:/export, remote:bucket/folder, bucket)")
+            raise ValueError(f"{value} is not a valid source (examples: server:/export, remote:bucket/folder, bucket)")
         return value
 
     @field_validator("options")
@@ -81,9 +81,9 @@ class Mount:
 def checked_path(path: str) -> str:
     """Return a mount point. Raise ValueError for what is none, or is a folder of the system."""
     if _PATH.fullmatch(path) is None:
-        raise ValueError(f"{path} is no mount point (example: /scratch)")
+        raise ValueError(f"{path} is not a valid mount point (example: /scratch)")
     if path in SYSTEM:
-        raise ValueError(f"{path} is a folder of the system: mount below it or beside it")
+        raise ValueError(f"{path} is a system directory: use a path below it or another one")
     return path
 
 
@@ -91,10 +91,10 @@ def checked_options(options: Sequence[str]) -> list[str]:
     """Return mount options. Raise ValueError for what is none, and for one that holds a secret."""
     for option in options:
         if _OPTION.fullmatch(option) is None:
-            raise ValueError(f"{option} is no mount option (example: noatime)")
+            raise ValueError(f"{option} is not a valid mount option (example: noatime)")
         if _SECRET.match(option):
             name = option.partition("=")[0]
-            raise ValueError(f"{name}: everybody can read /etc/fstab: put it into a file and name that file")
+            raise ValueError(f"{name}: all users can read /etc/fstab: put it into a file and set its path")
     return list(options)
 
 
@@ -109,7 +109,7 @@ def remotes(given: Any) -> list[Remote]:
             key = ".".join(str(part) for part in first["loc"][:1])
             raise UsageError(f"storage_mounts[{number}].{key}: {first['msg'].removeprefix('Value error, ')}") from None
         if found[-1].cache and found[-1].type not in ("rclone", "s3fs"):
-            raise UsageError(f"storage_mounts[{number}].cache: {found[-1].type} keeps no cache of its own")
+            raise UsageError(f"storage_mounts[{number}].cache: {found[-1].type} has no cache")
     return found
 
 

@@ -142,7 +142,7 @@ def policy_text(patterns: list[str], *, automatic: bool) -> str:
     """Return apt's part of the policy."""
     switch = "1" if automatic else "0"
     lines = [
-        "// Managed by gpunode (role updates): security updates come by themselves, the GPU stack when asked for.",
+        "// Managed by gpunode (role updates): security updates are installed automatically, the GPU stack on request.",
         f'APT::Periodic::Update-Package-Lists "{switch}";',
         f'APT::Periodic::Unattended-Upgrade "{switch}";',
         'Unattended-Upgrade::Automatic-Reboot "false";',
@@ -157,8 +157,8 @@ def policy_text(patterns: list[str], *, automatic: bool) -> str:
 def needrestart_text() -> str:
     """Return needrestart's part: it reads the file as Perl."""
     return (
-        "# Managed by gpunode (role updates): listed where a library changed, not restarted: that would end jobs.\n"
-        + "".join(f"$nrconf{{override_rc}}{{qr(^{name})}} = 0;\n" for name in KEPT_RUNNING)
+        "# Managed by gpunode (role updates): services with a changed library are listed, not restarted: a "
+        "restart would end jobs.\n" + "".join(f"$nrconf{{override_rc}}{{qr(^{name})}} = 0;\n" for name in KEPT_RUNNING)
     )
 
 
@@ -177,7 +177,10 @@ def _timers(state: NodeState, names: tuple[str, ...]) -> Iterator[UnitState]:
 def _notes(state: NodeState, timers: tuple[str, ...]) -> Iterator[str]:
     masked = [unit.name for unit in state.facts.units or () if unit.name in timers and unit.load == "masked"]
     if masked:
-        yield f"{' and '.join(masked)} masked: no security update comes by itself (systemctl unmask {' '.join(masked)})"
+        yield (
+            f"{' and '.join(masked)} masked: no security update is installed automatically "
+            f"(run systemctl unmask {' '.join(masked)})"
+        )
     waiting = state.facts.reboot_required or ()
     if waiting:
         yield f"a reboot is pending: {', '.join(waiting[:6])} (ansible-playbook playbooks/reboot.yml)"

@@ -109,7 +109,7 @@ class _Writer:
             number = f" ({len(on)} nodes)" if len(on) > 1 else ""
             self.line(Text(f"on: {printable(fold(on))}{number}"), indent + 6)
         if told.observed:
-            self.line(Text(f"observed only, counts for nothing: {printable(told.observed)}", "dim"), indent + 6)
+            self.line(Text(f"observed only, does not affect the result: {printable(told.observed)}", "dim"), indent + 6)
         if told.source and told.status not in QUIET:
             self.line(Text(f"expected by: {printable(told.source)}", "dim"), indent + 6)
         if told.remedy:

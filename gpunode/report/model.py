@@ -165,8 +165,8 @@ def judged(
 def unchecked(node: NodeReport, key: str) -> NodeReport:
     """Return the report on a node whose host key was accepted unknown: it may be the report on another machine."""
     message = (
-        f"its host key was not checked: {key}; no password was sent to it, and its findings may be those of another "
-        "machine: add the key to known_hosts"
+        f"host key not verified: {key}; no password was sent, and the findings may belong to another machine: add the "
+        "key to known_hosts"
     )
     finding = Finding(check="node.reachable", status=Status.WARN, component="node", message=message)
     findings = (finding, *(one for one in node.findings if one.check != finding.check))

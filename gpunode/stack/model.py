@@ -141,12 +141,12 @@ class PackageChoice(Model):
 
     name: str
     version: str | None
-    """Pattern of the version (``580.178.04-*``); None: the repository decides."""
+    """Pattern of the version (``580.178.04-*``); None: the repository sets it."""
     component: str
     alternatives: tuple[str, ...] = ()
     """Names to take in its place where the repository does not have it, the first that exists."""
     with_driver: bool = False
-    """Belongs to the driver closure: must carry exactly the driver's version."""
+    """Belongs to the driver closure: must carry same version as the driver."""
 
 
 class Driver(Model):
@@ -192,7 +192,7 @@ class Library(Model):
     """A component with a version of its own."""
 
     version: str | None
-    """None: the repository decides."""
+    """None: the repository sets it."""
     packages: tuple[str, ...]
 
 
@@ -200,7 +200,7 @@ class Service(Model):
     """A component that must carry the driver's version, or belongs to the board."""
 
     version: str | None
-    """``None``: a version of its own that the repository decides."""
+    """``None``: a version of its own that the repository sets."""
     same_as_driver: bool
     packages: tuple[str, ...]
     kernel_modules: tuple[str, ...] = ()

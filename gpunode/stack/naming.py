@@ -16,7 +16,7 @@ and precompiled modules, which carry their kernel's."""
 
 
 def version_word(case: Case) -> str:
-    """The release, or the shell pattern of releases where the repository decides."""
+    """The release, or the shell pattern of releases where the repository sets it."""
     candidate = case.candidate
     return f"{candidate.branch.number}.*" if candidate.decided_by == "repository" else candidate.version
 

@@ -28,22 +28,26 @@ def gpus(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     """How GPUs come in: CDI where the engine has it, its own option or the runtime where it is older."""
     name = "--gpus"
     if not node.gpus_on_bus:
-        reason = f"the PCI bus was not seen: {node.gap('pci')}" if node.gpus_on_bus is None else "no NVIDIA GPU here"
+        reason = (
+            f"the PCI bus could not be read: {node.gap('pci')}"
+            if node.gpus_on_bus is None
+            else ("no NVIDIA GPU on the node")
+        )
         yield LeftAlone(name=name, reason=reason)
         return
     version = engine_version(node)
     if version is None:
-        yield LeftAlone(name=name, reason="no Docker was seen here")
+        yield LeftAlone(name=name, reason="no Docker on the node")
     elif cdi_is_on(node, version):
         yield _by_cdi(node, version)
     elif _mode(node) in ("cdi", "csv"):
-        why = f"the toolkit is set to mode {_mode(node)}, in which its hook takes no --gpus"
+        why = f"the toolkit's mode is {_mode(node)}, in which its hook does not support --gpus"
         yield from _by_runtime(why, "catalog (sources.yml, nct)")
     elif version[:2] >= GPUS_OPTION:
         yield Setting(
             name=name,
             value="all",
-            reason=f"Docker {_shown(version)} {_why_no_cdi(version)}: the toolkit's hook hands GPUs in",
+            reason=f"Docker {_shown(version)} {_why_no_cdi(version)}: the toolkit's hook passes GPUs to containers",
             source=ENGINES,
         )
     else:
@@ -79,7 +83,7 @@ def cdi_is_on(node: NodeFacts, version: tuple[int, ...]) -> bool:
 
 
 def _why_no_cdi(version: tuple[int, ...]) -> str:
-    return "has CDI switched off" if version >= _from("cdi") else "knows no CDI"
+    return "has CDI disabled" if version >= _from("cdi") else "does not support CDI"
 
 
 def _from(what: str) -> tuple[int, ...]:
@@ -92,12 +96,13 @@ def _by_cdi(node: NodeFacts, version: tuple[int, ...]) -> Setting | LeftAlone:
     if not any("all" in spec.devices for spec in specs):
         reason = f"no CDI specification of {KIND} has the device all" if specs else f"no CDI specification of {KIND}"
         return LeftAlone(
-            name="--device", reason=f"{reason}: role nvidia_container_toolkit makes one (Docker {_shown(version)})"
+            name="--device",
+            reason=f"{reason}: the role nvidia_container_toolkit generates one (Docker {_shown(version)})",
         )
     return Setting(
         name="--device",
         value=f"{KIND}=all",
-        reason=f"Docker {_shown(version)} hands GPUs in by CDI: they stay after systemctl daemon-reload",
+        reason=f"Docker {_shown(version)} passes GPUs by CDI, which survives systemctl daemon-reload",
         source=ENGINES,
     )
 
@@ -119,20 +124,20 @@ def limits(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     yield Setting(
         name="--ulimit",
         value=f"stack={STACK_BYTES}",
-        reason="64 MiB for every thread: enough for deep recursion, and not unlimited, which NCCL cannot have",
+        reason="64 MiB for every thread: enough for deep recursion; NCCL does not support unlimited",
         source=NCCL_GUIDE,
     )
     if len(node.numa or ()) > 1:
         yield Setting(
             name="--cap-add",
             value="SYS_NICE",
-            reason=f"{len(node.numa or ())} NUMA nodes: NCCL asks the kernel for memory near a GPU",
+            reason=f"{len(node.numa or ())} NUMA nodes: NCCL allocates memory near a GPU",
             source=NCCL_GUIDE,
         )
     yield LeftAlone(
-        name="--ipc host", reason="--shm-size is enough, and the container keeps apart from the host's memory"
+        name="--ipc host", reason="--shm-size is sufficient and keeps the container isolated from the host's memory"
     )
-    yield LeftAlone(name="--privileged", reason="nothing of this needs it")
+    yield LeftAlone(name="--privileged", reason="no setting requires it")
 
 
 def shm_gib(node: NodeFacts) -> tuple[int, str]:
@@ -140,7 +145,7 @@ def shm_gib(node: NodeFacts) -> tuple[int, str]:
     number = max(1, len(node.gpus_on_bus or ()))
     wanted = SHM_PER_GPU_GIB * number
     if node.memory is None:
-        return 1, "the least that NCCL needs; the node's memory was not seen"
+        return 1, "the minimum for NCCL; the node's memory is unknown"
     half = node.memory.total_mib // 1024 // 2
     if wanted <= half:
         what = f"{number} GPU{'s' if number > 1 else ''}"

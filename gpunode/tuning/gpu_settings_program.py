@@ -96,7 +96,7 @@ def _power(value: Any, gpu: Gpu) -> Values:
     least, most = gpu.get("power_min_limit_w"), gpu.get("power_max_limit_w")
     default = gpu.get("power_default_limit_w")
     if most is None or default is None:
-        raise ValueError("the card has no power limit that can be set")
+        raise ValueError("the GPU has no adjustable power limit")
     if value == "default":
         watts = float(default)
     elif isinstance(value, str) and value.endswith("%"):
@@ -104,7 +104,7 @@ def _power(value: Any, gpu: Gpu) -> Values:
     else:
         watts = float(most if value == "max" else value)
     if not float(least or 0) <= watts <= float(most):
-        raise ValueError(f"{watts:g} W is outside of the card's range, {float(least or 0):g} to {float(most):g} W")
+        raise ValueError(f"{watts:g} W is outside the GPU's range, {float(least or 0):g} to {float(most):g} W")
     return {"power_limit_w": watts}
 
 
@@ -114,10 +114,10 @@ def _sm_clock(value: Any, gpu: Gpu) -> Values:
     if value == "default":
         return {"sm_clock_mhz": "default"}
     if most is None:
-        raise ValueError("the card does not report its clocks")
+        raise ValueError("the GPU does not report its clocks")
     pair = [most, most] if value == "max" else value if isinstance(value, list) else [value, value]
     if not least <= pair[0] <= pair[1] <= most:
-        raise ValueError(f"{_range(pair)} MHz is outside of the card's range, {least} to {most} MHz")
+        raise ValueError(f"{_range(pair)} MHz is outside the GPU's range, {least} to {most} MHz")
     return {"sm_clock_mhz": list(pair)}
 
 
@@ -126,17 +126,17 @@ def _memory_clock(value: Any, gpu: Gpu) -> Values:
         return {"memory_clock_mhz": "default"}
     supported = _memory_clocks(gpu)
     if not supported:
-        raise ValueError("the card does not report its memory clocks")
+        raise ValueError("the GPU does not report its memory clocks")
     pair = [supported[-1]] * 2 if value == "max" else value if isinstance(value, list) else [value, value]
     if any(clock not in supported for clock in pair) or pair[0] > pair[1]:
-        raise ValueError(f"{_range(pair)} MHz is no memory clock of the card: {', '.join(map(str, supported))} MHz")
+        raise ValueError(f"{_range(pair)} MHz is not a memory clock of the GPU: {', '.join(map(str, supported))} MHz")
     return {"memory_clock_mhz": list(pair)}
 
 
 def _application_clocks(value: Any, gpu: Gpu) -> Values:
     now = gpu.get("application_clocks_mhz") or {}
     if now.get("graphics") is None:
-        raise ValueError("this driver or card has no application clocks: use sm_clock_mhz and memory_clock_mhz")
+        raise ValueError("this driver or GPU has no application clocks: use sm_clock_mhz and memory_clock_mhz")
     if value == "default":
         return {"application_clocks_mhz": "default"}
     most = (gpu.get("max_clocks_mhz") or {}).get("sm")
@@ -399,7 +399,7 @@ def seen(gpu: Gpu) -> dict[str, Any]:
     """Return a GPU as it is now."""
     found = [one for one in parsed(call("-q", "-x", "-i", gpu["uuid"])) if one["uuid"] == gpu["uuid"]]
     if not found:
-        raise RefusedError("the GPU does not answer any more")
+        raise RefusedError("the GPU no longer responds")
     # Asked for alone it is the first.
     return {**found[0], "index": gpu["index"]}
 
@@ -453,7 +453,9 @@ class Card:
                 continue
             value = self.values[setting] if wanted else self.before[setting]
             if time.monotonic() > deadline:
-                self.note(setting, value, "refused", f"not reached in the {TOTAL_LIMIT_S} s for all GPUs")
+                self.note(
+                    setting, value, "refused", f"skipped: the limit of {TOTAL_LIMIT_S} s for all GPUs was reached"
+                )
                 continue
             try:
                 if wanted:
@@ -469,7 +471,7 @@ class Card:
             self.gpu["mig_layout"] = instances(self.gpu)
         idle = not busy(self.gpu)
         if not idle and not is_set(self.gpu, setting, value, last):
-            self.note(setting, value, "busy", "a process computes on the GPU: left alone")
+            self.note(setting, value, "busy", "a process computes on the GPU: not changed")
             return
         old = old_value(setting, self.gpu)
         if setting not in self.before:
@@ -552,7 +554,7 @@ def main(argv: list[str]) -> int:
         text = place(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
         cards = bring_all(json.loads(text)["rules"])
     except (OSError, ValueError, KeyError, TypeError, RefusedError, ElementTree.ParseError) as err:
-        tell(f"nothing more could be set: {type(err).__name__}: {err}", 3)
+        tell(f"no further setting could be applied: {type(err).__name__}: {err}", 3)
         return 1
     if argv == ["restore"]:
         return 1 if any(card.entries for card in cards) else 0

@@ -47,7 +47,7 @@ def _memory(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:
     yield Setting(
         name="vm.swappiness",
         value=str(traits.swappiness),
-        reason="memory of a job is swapped out late; caches of files go first",
+        reason="file caches are reclaimed before the memory of a job is swapped out",
         source=f"{KERNEL_VM}; the number is {OURS}",
     )
     yield Setting(
@@ -57,24 +57,28 @@ def _memory(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]:
         source=f"{KERNEL_VM}; the number is {OURS}",
     )
     if several:
-        own = "each process keeps to its NUMA node" if traits.zone_reclaim else "caches may use the other NUMA node"
+        own = (
+            "each process stays on its NUMA node"
+            if traits.zone_reclaim
+            else ("file caches may use the other NUMA node")
+        )
         yield Setting(name="vm.zone_reclaim_mode", value=str(int(traits.zone_reclaim)), reason=own, source=KERNEL_VM)
         yield Setting(
             name="kernel.numa_balancing",
             value="0",
-            reason="jobs are bound by their launcher; the kernel's moving of pages costs faults in pinned memory's way",
+            reason="the launcher binds jobs; automatic page migration causes faults and conflicts with pinned memory",
             source=f"Azure/azhpc-images; {OURS}",
         )
     else:
         for name in ("vm.zone_reclaim_mode", "kernel.numa_balancing"):
             yield LeftAlone(
                 name=name,
-                reason="one NUMA node" if node.numa else f"NUMA nodes were not seen: {node.gap('numa') or '-'}",
+                reason="one NUMA node" if node.numa else f"NUMA nodes could not be read: {node.gap('numa') or '-'}",
             )
     yield Setting(
         name="transparent_hugepage",
         value=traits.hugepages,
-        reason="programs that ask for huge pages get them; the others are not held up by compaction"
+        reason="programs that request huge pages get them; others are not delayed by compaction"
         if traits.hugepages == "madvise"
         else "large arrays of few long processes: every mapping gets huge pages",
         source=f"Linux documentation: admin-guide/mm/transhuge.rst; {OURS} by profile",
@@ -86,7 +90,7 @@ def _buffers(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     speed = max((nic.speed_mbit_per_s or 0 for nic in node.nics or () if nic.state == "up"), default=0)
     if node.nics is None or speed < BUFFER_LEAST_MBIT_PER_S:
         reason = (
-            f"network interfaces were not seen: {node.gap('nics') or '-'}"
+            f"network interfaces could not be read: {node.gap('nics') or '-'}"
             if node.nics is None
             else "no interface reports 10 Gbit/s or more"
         )
@@ -114,7 +118,7 @@ def _neighbours(node: NodeFacts, fleet: int) -> Iterator[Setting | LeftAlone]:
     entries = min(NEIGHBOURS_MOST, max(0, fleet) * interfaces)
     if entries <= 128:
         reason = (
-            "the size of the fleet is not given"
+            "the size of the fleet is not set"
             if fleet <= 0
             else f"{fleet} nodes on {interfaces} interfaces fit the kernel's table"
         )
@@ -125,7 +129,7 @@ def _neighbours(node: NodeFacts, fleet: int) -> Iterator[Setting | LeftAlone]:
         yield Setting(
             name=name,
             value=str(base * factor),
-            reason=f"{fleet} nodes on {interfaces} interfaces are {entries} neighbours: none is forgotten while in use",
+            reason=f"{fleet} nodes on {interfaces} interfaces are {entries} neighbours: none is evicted while in use",
             source="Linux documentation: networking/ip-sysctl.rst; linux-system-roles/hpc sets them too",
         )
 
@@ -139,27 +143,25 @@ def _processors(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone
         return
     if frequency is None or not frequency.governors:
         why = node.gap("cpu_frequency") if frequency is None else None
-        yield LeftAlone(
-            name=governor, reason=why or "the kernel does not choose the clock here: firmware or hypervisor does"
-        )
+        yield LeftAlone(name=governor, reason=why or "firmware or hypervisor controls the clock, not the kernel")
     elif traits.saves_power:
-        yield LeftAlone(name=governor, reason="the node idles for long: processors may clock down")
+        yield LeftAlone(name=governor, reason="the node is often idle: processors may reduce their clock")
     else:
         yield Setting(
             name=governor,
             value="performance",
-            reason="work on the processor does not hold GPUs up while clocks rise",
+            reason="GPUs do not wait for processor clocks to rise",
             source=f"Linux documentation: admin-guide/pm/cpufreq.rst; {OURS} by profile",
         )
     if traits.idle_latency_us is None:
-        yield LeftAlone(name=latency, reason="deep sleep of idle cores leaves power for the busy ones")
+        yield LeftAlone(name=latency, reason="deep idle states leave power for busy cores")
     elif is_guest(node):
-        yield LeftAlone(name=latency, reason="the hypervisor puts processors to sleep")
+        yield LeftAlone(name=latency, reason="the hypervisor controls idle states")
     else:
         yield Setting(
             name=latency,
             value=str(traits.idle_latency_us),
-            reason="requests and messages wait for a core to wake up: deeper sleep is switched off",
+            reason="requests and messages wait for a core to wake up: deeper idle states are disabled",
             source=f"Linux documentation: admin-guide/pm/cpuidle.rst; the number is {OURS}",
         )
 
@@ -170,9 +172,9 @@ def _command_line(node: NodeFacts) -> Setting | LeftAlone:
     if is_guest(node):
         return LeftAlone(name=name, reason="a guest: its hypervisor translates addresses")
     if node.iommu is None:
-        return LeftAlone(name=name, reason=f"the IOMMU was not seen: {node.gap('iommu') or '-'}")
+        return LeftAlone(name=name, reason=f"the IOMMU could not be read: {node.gap('iommu') or '-'}")
     if not node.iommu.units:
-        return LeftAlone(name=name, reason="no IOMMU is on")
+        return LeftAlone(name=name, reason="no IOMMU is enabled")
     kinds = set(node.iommu.group_types.values())
     if not any(kind.startswith("DMA") for kind in kinds) and "iommu=pt" not in (node.command_line or "").split():
         return LeftAlone(name=name, reason="no device's addresses are translated by the IOMMU")

@@ -174,11 +174,11 @@ def configuration(path: str) -> Dict[str, Any]:
     if not text:
         if path == CONFIGURATION:
             return {}
-        raise ValueError("--config %s: is empty or cannot be read" % path)
+        raise ValueError("--config %s: is empty or unreadable" % path)
     try:
         document = json.loads(text)
     except ValueError as err:
-        raise ValueError("%s is not JSON: %s" % (path, err)) from None
+        raise ValueError("%s is not valid JSON: %s" % (path, err)) from None
     kinds = {"environment": dict, "docker": list}
     if not isinstance(document, dict) or any(
         not isinstance(document.get(key, kind()), kind) for key, kind in kinds.items()
@@ -236,21 +236,23 @@ def parsed(argv: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gpunode-run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=count, help="processes of the job on this node (default: one a GPU)")
+    parser.add_argument("--ranks", type=count, help="processes of the job on this node (default: one per GPU)")
     parser.add_argument("--threads", type=count, help="threads of each process (default: cores / ranks)")
-    parser.add_argument("--no-bind", action="store_true", help="leave the processors of a rank as they are")
-    parser.add_argument("--expandable-segments", action="store_true", help="PyTorch: no CUDA IPC with them")
-    parser.add_argument("--torch-version", help="in place of asking the program's Python")
+    parser.add_argument("--no-bind", action="store_true", help="do not bind ranks to processors")
+    parser.add_argument("--expandable-segments", action="store_true", help="PyTorch: disables CUDA IPC")
+    parser.add_argument("--torch-version", help="do not query the program's Python")
     parser.add_argument("--malloc", choices=sorted(MALLOCS), help="preload this allocator")
-    parser.add_argument("--xla", action="store_true", help="JAX: hide communication behind computing")
+    parser.add_argument("--xla", action="store_true", help="JAX: overlap communication and computation")
     parser.add_argument("--config", default=CONFIGURATION, help="settings of the node for jobs (%(default)s)")
-    parser.add_argument("--print", dest="show", choices=["env", "docker"], help="print, and start nothing")
+    parser.add_argument(
+        "--print", dest="show", choices=["env", "docker"], help="print the settings without starting the program"
+    )
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program and its arguments")
     options = parser.parse_args(argv)
     if options.program[:1] == ["--"]:
         options.program = options.program[1:]
     if not options.program and not options.show:
-        parser.error("name a program, or use --print")
+        parser.error("a program is required, or --print")
     return options
 
 
@@ -273,7 +275,7 @@ def main(argv: List[str]) -> int:
         settings = configuration(options.config)
         rank, ranks = local_rank(given), ranks_of(options, given)
         if rank is not None and rank >= ranks:
-            raise ValueError("this is rank %d of the node, and --ranks says that there are %d" % (rank, ranks))
+            raise ValueError("this is rank %d of the node, but --ranks is %d" % (rank, ranks))
         if rank is not None and not options.no_bind and not options.show:
             # Slurm and mpirun bind their ranks themselves: a part of a part would leave cores idle.
             if len(allowed) == os.cpu_count():

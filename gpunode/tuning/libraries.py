@@ -10,7 +10,7 @@ from gpunode.tuning.launcher import threads_per_rank
 from gpunode.tuning.model import LeftAlone, Setting
 from gpunode.tuning.profiles import Traits
 
-THREADS = {"OMP_NUM_THREADS": "torchrun would set 1", "MKL_NUM_THREADS": "the same as OMP_NUM_THREADS"}
+THREADS = {"OMP_NUM_THREADS": "torchrun would set 1", "MKL_NUM_THREADS": "same as OMP_NUM_THREADS"}
 """Variables, and what their reason ends with."""
 NEW_NAME = Version("2.10")
 """The first PyTorch to read PYTORCH_ALLOC_CONF alone; later ones read the old name too, with a warning."""
@@ -29,8 +29,8 @@ def order(node: NodeFacts) -> Iterator[Setting]:  # noqa: ARG001
 def cuda(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     """Variables of CUDA for a job."""
     yield from order(node)
-    yield LeftAlone(name="CUDA_LAUNCH_BLOCKING", reason="for debugging: left on, every kernel waits for the one before")
-    yield LeftAlone(name="CUDA_DEVICE_MAX_CONNECTIONS", reason="belongs to the program that runs, not to the node")
+    yield LeftAlone(name="CUDA_LAUNCH_BLOCKING", reason="debugging only: every kernel waits for the previous one")
+    yield LeftAlone(name="CUDA_DEVICE_MAX_CONNECTIONS", reason="set by the program, not by the node")
 
 
 def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
@@ -38,11 +38,11 @@ def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     gpus = len(node.gpus_on_bus or ())
     usable = usable_cores(node)
     if usable is None:
-        reason = f"the processor's cores were not seen: {node.gap('cpu') or 'lscpu reports none'}"
+        reason = f"the processor's cores are unknown: {node.gap('cpu') or 'lscpu reports none'}"
     elif gpus == 0:
-        reason = "no GPU: the node is not shared by one process a GPU"
+        reason = "no GPU: no process per GPU"
     elif usable < gpus:
-        reason = f"{gpus} GPUs and {usable} cores: a process has no core of its own"
+        reason = f"{gpus} GPUs and {usable} cores: processes share cores"
     else:
         which = "physical cores"
         if usable != physical_cores(node):
@@ -54,10 +54,10 @@ def threads(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
                 reason=f"{usable} {which} for one process on each of {gpus} GPU{'s' if gpus > 1 else ''}; {otherwise}",
                 source="common practice; torchrun's default: catalog (sources.yml, pt_run)",
             )
-        yield LeftAlone(name="OMP_PROC_BIND", reason="binding is the launcher's: gpunode-run, mpirun")
+        yield LeftAlone(name="OMP_PROC_BIND", reason="the launcher binds processes: gpunode-run, mpirun")
         return
     yield from (LeftAlone(name=name, reason=reason) for name in THREADS)
-    yield LeftAlone(name="OMP_PROC_BIND", reason="binding is the launcher's: gpunode-run, mpirun")
+    yield LeftAlone(name="OMP_PROC_BIND", reason="the launcher binds processes: gpunode-run, mpirun")
 
 
 def usable_cores(node: NodeFacts) -> int | None:
@@ -86,18 +86,18 @@ def allocator(node: NodeFacts, *, expandable: bool) -> Setting | LeftAlone:
     if not expandable:
         return LeftAlone(
             name="PYTORCH_CUDA_ALLOC_CONF",
-            reason="no CUDA IPC with expandable segments in plain containers: --expandable-segments sets them",
+            reason="expandable segments disable CUDA IPC in plain containers: --expandable-segments enables them",
         )
     version = _torch_version(node)
     new = version is not None and version >= NEW_NAME
     if version is None:
-        which = "the name that every PyTorch understands; which one runs here was not seen"
+        which = "the name that all PyTorch versions support; the version is unknown"
     else:
-        which = f"the name that PyTorch {version} wants"
+        which = f"the name for PyTorch {version}"
     return Setting(
         name="PYTORCH_ALLOC_CONF" if new else "PYTORCH_CUDA_ALLOC_CONF",
         value="expandable_segments:True",
-        reason=f"less memory is lost in pieces; {which}",
+        reason=f"less memory fragmentation; {which}",
         source="catalog (sources.yml, pt_alloc)",
     )
 
@@ -121,18 +121,18 @@ def tensorflow(node: NodeFacts, traits: Traits) -> Iterator[Setting | LeftAlone]
     yield Setting(
         name="TF_GPU_THREAD_MODE",
         value="gpu_private",
-        reason="each GPU has launching threads of its own: work on the processor does not hold kernels up",
+        reason="each GPU has its own launch threads: processor work does not delay kernels",
         source=source,
     )
-    yield Setting(name="TF_GPU_THREAD_COUNT", value="2", reason="two for each GPU, which is the default", source=source)
+    yield Setting(name="TF_GPU_THREAD_COUNT", value="2", reason="two per GPU, the default", source=source)
     if traits.shares_gpus:
         yield Setting(
             name="TF_FORCE_GPU_ALLOW_GROWTH",
             value="true",
-            reason="memory is taken as it is needed: two processes can share a GPU",
+            reason="memory is allocated on demand: two processes can share a GPU",
             source=source,
         )
     else:
         yield LeftAlone(
-            name="TF_FORCE_GPU_ALLOW_GROWTH", reason="a job has its GPUs for itself: memory is taken once, in one piece"
+            name="TF_FORCE_GPU_ALLOW_GROWTH", reason="a job owns its GPUs: memory is allocated once, contiguously"
         )

@@ -29,7 +29,7 @@ def nccl(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
     yield Setting(
         name="NCCL_DEBUG",
         value="WARN",
-        reason="a failure prints its cause; so does a start NCCL's version",
+        reason="prints the cause of failures, and NCCL's version at start",
         source=NCCL,
     )
     yield _hca(node)
@@ -37,12 +37,14 @@ def nccl(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlone]:
         yield _interface(node)
     else:
         yield LeftAlone(
-            name="NCCL_SOCKET_IFNAME", reason="names an interface of the host, and a container of one node has its own"
+            name="NCCL_SOCKET_IFNAME",
+            reason="names an interface of the host, but a container on a single node has its own",
         )
     yield LeftAlone(
-        name="NCCL_IB_DISABLE", reason="for debugging: without RDMA NCCL takes sockets by itself, with it 1 only slows"
+        name="NCCL_IB_DISABLE",
+        reason="debugging only: without RDMA NCCL uses sockets automatically, with RDMA 1 only slows it down",
     )
-    yield LeftAlone(name="NCCL_P2P_LEVEL", reason="for debugging: NCCL reads the topology itself")
+    yield LeftAlone(name="NCCL_P2P_LEVEL", reason="debugging only: NCCL detects the topology itself")
     yield _gid_index(node)
 
 
@@ -61,7 +63,7 @@ def _gid_index(node: NodeFacts) -> Setting | LeftAlone:
     """NCCL finds the index by itself from 2.21 on; an older one on the node is given that of RoCE v2 over IPv4."""
     name = "NCCL_IB_GID_INDEX"
     if node.infiniband is None:
-        return LeftAlone(name=name, reason=f"RDMA devices were not seen: {node.gap('infiniband')}")
+        return LeftAlone(name=name, reason=f"RDMA devices could not be read: {node.gap('infiniband')}")
     ports = [port for _, port in active_ports(node) if port.link_layer == "Ethernet"]
     if not ports:
         return LeftAlone(name=name, reason="no RoCE port is active")
@@ -74,8 +76,8 @@ def _gid_index(node: NodeFacts) -> Setting | LeftAlone:
     if not shared:
         return LeftAlone(
             name=name,
-            reason=f"libnccl {', '.join(old)} on the node does not find it, and the RoCE ports have no index in common "
-            "for RoCE v2 over IPv4: show_gids lists them",
+            reason=f"libnccl {', '.join(old)} on the node does not find it, and the RoCE ports share no index for RoCE "
+            "v2 over IPv4: see show_gids",
         )
     return Setting(
         name=name,
@@ -96,13 +98,13 @@ def _sockets(node: NodeFacts) -> Iterator[Setting | LeftAlone]:
     speed = max((nic.speed_mbit_per_s or 0 for nic in node.nics or () if nic.state == "up"), default=0)
     vendor = (node.machine.vendor if node.machine else None) or ""
     if node.infiniband is None or active_ports(node):
-        reason = "RDMA carries the data" if node.infiniband else "RDMA devices were not seen"
+        reason = "RDMA transports the data" if node.infiniband else "RDMA devices could not be read"
     elif node.nics is None:
-        reason = f"network interfaces were not seen: {node.gap('nics')}"
+        reason = f"network interfaces could not be read: {node.gap('nics')}"
     elif speed < FAST_MBIT_PER_S:
         reason = "no interface reports 100 Gbit/s or more"
     elif vendor.startswith(("Amazon", "Google")):
-        reason = f"NCCL has defaults of its own for {vendor}"
+        reason = f"NCCL has its own defaults for {vendor}"
     else:
         for name in names:
             yield Setting(
@@ -157,30 +159,30 @@ def _hca(node: NodeFacts) -> Setting | LeftAlone:
     """
     name = "NCCL_IB_HCA"
     if node.infiniband is None:
-        return LeftAlone(name=name, reason=f"RDMA devices were not seen: {node.gap('infiniband')}")
+        return LeftAlone(name=name, reason=f"RDMA devices could not be read: {node.gap('infiniband')}")
     active = active_ports(node)
     if not active:
         return LeftAlone(name=name, reason="no RDMA port is active")
     near = near_gpus(node)
     if near is None:
-        return LeftAlone(name=name, reason="nvidia-smi topo -m was not seen: NCCL takes every active port")
+        return LeftAlone(name=name, reason="nvidia-smi topo -m could not be read: NCCL uses every active port")
     known = sorted((device.name for device in node.infiniband), key=_natural)
     chosen = [device for device in known if device in near]
     others = [device for device in known if device not in near]
     if not chosen or not others:
         which = "none shares" if not chosen else "all share"
-        return LeftAlone(name=name, reason=f"{which} a PCIe switch with a GPU: NCCL takes every active port")
+        return LeftAlone(name=name, reason=f"{which} a PCIe switch with a GPU: NCCL uses every active port")
     if not any(device.name in chosen for device, _ in active):
         reason = f"no port of {', '.join(chosen)} is active, and the others share no PCIe switch with a GPU"
         return LeftAlone(name=name, reason=reason)
     if len(chosen) > _MOST_DEVICES or not all(map(_PLAIN.fullmatch, chosen)):
-        return LeftAlone(name=name, reason=f"{len(chosen)} devices near GPUs: more, or other names, than NCCL takes")
+        return LeftAlone(name=name, reason=f"{len(chosen)} devices near GPUs: more, or other names, than NCCL supports")
     # Without "=" a name is a prefix: mlx5_1 would also be mlx5_10. Without ":PORT" all ports are meant.
     return Setting(
         name=name,
         value="=" + ",".join(chosen),
-        reason=f"{len(chosen)} of {len(known)} RDMA devices share a PCIe switch with a GPU, whether up today or not; "
-        f"left out: {', '.join(others)} (storage or management)",
+        reason=f"{len(chosen)} of {len(known)} RDMA devices share a PCIe switch with a GPU, active or not; excluded: "
+        f"{', '.join(others)} (storage or management)",
         source=NCCL,
     )
 
@@ -188,9 +190,9 @@ def _hca(node: NodeFacts) -> Setting | LeftAlone:
 def _interface(node: NodeFacts) -> Setting | LeftAlone:
     name = "NCCL_SOCKET_IFNAME"
     if node.nics is None:
-        return LeftAlone(name=name, reason=f"network interfaces were not seen: {node.gap('nics')}")
+        return LeftAlone(name=name, reason=f"network interfaces could not be read: {node.gap('nics')}")
     if node.addressed is None:
-        return LeftAlone(name=name, reason=f"addresses of interfaces were not seen: {node.gap('addressed')}")
+        return LeftAlone(name=name, reason=f"addresses of interfaces could not be read: {node.gap('addressed')}")
     over_rdma = {interface for _, port in active_ports(node) for interface in port.interfaces}
     down = {nic.name for nic in node.nics if nic.state != "up"}
     usable = [
@@ -203,9 +205,7 @@ def _interface(node: NodeFacts) -> Setting | LeftAlone:
     chosen = _fastest(usable, {nic.name: nic.speed_mbit_per_s for nic in node.nics})
     if len(chosen) > 1:
         names = ", ".join(chosen)
-        return LeftAlone(
-            name=name, reason=f"{names} have addresses: name the one over which the nodes reach each other"
-        )
+        return LeftAlone(name=name, reason=f"{names} have addresses: set the one that connects the nodes")
     why = "the only interface of the host" if len(usable) == 1 else f"the fastest of {len(usable)} interfaces"
     return Setting(name=name, value=f"={chosen[0]}", reason=f"{why} that is up with an address", source=NCCL)
 
@@ -222,7 +222,7 @@ def devices(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlon
     """What a container is given of the network."""
     name = "--device /dev/infiniband"
     if node.infiniband is None:
-        yield LeftAlone(name=name, reason=f"RDMA devices were not seen: {node.gap('infiniband')}")
+        yield LeftAlone(name=name, reason=f"RDMA devices could not be read: {node.gap('infiniband')}")
     elif active_ports(node):
         number = len(node.infiniband)
         yield Setting(
@@ -237,7 +237,7 @@ def devices(node: NodeFacts, *, multi_node: bool) -> Iterator[Setting | LeftAlon
         yield Setting(
             name="--network",
             value="host",
-            reason="the processes of several nodes reach each other by the host's own addresses",
+            reason="processes on several nodes connect through the host's addresses",
             source=NCCL,
         )
     else:

@@ -270,7 +270,8 @@ def _why(err: Exception, adapter: _Adapter, deadline: float) -> LaunchFailure:
     if "cannot connect" in text or "no such file" in text or "connection refused" in text:
         return LaunchFailure(
             "no-engine",
-            "the node's Docker engine does not run: systemctl status docker, or role docker (a rootless engine: docker "
+            "the node's Docker engine does not run: see systemctl status docker, or run the role docker (a rootless "
+            "engine: docker "
             "context use rootless)",
         )
     return LaunchFailure("broke-off", f"the node's Docker engine does not answer: {said or one_line(err)}")

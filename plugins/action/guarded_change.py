@@ -89,8 +89,8 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         else:
             raise AnsibleActionFail(
                 f"{self.host}: no new login works after the change {name} ({failure}), and none worked "
-                f"{GRACE_S} s after the time at which the node reverts: log in at its console and run "
-                f"journalctl -u 'gpunode-guard-{name}*'"
+                f"{GRACE_S} s after the time at which the node reverts: log in at the console and run journalctl -u "
+                f"'gpunode-guard-{name}*'"
             )
         done = outcome if isinstance(outcome, dict) and outcome.get("token") == token else {}
         files = ", ".join(map(str, done.get("restored") or [])) or "no file"

@@ -41,7 +41,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         self.begin(task_vars)
         role = str(self._task.args.get("role", ""))
         if role not in PLANS:
-            raise AnsibleActionFail(f"role: {role or 'nothing'} has no plan; there are {', '.join(sorted(PLANS))}")
+            raise AnsibleActionFail(f"role: {role or 'nothing'} has no plan; known: {', '.join(sorted(PLANS))}")
         extra = plain(self._task.args.get("settings") or {})
         if role in SPECIFICATIONS and role != GATE and self.settings(role, extra).get("state") != "absent":
             self.refuse_unfit()
@@ -78,7 +78,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         """Fail with all reasons why the node must not be changed."""
         if manifest.refusals:
             begun = self.node.text("begun", math.inf) is not None
-            head = "refused, what this run changed before stays:" if begun else "refused, nothing was changed:"
+            head = "refused, earlier changes of this run remain:" if begun else "refused, nothing was changed:"
             raise AnsibleActionFail("\n  - ".join([head, *map(printable, manifest.refusals)]))
 
     def refuse_unfit(self) -> None:
@@ -113,7 +113,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             answers.update(self.answers(asked))
             context = context.with_answers(answers)
         raise AnsibleActionFail(
-            f"{self.host}: role {role}: the plan asks more than {ROUNDS} times: report this as a bug"
+            f"{self.host}: role {role}: the plan needed more than {ROUNDS} rounds: report this as a bug"
         )
 
     def answers(self, questions: dict[str, Question]) -> dict[str, Any]:

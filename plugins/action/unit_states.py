@@ -42,7 +42,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             task_vars=self.task_vars,
         )
         if answer.get("failed"):
-            words = str(answer.get("msg") or "the module gave no reason")
+            words = str(answer.get("msg") or "the module reported no reason")
             # In check mode its package is not there yet.
             if self._task.check_mode and words.startswith(MISSING):
                 return list(steps(given, {}))

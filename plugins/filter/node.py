@@ -42,11 +42,11 @@ def findings(
     wanted = None if checks is None else [str(check) for check in checks]
     unknown = [check for check in wanted or () if check not in registry]
     if unknown:
-        raise AnsibleFilterError(f"no such check: {', '.join(unknown)}")
+        raise AnsibleFilterError(f"unknown check: {', '.join(unknown)}")
     try:
         expectation = Expectation.model_validate(plain(expect or {}))
     except ValueError as err:
-        raise AnsibleFilterError(f"not an expectation: {err}") from None
+        raise AnsibleFilterError(f"not a valid expectation: {err}") from None
     return [finding.model_dump(mode="json") for finding in judge(_node(facts), expectation, only=wanted)]
 
 

@@ -26,7 +26,7 @@ def container_env(facts: Mapping[str, Any], workload: str = "pytorch", multi_nod
     if MISSING is not None:
         raise AnsibleFilterError(MISSING)
     if workload not in WORKLOADS:
-        raise AnsibleFilterError(f"no such workload: {workload}; there are {', '.join(WORKLOADS)}")
+        raise AnsibleFilterError(f"unknown workload: {workload}; known: {', '.join(WORKLOADS)}")
     if not isinstance(multi_node, bool):
         raise AnsibleFilterError("multi_node must be true or false, not text: use | bool")
     try:

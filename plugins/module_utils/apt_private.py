@@ -67,7 +67,7 @@ class AptError(Exception):
 
 
 class StillRunningError(AptError):
-    """apt did not end within its time, and was not killed."""
+    """apt exceeded its time limit, and was not killed."""
 
 
 def output_of(argv, limit_s, **environment):
@@ -113,7 +113,8 @@ def carried_out(argv, limit_s):
             code = child.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise StillRunningError(
-                f"{argv[0]} (pid {child.pid}) did not end within {limit_s} s and is left to end: run this again then"
+                f"{argv[0]} (pid {child.pid}) did not end within {limit_s} s and is still running: run this again "
+                "when it has ended"
             ) from None
         texts = []
         for file in (output, errors):

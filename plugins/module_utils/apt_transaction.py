@@ -173,19 +173,19 @@ def refuse_what_is_not_offered(options, wanted):
         name, _, pattern = entry.partition("=")
         versions = offered(options, entry)
         if not any(fnmatch.fnmatchcase(version, pattern or "*") for version in versions):
-            wish = f"{name} {pattern}".strip()
-            have = ", ".join(versions[:8]) or "none of that name"
-            raise AptError(f"the node's sources do not have {wish}; they have {have}")
+            request = f"{name} {pattern}".strip()
+            have = ", ".join(versions[:8]) or "no package of that name"
+            raise AptError(f"the node's sources do not have {request}; they have {have}")
 
 
 def refuse_what_is_not_ours(question, present, install, remove):
     """A transaction that would touch something else is not made."""
     never = sorted(name for name in {*install, *remove} if matches(name, question["never"]))
     if never:
-        raise AptError(f"it would also touch {', '.join(never)}, which is not this role's affair")
+        raise AptError(f"it would also touch {', '.join(never)}, which this role does not manage")
     gone = sorted(remove - question["going"])
     if gone:
-        raise AptError(f"apt would have to remove {', '.join(gone)} for it")
+        raise AptError(f"apt would have to remove {', '.join(gone)}")
     asked = {entry.partition("=")[0] for entry in question["install"]}
     held = sorted(
         name
@@ -434,7 +434,7 @@ def told_and_done(question):
         if loose and not leave:
             output_of(["apt-mark", "hold", *sorted(loose)], ANSWER_LIMIT_S)
     except AptError as error:
-        return {**said, "error": f"it broke off: {error}"}
+        return {**said, "error": f"interrupted: {error}"}
     return {**said, "done": True}
 
 

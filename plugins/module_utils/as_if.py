@@ -85,7 +85,7 @@ def _run(argv: list[str], binds: list[tuple[bytes, bytes]]) -> tuple[int, str, s
     try:
         return ran(argv, LIMIT_S, enter=enter if binds or lacks_folder else None)
     except subprocess.SubprocessError:
-        raise UnavailableError("a mount namespace cannot be made") from None
+        raise UnavailableError("a mount namespace cannot be created") from None
 
 
 def ran(

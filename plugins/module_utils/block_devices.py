@@ -68,23 +68,23 @@ def refusals(disks: dict[str, dict[str, Any]], erase: set[str]) -> list[str]:
     by_device: dict[str, str] = {}
     for name, one in disks.items():
         if one["missing"]:
-            found.append(f"{name}: there is no such disk: ls /dev/disk/by-id shows the ids of this node")
+            found.append(f"{name}: no such disk: ls /dev/disk/by-id lists the ids of this node")
             continue
         which = f"{name} ({one['device']})"
         if one["device"] in by_device:
-            found.append(f"{which}: is the same disk as {by_device[one['device']]}: name each disk once")
+            found.append(f"{which}: is the same disk as {by_device[one['device']]}: list each disk once")
         by_device[one["device"]] = name
         if one["in_use"]:
-            found.append(f"{which}: {'; '.join(one['in_use'])}: it is never erased while that is so")
+            found.append(f"{which}: {'; '.join(one['in_use'])}: a disk in use is never erased")
         elif one["carries"] and name not in erase:
             found.append(
-                f"{which}: carries {', '.join(one['carries'])}: it stays untouched unless storage_confirm_erase names "
+                f"{which}: carries {', '.join(one['carries'])}: it is not changed unless storage_confirm_erase lists "
                 "this id"
             )
     ours = [name for name, one in disks.items() if one.get("ours")]
     if ours and len(ours) < len(disks):
         others = [name for name in disks if name not in ours]
-        found.append(f"{', '.join(ours)}: belongs to the array already, and {', '.join(others)} does not")
+        found.append(f"{', '.join(ours)}: already belongs to the array, {', '.join(others)} does not")
     return found
 
 
@@ -134,9 +134,9 @@ def in_use(base: Path, nodes: list[str], holders: list[str], mounts: list[dict[s
     """Return what uses a disk or its partitions now, one line each."""
     found = []
     if (base / "partition").exists():
-        found.append("is a partition, and a whole disk is asked for")
+        found.append("is a partition, expected a whole disk")
     if composed(base):
-        found.append("is made of other devices, and a disk is asked for")
+        found.append("consists of other devices, expected a disk")
     if (base / "ro").read_text().strip() == "1":
         found.append("is read-only")
     numbers = {(BLOCK / node / "dev").read_text().strip() for node in nodes}
@@ -150,7 +150,7 @@ def in_use(base: Path, nodes: list[str], holders: list[str], mounts: list[dict[s
     found += [f"is swap ({source})" for source in swaps() if os.path.realpath(source) in devices]
     found += [f"{line} in /etc/fstab" for line in in_fstab(devices)]
     why = withheld(f"/dev/{base.name}")
-    return found or ([f"the kernel does not hand it out ({why})"] if why else [])
+    return found or ([f"the kernel does not release it ({why})"] if why else [])
 
 
 def composed(base: Path) -> bool:

@@ -60,7 +60,7 @@ class RefusedError(Exception):
 
 def out_of_time(*_):
     """Handle SIGALRM."""
-    raise RefusedError("did not end within its time")
+    raise RefusedError("exceeded its time limit")
 
 
 def split_locks(path, mark):
@@ -221,7 +221,7 @@ def best_of(base, entry):
     for package in native:
         if fits(package):
             return package
-    have = ", ".join(dict.fromkeys(package.evr for package in native[:8])) or "none of that name"
+    have = ", ".join(dict.fromkeys(package.evr for package in native[:8])) or "no package of that name"
     raise RefusedError(f"the node's repositories do not have {f'{name} {pattern}'.strip()}; they have {have}")
 
 
@@ -233,7 +233,7 @@ def mark(base, question, target):
     for name in question["bound"]:
         package = at(base, name, target)
         if package is None:
-            raise RefusedError(f"{name} {target} is there for another machine only")
+            raise RefusedError(f"{name} {target} exists only for another architecture")
         base.package_install(package)
     for name in question["free"]:
         if not installed.filter(name=name) and not dnf.subject.Subject(name).get_best_query(base.sack).installed():
@@ -312,12 +312,12 @@ def resolved(base, question):
         if name not in known and not any(fnmatch.fnmatch(name, one) for one in question["expendable"])
     ]
     if others:
-        raise RefusedError(f"would-remove: dnf would take away {', '.join(others[:5])} for it")
+        raise RefusedError(f"would-remove: dnf would remove {', '.join(others[:5])}")
     never = sorted(
         name for name in {*coming, *going} if any(fnmatch.fnmatch(name, one) for one in question.get("never", []))
     )
     if never:
-        raise RefusedError(f"it would also touch {', '.join(never[:5])}, which is not this role's affair")
+        raise RefusedError(f"it would also touch {', '.join(never[:5])}, which this role does not manage")
     install = [{"name": name, "version": version} for name, version in sorted(coming.items())]
     return {"target": target, "install": install, "remove": going, "stream": stream}
 
@@ -336,7 +336,7 @@ def fetch(base):
             else:
                 result, said = base.package_signature_check(package)
         if result != 0:
-            raise RefusedError(f"repository-unsigned: not signed as it has to be: {said or package}")
+            raise RefusedError(f"repository-unsigned: not signed as required: {said or package}")
 
 
 def locks_that_change(question):

@@ -74,7 +74,7 @@ def obstacles(loaded: dict[str, tuple[int, list[str]]], found: list[dict[str, An
         count, users = loaded.get(name, (0, []))
         # Persistence mode counts as users without a process: it ends with the daemon that is to be stopped.
         if count > len(users) and not holding and not units:
-            lines.append(f"module {name} has {count - len(users)} users that are no visible process")
+            lines.append(f"module {name} has {count - len(users)} users without a visible process")
     return lines
 
 

@@ -55,7 +55,7 @@ def run(argv: list[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-        return 124, f"it ran past {COMMAND_LIMIT_S} s"
+        return 124, f"it exceeded {COMMAND_LIMIT_S} s"
     return child.returncode, output.decode("utf-8", "replace")
 
 
@@ -191,7 +191,7 @@ class Guard:
         record = self.read("record.json")
         if record is None or record["token"] != token:
             outcome = self.read("outcome.json")
-            at = outcome["by"] if outcome and outcome["token"] == token else "no record of it is left"
+            at = outcome["by"] if outcome and outcome["token"] == token else "its record is missing"
             raise GuardError(f"the change {self.name} was reverted before its confirmation: {at}")
         self.write("confirmed.json", {"token": token, "at": time.time()})
         self.disarm()
@@ -273,7 +273,7 @@ def kept(path: str) -> dict[str, Any]:
     if stat.S_ISLNK(there.st_mode):
         return {**entry, "kind": "link", "target": os.readlink(path)}  # noqa: PTH115
     if not stat.S_ISREG(there.st_mode) or there.st_size > LARGEST:
-        raise GuardError(f"{path} is no file of at most {LARGEST >> 20} MiB: its old state cannot be kept")
+        raise GuardError(f"{path} is not a file of at most {LARGEST >> 20} MiB: its old state cannot be saved")
     return {**entry, "kind": "file", "data": base64.b64encode(Path(path).read_bytes()).decode("ascii")}
 
 

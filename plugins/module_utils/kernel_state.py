@@ -56,9 +56,9 @@ def remembered(memory: str, root: str = "") -> dict[str, str]:
     try:
         document: Any = json.loads(text)
     except ValueError as err:
-        raise RefusedError(f"{memory} is not JSON: {err}") from None
+        raise RefusedError(f"{memory} is not valid JSON: {err}") from None
     if not isinstance(document, dict) or not all(inside(str(path)) for path in document):
-        raise RefusedError(f"{memory} holds no kernel settings")
+        raise RefusedError(f"{memory} contains no kernel settings")
     return {str(path): str(value) for path, value in document.items()}
 
 
@@ -80,7 +80,7 @@ def brought_about(
     """
     for path in wanted:
         if not inside(path):
-            raise RefusedError(f"{path} is no kernel setting: expected a path below {' or '.join(TREES)}")
+            raise RefusedError(f"{path} is not a kernel setting: expected a path below {' or '.join(TREES)}")
     before = remembered(memory, root)
     goals = {**{path: value for path, value in before.items() if path not in wanted}, **wanted}
     now = {path: value_of(path, root) for path in goals}
@@ -89,7 +89,7 @@ def brought_about(
     kept |= {path: str(now[path]) for path in wanted if path in due and path not in before}
     if not pretend and kept.keys() - before.keys():
         remember(memory, {**before, **kept}, root)
-    problems = [f"{path}: the kernel does not know this setting" for path in wanted if now[path] is None]
+    problems = [f"{path}: the kernel has no such setting" for path in wanted if now[path] is None]
     diffs = []
     for path, value in due.items():
         refused = None if pretend else put(path, value, root)

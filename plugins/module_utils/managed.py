@@ -103,13 +103,13 @@ def refuse_foreign(file: dict[str, Any], pretend: bool) -> None:
     """Raise RefusedError where a folder is in a file's place, or the file is not the one that the content is from."""
     found = there(file["path"])
     if found is not None and stat.S_ISDIR(found.st_mode):
-        raise RefusedError(f"{file['path']} is a folder, and a file has to be there: move it away")
+        raise RefusedError(f"{file['path']} is a directory, expected a file: move it")
     expected = file["expect_sha256"]
     # In check mode the content may be computed from a file that a role before would have written.
     if expected is not None and not pretend:
         now = content_of(file["path"], found)
         if (hashlib.sha256(now).hexdigest() if now is not None else "absent") != expected:
-            raise RefusedError(f"{file['path']} was changed by somebody else meanwhile: run this again")
+            raise RefusedError(f"{file['path']} was changed by another process: run this again")
 
 
 def validate(file: dict[str, Any]) -> None:
@@ -197,7 +197,7 @@ def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
     path, mode = Path(folder["path"]), int(folder["mode"], 8)
     found = there(folder["path"])
     if found is not None and not stat.S_ISDIR(found.st_mode):
-        raise RefusedError(f"{path} is no folder, and has to be one: move it away")
+        raise RefusedError(f"{path} is not a directory: move it")
     if found is not None and stat.S_IMODE(found.st_mode) == mode:
         return None
     if not pretend:
@@ -242,11 +242,11 @@ def _uid(name: str) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise RefusedError(f"there is no user {name} on the node") from None
+        raise RefusedError(f"user {name} does not exist on the node") from None
 
 
 def _gid(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise RefusedError(f"there is no group {name} on the node") from None
+        raise RefusedError(f"group {name} does not exist on the node") from None

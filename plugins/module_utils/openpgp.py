@@ -9,7 +9,7 @@ PUBLIC_KEY = 6
 
 
 def dearmored(data):
-    """Return the bytes of a key that may be armoured; ValueError where the armour is damaged."""
+    """Return the bytes of a key that may be armoured; ValueError where the armor is damaged."""
     if b"-----BEGIN PGP PUBLIC KEY BLOCK-----" not in data:
         return data
     # Up to the empty line there are headers; the line that begins with = is a checksum.
@@ -17,11 +17,11 @@ def dearmored(data):
         rb"-----BEGIN[^\n]*\n(?:[^\n]+:[^\n]*\n)*[ \t\r]*\n(.*?)(?:\n=[^\n]*)?\s*-----END", data, re.DOTALL
     )
     if found is None:
-        raise ValueError("the armour is damaged")
+        raise ValueError("the armor is damaged")
     try:
         return base64.b64decode(found[1])
     except binascii.Error as error:
-        raise ValueError(f"the armour is damaged: {error}") from None
+        raise ValueError(f"the armor is damaged: {error}") from None
 
 
 def packets(data):

@@ -76,28 +76,28 @@ def keyring_of(package):
             if member.isfile() and member.name.endswith("/cuda-archive-keyring.gpg"):
                 inside = tree.extractfile(member)
                 return inside.read() if inside is not None else b""
-    raise DiffersError("the package holds no keyring")
+    raise DiffersError("the package contains no keyring")
 
 
 def the_key(data, asked, url):
     """(fingerprint, bytes) of the key that is wanted, out of what was fetched."""
     if re.match(rb"\s*<(!doctype|html|\?xml)", data, re.IGNORECASE):
-        raise DiffersError(f"{url} answers with a page of HTML: a proxy or a login page stands in between")
+        raise DiffersError(f"{url} returned an HTML page: a proxy or a login page intercepts the connection")
     try:
         found = keys(data)
     except ValueError as error:
-        raise DiffersError(f"{url} is no OpenPGP key: {error}") from None
+        raise DiffersError(f"{url} is not an OpenPGP key: {error}") from None
     names = ", ".join(fingerprint for fingerprint, _ in found) or "no key"
     if asked["fingerprint"]:
         found = [pair for pair in found if pair[0] == asked["fingerprint"]]
         if not found:
-            raise DiffersError(f"{url} holds {names}, and NVIDIA's key is {asked['fingerprint']}")
+            raise DiffersError(f"{url} contains {names}, NVIDIA's key is {asked['fingerprint']}")
     elif asked["file"]:
         found = [pair for pair in found if pair[0].endswith(Path(asked["file"]).stem.upper())]
         if not found:
-            raise DiffersError(f"{url} holds {names}, which does not end in {Path(asked['file']).stem.upper()}")
+            raise DiffersError(f"{url} contains {names}, which does not end in {Path(asked['file']).stem.upper()}")
     if not found:
-        raise DiffersError(f"{url} holds no key")
+        raise DiffersError(f"{url} contains no key")
     return found[0][0], b"".join(whole for _, whole in found)
 
 
@@ -109,7 +109,7 @@ def from_file(asked):
     key = the_key(data, asked, url)
     lines = b"".join(line for line in data.splitlines(keepends=True) if not line.startswith(b"Version"))
     if wanted and not asked["fingerprint"] and hashlib.sha256(lines).hexdigest() != wanted:
-        raise DiffersError(f"{url} has without its Version line another sum than {wanted}")
+        raise DiffersError(f"{url} without its Version line has a checksum other than {wanted}")
     return key
 
 
@@ -119,7 +119,7 @@ def from_keyring(asked):
     package = fetched(url)
     found = hashlib.sha256(package).hexdigest()
     if asked["keyring_sha256"] and not asked["fingerprint"] and found != asked["keyring_sha256"]:
-        raise DiffersError(f"{url} has the sum {found}, not {asked['keyring_sha256']}")
+        raise DiffersError(f"{url} has the checksum {found}, not {asked['keyring_sha256']}")
     try:
         keyring = keyring_of(package)
     except (subprocess.SubprocessError, tarfile.TarError):

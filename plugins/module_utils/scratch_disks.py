@@ -40,7 +40,7 @@ def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
     steps += [" ".join(array)] if array else []
     if pretend:
         settled = not steps and not fresh and holds(str(made_of(found)), own["filesystem"])
-        return steps if settled else [*steps, "make the file system"]
+        return steps if settled else [*steps, "create the file system"]
     for one in erasing.values():
         erased(one)
     if array:
@@ -48,13 +48,13 @@ def made(wanted: dict[str, Any], pretend: bool) -> list[str]:
         output_of(SETTLE)
     target = devices[0] if "array" not in own else made_of(looked_at(names, own))
     if target is None:
-        raise DiskError(f"{wanted['name']} was not assembled of {' '.join(devices)}: mdadm --detail --scan shows why")
+        raise DiskError(f"{wanted['name']} was not assembled from {' '.join(devices)}: mdadm --detail --scan shows why")
     if not holds(target, own["filesystem"]):
         there = signatures(target)
         if there and not fresh:
-            raise DiskError(f"{target}: carries {there[0].get('type')}, and nobody confirmed that it goes")
+            raise DiskError(f"{target}: carries {there[0].get('type')}, and its removal is not confirmed")
         force = ["-f"] if fresh and "array" in own else []
-        steps.append(f"make the file system on {target}")
+        steps.append(f"create the file system on {target}")
         output_of(["mkfs.xfs", "-q", *force, "-m", f"uuid={own['filesystem']}", target], MAKE_LIMIT_S)
         output_of(SETTLE)
     return steps
@@ -84,7 +84,7 @@ def given_back(wanted: dict[str, Any], pretend: bool) -> list[str]:
     if len(going) < len(names):
         kept = [name for name in names if name not in going]
         raise DiskError(
-            f"{', '.join(kept)}: shares the file system, and nobody confirmed that it goes: name all or none"
+            f"{', '.join(kept)}: shares the file system, and its removal is not confirmed: list all disks or none"
         )
     target = str(made_of(found) or "")
     where = [one["path"] for one in mounted() if target and os.path.realpath(one["source"]) == target]
@@ -123,6 +123,6 @@ def erased(one: dict[str, Any]) -> None:
             stream.write(bytes(min(END_BYTES, size)))
     output_of(SETTLE)
     if not empty_ends(one["device"]):
-        raise DiskError(f"{one['device']}: is not empty after it was erased")
+        raise DiskError(f"{one['device']}: is not empty after erasing")
     if one["parts"]:
         output_of(["blockdev", "--rereadpt", one["device"]])

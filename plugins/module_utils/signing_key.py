@@ -29,4 +29,4 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
             error = " ".join(str(err).split())
         if attempt < TRIES:
             time.sleep(PAUSE_S * attempt)
-    return {"error": f"{url}: {error}: give the key as a file on the controller, or see to the network of the node"}
+    return {"error": f"{url}: {error}: set the key to a file on the controller, or check the network of the node"}

@@ -175,7 +175,7 @@ def account(entry: pwd.struct_passwd, hashed: str | None, patterns: list[str]) -
         rows = [public_key(line) for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         keys += [{name: row[name] for name in ("type", "bits", "blob", "options")} for row in rows if row]
         if any(not row for row in rows):
-            problem = problem or f"{path} has lines that are no key"
+            problem = problem or f"{path} has lines that are not keys"
     state = "unknown" if hashed is None else "none" if hashed == "" else "locked" if hashed[0] in "!*" else "set"
     folder = Path(entry.pw_dir) / ".ssh"
     return {
@@ -201,7 +201,7 @@ def strict_problem(path: str, entry: pwd.struct_passwd) -> str:
     for one in chain:
         there = one.stat()
         if there.st_uid not in (0, entry.pw_uid) or there.st_mode & WRITABLE_BY_OTHERS:
-            return f"{one} belongs to another user or can be written by others, and sshd then reads no key from it"
+            return f"{one} belongs to another user or can be written by others, and sshd therefore ignores it"
     return ""
 
 

@@ -39,7 +39,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Exchange the loaded modules
+- name: Reload the kernel modules
   gpunode.node.driver_exchange:
     version: 580.178.04
     units: [nvidia-dcgm.service, nvidia-persistenced.service]
@@ -48,12 +48,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 reason:
-  description: Why the modules were not exchanged, or not all units started again; empty where all is well.
+  description: Why the modules were not reloaded, or not all units were started again; empty on success.
   returned: success
   type: str
   sample: dcgm-exporter (pid 812, dcgm-exporter.service) holds /dev/nvidia0
 loaded:
-  description: Version of the loaded module in the end; empty where none is.
+  description: Version of the loaded module at the end; empty if none is loaded.
   returned: success
   type: str
 """
@@ -202,7 +202,7 @@ def main() -> None:
         refuse(version, units)
     except (RefusedError, OSError, subprocess.SubprocessError) as err:
         reason = " ".join(str(err).split())
-        module.warn(f"the loaded module stays until a reboot: {reason}")
+        module.warn(f"the loaded module remains until a reboot: {reason}")
         module.exit_json(changed=False, reason=reason, loaded=loaded_version())
     if module.check_mode:
         module.exit_json(changed=True, reason="", loaded=loaded_version())

@@ -177,7 +177,7 @@ class Change:
             before = as_if.answered([], show)[0][1] if show else ""
             *judged, shown = as_if.answered(files, [*given["validate"], *(show or [["true"]])])
         except as_if.UnavailableError as err:
-            self.module.warn(f"the change cannot be validated before it is made: {err}")
+            self.module.warn(f"the change cannot be validated in advance: {err}")
             return []
         for argv, (status, output, errors) in zip(given["validate"], judged):  # noqa: B905 - Python 3.9 on nodes
             if status != 0:
@@ -242,7 +242,7 @@ class Change:
         """Have the node revert by itself, or refuse."""
         given = self.module.params
         if shutil.which("systemd-run") is None:
-            raise RefusedError("the node has no systemd-run and cannot revert by itself: nothing was changed")
+            raise RefusedError("the node has no systemd-run and cannot revert on its own: nothing was changed")
         record = {
             "name": given["name"],
             "token": given["token"],
@@ -253,7 +253,7 @@ class Change:
         try:
             self.guard.arm(record, given["program"], given["limit_s"])
         except GuardError as err:
-            raise RefusedError(f"the node cannot revert by itself: {err}: nothing was changed") from None
+            raise RefusedError(f"the node cannot revert on its own: {err}: nothing was changed") from None
 
     def undo(self, err: Exception) -> None:
         """Restore all after a step that failed, and fail with its error. The caller holds the guard's lock."""
@@ -303,9 +303,9 @@ def main() -> None:
     )
     limit = module.params["limit_s"]
     if limit and not SHORTEST_S <= limit <= LONGEST_S:
-        module.fail_json(msg=f"limit_s: {limit} is not 0 and not from {SHORTEST_S} to {LONGEST_S}")
+        module.fail_json(msg=f"limit_s: {limit} is not 0 and not between {SHORTEST_S} and {LONGEST_S}")
     if not module.params["name"].replace("_", "").isalnum():
-        module.fail_json(msg=f"name: {module.params['name']!r} has other characters than letters, digits and _")
+        module.fail_json(msg=f"name: {module.params['name']!r} has characters other than letters, digits and _")
     try:
         module.exit_json(**stepped(module))
     except (RefusedError, GuardError, OSError) as err:

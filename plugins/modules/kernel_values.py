@@ -34,7 +34,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Swap late
+- name: Reduce swapping
   gpunode.node.kernel_values:
     values:
       /proc/sys/vm/swappiness: "10"
@@ -48,7 +48,7 @@ refused:
   returned: success
   type: list
   elements: str
-  sample: ["/proc/sys/vm/swap: the kernel does not know this setting"]
+  sample: ["/proc/sys/vm/swap: the kernel has no such setting"]
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -62,7 +62,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Look at the node again after a change of your own
+- name: Read the node state again after other changes
   gpunode.node.node_state:
   become: true
 """
@@ -168,8 +168,8 @@ def looked(parameters: dict[str, Any]) -> dict[str, Any]:
             os.killpg(probe.pid, signal.SIGKILL)
             probe.communicate()
     if probe.returncode != 0:
-        said = errors.decode("utf-8", "replace").strip().splitlines()
-        raise OSError(f"the probe ended with status {probe.returncode}: {said[-1] if said else 'no message'}")
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        raise OSError(f"the probe ended with status {probe.returncode}: {lines[-1] if lines else 'no message'}")
     found["bundle"] = output.decode("utf-8", "replace")
     if package_state is apt_state and packages is not None:
         packages["old_keys"] = old_keys.remainders()
@@ -198,7 +198,7 @@ def main() -> None:
     try:
         found = looked(module.params)
     except (OSError, subprocess.SubprocessError, ValueError) as err:
-        module.fail_json(msg=f"the node could not be looked at: {' '.join(str(err).split())}")
+        module.fail_json(msg=f"the node could not be probed: {' '.join(str(err).split())}")
     # One text: the controller parses it by itself, bounded, instead of value by value.
     module.exit_json(changed=False, state=json.dumps(found))
 

@@ -167,7 +167,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Have NCCL of one version, held
+- name: Install and hold one version of NCCL
   gpunode.node.package_transaction:
     install: ["libnccl2=2.30.7-*+cuda12.9"]
     hold: [libnccl2]
@@ -282,7 +282,7 @@ def main() -> None:
         answer["install"] = {row["name"]: row["version"] for row in answer["install"]}
     if "lacking" in answer:
         gone = "; ".join(f"{name}: {', '.join(there[:3]) or 'none'}" for name, there in answer["lacking"].items())
-        answer["error"] = f"no release that fits {answer['constraint']} has all: {gone}"
+        answer["error"] = f"no release that matches {answer['constraint']} has all packages: {gone}"
     if "error" in answer:
         module.fail_json(msg=message(answer))
     text = listed(answer)

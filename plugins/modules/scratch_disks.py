@@ -35,7 +35,7 @@ options:
     type: str
     required: true
   erase:
-    description: Ids of disks whose content may go.
+    description: Ids of disks that may be erased.
     type: list
     elements: str
     default: []
@@ -51,7 +51,7 @@ author:
 """
 
 EXAMPLES = r"""
-- name: Make a file system on an empty disk
+- name: Create a file system on an empty disk
   gpunode.node.scratch_disks:
     disks: [nvme-eui.0025388b71b2c0d1]
     filesystem: 7f6a1c2e-8d3b-5a55-9d0e-4a1b2c3d4e5f
@@ -64,7 +64,7 @@ steps:
   returned: success
   type: list
   elements: str
-  sample: [make the file system on /dev/nvme1n1]
+  sample: [create the file system on /dev/nvme1n1]
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -235,7 +235,7 @@ def planned_of(*parts: Mapping[str, Any] | None) -> dict[str, Any]:
 def _words(answer: Mapping[str, Any]) -> str:
     """Return what a module that crashed left: its last line."""
     lines = [line for name in ("module_stderr", "module_stdout") for line in str(answer.get(name, "")).splitlines()]
-    return printable(lines[-1]) if lines else "the module gave no reason"
+    return printable(lines[-1]) if lines else "the module reported no reason"
 
 
 __all__ = ["LOOKS", "OLDEST_S", "PLANS", "GpunodeAction", "Run", "need_gpunode", "planned_of"]

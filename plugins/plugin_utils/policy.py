@@ -13,7 +13,7 @@ from ansible.errors import AnsibleError, AnsibleFilterError
 def missing(err: ImportError) -> str:
     """Return what to do where the controller lacks the package gpunode, or a part of what it needs."""
     return (
-        f"the Python package gpunode is needed beside Ansible on the controller ({err}): "
+        f"the Python package gpunode is required on the controller ({err}): "
         "install it into the environment that ansible-playbook runs from, with pip install gpunode"
     )
 

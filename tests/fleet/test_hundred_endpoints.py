@@ -30,7 +30,7 @@ REASONS = {
     "hangs": f"no answer within {NODE_LIMIT_S:g} s, login succeeded, the probe did not start",
     "half": f"no answer within {NODE_LIMIT_S:g} s, the probe started and did not end",
     "refused": "Connection refused",
-    "closes": "accepts the connection and closes it before it speaks SSH",
+    "closes": "accepts the connection and closes it without an SSH greeting",
     "floods": "the node sent more than 32 MiB",
 }
 

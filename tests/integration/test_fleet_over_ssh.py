@@ -171,7 +171,7 @@ def test_the_agents_key_is_used(start_sshd: Start, tmp_path: Path) -> None:
 
 def test_a_node_without_python_says_so(start_sshd: Start) -> None:
     target = replace(start_sshd().target(), python="/nonexistent/python3")
-    assert one(target).reason == "/nonexistent/python3 is not on the node: correct ansible_python_interpreter"
+    assert one(target).reason == "/nonexistent/python3 does not exist on the node: correct ansible_python_interpreter"
 
 
 def test_an_answer_that_is_no_bundle_says_so(start_sshd: Start) -> None:
@@ -247,7 +247,7 @@ def test_a_port_that_says_nothing_ends_at_the_connect_timeout() -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (b"", "unreachable: 127.0.0.1:{port} accepts the connection and closes it before it speaks SSH"),
+        (b"", "unreachable: 127.0.0.1:{port} accepts the connection and closes it without an SSH greeting"),
         (
             b"220 mail ESMTP\r\n" * 200,
             'the SSH connection to 127.0.0.1:{port} failed: Indecipherable protocol version "220',
@@ -335,7 +335,7 @@ def test_a_proxy_command_carries_the_connection(start_sshd: Start) -> None:
     assert one(server.target(proxy_command=f"python3 {relay} 127.0.0.1 {server.port}")).reason is None
     reason = one(server.target(proxy_command="exit 3")).reason
     assert reason is not None
-    assert "failed" in reason or "closes it before" in reason
+    assert "failed" in reason or "closes it without" in reason
 
 
 def test_only_the_algorithms_that_the_user_allows_are_offered(start_sshd: Start) -> None:

@@ -152,7 +152,7 @@ def test_a_node_whose_host_key_was_not_checked_gets_no_password(
     (node.server.folder / "known_hosts").write_text("")
     target = replace(node.server.target(strict_host_key_checking=strict), become=True)
     reason = str(one(target).reason)
-    assert "none is sent to a node whose host key was not checked" in reason
+    assert "none is sent to a node with an unverified host key" in reason
     assert "-n" in node.received.split()
     assert "-S" not in node.received.split()
 

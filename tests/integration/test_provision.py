@@ -133,7 +133,7 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
         (["-e", "nvidia_driver_sorce=debian"], "-e: unknown variable nvidia_driver_sorce; did you mean"),
         (["-e", '{"nvidia_driver_sorce": 1}'], "did you mean nvidia_driver_source?"),
         (["-e", "@absent.yml"], "-e @absent.yml: No such file or directory"),
-        (["-e", "{broken"], "neither JSON nor YAML"),
+        (["-e", "{broken"], "not valid JSON or YAML"),
         (["-e", "[1, 2]"], "variables must be a mapping"),
         (["-e", "justaword"], "-e: write KEY=VALUE"),
         (

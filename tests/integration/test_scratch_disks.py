@@ -95,7 +95,7 @@ def test_a_loop_device_itself_is_no_disk(disks: Disks, monkeypatch: pytest.Monke
     disks.add("a")
     monkeypatch.undo()
     monkeypatch.setattr(block_devices, "BY_ID", disks.folder / "by-id")
-    assert "is made of other devices" in disks.refused("a")
+    assert "consists of other devices" in disks.refused("a")
 
 
 def test_what_a_disk_carries_stays_unless_its_id_is_confirmed(disks: Disks) -> None:
@@ -124,7 +124,7 @@ def test_what_is_in_use_is_refused_although_it_is_confirmed(disks: Disks) -> Non
     before = disks.digest("held")
     assert "is mounted on" in disks.refused("whole")
     number = os.open(held, os.O_RDONLY | os.O_EXCL)
-    assert "the kernel does not hand it out" in disks.refused("held")
+    assert "the kernel does not release it" in disks.refused("held")
     os.close(number)
     assert disks.digest("held") == before
     run("umount", place)
@@ -151,9 +151,9 @@ def test_an_empty_disk_is_made_kept_and_given_back(disks: Disks) -> None:
     device = disks.add("a")
     empty = disks.digest("a")
     wanted = disks.wanted("a", erase=("a",))
-    assert scratch_disks.made(wanted, pretend=True) == ["make the file system"]
+    assert scratch_disks.made(wanted, pretend=True) == ["create the file system"]
     assert disks.digest("a") == empty
-    assert scratch_disks.made(wanted, pretend=False) == [f"make the file system on {device}"]
+    assert scratch_disks.made(wanted, pretend=False) == [f"create the file system on {device}"]
     place = disks.mount(device)
     (place / "file").write_text("kept")
     # It is the role's own now: a confirmation that was left does nothing.

@@ -92,9 +92,9 @@ def test_a_list_of_keys_that_locks_the_controller_out_is_reverted(site: Accounts
 @pytest.mark.parametrize(
     ("admin", "reason"),
     [
-        ({"name": "grace"}, "no key is given"),
+        ({"name": "grace"}, "the user has no key"),
         ({"name": "grace", "keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1 grace"]}, "damaged"),
-        ({"name": "Grace Hopper", "keys": [KEY]}, "no name of a user"),
+        ({"name": "Grace Hopper", "keys": [KEY]}, "not a valid user name"),
     ],
 )
 def test_bad_input_is_refused_and_nothing_changes(

@@ -58,7 +58,7 @@ def test_words_come_into_every_entry_and_go_again(node: Node) -> None:
     assert node.options() == []
 
     run = node.apply(kernel_tuning_command_line=WORDS)
-    assert f"the kernel's command line gets {' '.join(WORDS)}" in " ".join(run.output.split())
+    assert f"{' '.join(WORDS)} is added to the kernel command line" in " ".join(run.output.split())
     assert node.sh("cat /etc/kernel/cmdline") == f"root=/dev/vda1 ro quiet {' '.join(WORDS)}\n"
     assert len(node.options()) == len(kernels) > 0
     assert all(set(COMMAND_LINE.split()) | set(WORDS) <= set(words) for words in node.options())

@@ -231,7 +231,7 @@ def test_a_published_port_follows_the_policy_and_dockers_rules_stay(site: Site, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"firewall_ssh_networks": ["10.0.0.0/8"]}, "would not let it in again"),
+        ({"firewall_ssh_networks": ["10.0.0.0/8"]}, "would not allow it again"),
         ({"firewall_cluster_networks": ["training"]}, "training is not a network"),
         ({"firewall_extra_rules": ["tcp dport nonsense accept"]}, "nft rejects the rules"),
     ],

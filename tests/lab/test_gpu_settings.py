@@ -194,7 +194,7 @@ def test_a_busy_gpu_is_left_alone_and_set_when_it_is_idle(h100: Board) -> None:
         run = h100.done(lower)
         assert h100.cells("power.limit", 0) == ["500.00"]
         assert h100.cells("power.limit", 1) == ["420.00"]
-        assert "gpu0: power limit is left alone: a process computes on the GPU" in " ".join(run.output.split())
+        assert "gpu0: power limit is not changed: a process computes on the GPU" in " ".join(run.output.split())
         assert "gpu0 NVIDIA H100 80GB HBM3: power limit 420 W: busy" in h100.journal()
         assert h100.done(lower).recap["changed"] == 0
     finally:
@@ -223,7 +223,7 @@ def test_what_a_card_does_not_support_is_refused_before_anything_is_set(h100: Bo
     assert run.rc != 0
     words = " ".join(run.output.split())
     assert "refused, nothing was changed" in words
-    assert "gpu2 NVIDIA H100 80GB HBM3: 900 W is outside of the card's range, 200 to 700 W" in words
+    assert "gpu2 NVIDIA H100 80GB HBM3: 900 W is outside the GPU's range, 200 to 700 W" in words
     assert h100.site.snapshot() == before
     assert h100.cells("accounting.mode", 2) == ["Disabled"]
 

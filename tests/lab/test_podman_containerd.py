@@ -46,7 +46,7 @@ ctr images import --snapshotter native /tmp/tiny.tar
 DEVICES = ["/dev/nvidia0", "/dev/nvidiactl"]
 LOOK = f"/bin/ls {' '.join(DEVICES)}"
 PODMAN = "podman run --rm --network none"
-# ctr knows no CDI before containerd 2, and no names of runtimes: this is what the runtime class nvidia starts.
+# ctr does not support CDI before containerd 2, and no names of runtimes: this is what the runtime class nvidia starts.
 CTR = "ctr run --rm --snapshotter native --cpu-shares 0"
 RUNTIME = "--runc-binary /usr/bin/nvidia-container-runtime --env NVIDIA_VISIBLE_DEVICES=all"
 
@@ -162,7 +162,7 @@ def test_validate_finds_nothing_wrong_and_no_docker(
     assert (checks["container.cdi"], checks["container.runtime"]) == ("pass", "skip")
     rc, checks, said = validate(capfd, roles)
     assert (rc, checks["container.runs"]) == (3, "error")
-    assert "there is no Docker engine on the node" in said
+    assert "no Docker engine on the node" in said
     assert validate(capfd, roles, "--no-container")[0] == 0
 
 

@@ -108,6 +108,6 @@ def test_a_node_whose_run_fails_after_the_reboot_stays_drained(site: Site) -> No
     expected = '{"gpunode_expect": {"gpus": 8}}'
     run = site.play("-e", f"nvidia_driver_version={SECOND}", *reason, "-e", expected)
     assert run.rc != 0
-    assert "8" in run.output.rpartition("Fail where a check failed")[2]
+    assert "8" in run.output.rpartition("Fail if a check failed")[2]
     assert called(site) == [["drain", before, SECOND]]
     assert boot(site) != before

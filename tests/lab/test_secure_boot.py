@@ -35,7 +35,7 @@ LOADED = "cat /proc/driver/nvidia/version 2> /dev/null || true"
 # What mokutil --generate-hash printed for a password that is used nowhere.
 HASH = "$6$OqKzvdKYVlM3aR$LcBXTyP9sJRWu9CDzmEgTFojoSGll1Lbrd2VMBaQigNiQ4IwaMF0bAwHhS9bbvgssFtFIsCIIJV2jZb10NGFd/"
 WITH_HASH = ("-e", json.dumps({"nvidia_driver_mok_hash": HASH}))
-WAITS = "the key that signs the modules waits for a person at the console"
+WAITS = "the key that signs the modules must be confirmed at the console"
 BOOT = "/var/lib/gpunode/nvidia_driver/key-staged"
 STAGE = "Import the key"
 PARTS = [f"nvidia_{role}_{part}" for role in ("repository", "driver") for part in ("install", "configure")]

@@ -241,7 +241,7 @@ def test_a_user_who_should_become_root_and_cannot_gets_one_clear_line(place: Pla
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, start_new_session=True)
     (finding,) = json.loads(done.stdout)["nodes"][0]["findings"]
     assert (done.returncode, finding["check"], finding["status"]) == (3, "node.reachable", "error")
-    assert finding["message"] == "sudo asks for a password: give it with -K, or set ansible_become_password"
+    assert finding["message"] == "sudo requires a password: use -K, or set ansible_become_password"
 
 
 # --- it ends whatever happens

@@ -35,7 +35,7 @@ def test_a_word_stands_for_its_names(word: str, names: list[str]) -> None:
 def test_what_is_no_range_is_named(word: str) -> None:
     with pytest.raises(UsageError) as info:
         expand(word)
-    assert str(info.value).startswith(f"{word}: no range of node names")
+    assert str(info.value).startswith(f"{word}: not a valid range of node names")
     assert "\n" not in str(info.value)
 
 
@@ -47,7 +47,7 @@ def test_too_many_are_refused_before_they_are_listed(word: str) -> None:
 
 def test_a_name_in_two_words_is_refused() -> None:
     assert expand_all(["gpu[1-2]", "gpu3"]) == ["gpu1", "gpu2", "gpu3"]
-    with pytest.raises(UsageError, match=r"^gpu\[2-3\]: named more than once$"):
+    with pytest.raises(UsageError, match=r"^gpu\[2-3\]: listed more than once$"):
         expand_all(["gpu[1-3]", "gpu[2-4]"])
 
 

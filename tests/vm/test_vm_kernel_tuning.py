@@ -92,7 +92,7 @@ def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_taken_back(node: Node, vm
 
     run = node.apply()
     assert run.rc == 0, run.output
-    assert "vm.no_such_setting: the kernel does not know this setting" in run.output
+    assert "vm.no_such_setting: the kernel has no such setting" in run.output
     assert "kernel_tuning_acs: off is refused: not bare metal" in run.output
     assert "iommu=pt gpunode.word=1" in run.output
     assert run.paths >= announced.paths

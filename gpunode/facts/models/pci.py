@@ -72,6 +72,6 @@ class Iommu(Fact):
     """Whether and how addresses of devices are translated."""
 
     units: tuple[str, ...]
-    """``dmar0``, ``ivhd1``, ``smmu3.0x...``; empty where no IOMMU is on."""
+    """``dmar0``, ``ivhd1``, ``smmu3.0x...``; empty where no IOMMU is enabled."""
     group_types: dict[int, str]
     """Group number to ``identity`` (passthrough), ``DMA``, ``DMA-FQ`` … where the kernel tells."""

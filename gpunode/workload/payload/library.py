@@ -25,7 +25,7 @@ class Library:
         self.path = loaded_file(name)
 
     def call(self, function: str, *arguments: Any) -> int:
-        """The return code of a function; Trouble where the library has none of that name."""
+        """The return code of a function; Trouble where the library has no package of that name."""
         return int(self._function(function)(*arguments))
 
     def has(self, function: str) -> bool:

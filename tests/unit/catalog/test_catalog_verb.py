@@ -115,7 +115,7 @@ def test_show_names_the_nearest(name: str, near: str) -> None:
     [
         ("nope", "nothing called 'nope'; gpunode catalog list names the kinds, gpunode catalog list KIND what is"),
         ("xid/9999", "xids has no '9999'; gpunode catalog list xids lists them"),
-        ("zzz/1", "no kind 'zzz'; gpunode catalog list names them"),
+        ("zzz/1", "no kind 'zzz'; see gpunode catalog list"),
     ],
 )
 def test_where_nothing_is_near_it_is_said_how_to_list(name: str, listed: str) -> None:

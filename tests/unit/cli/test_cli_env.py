@@ -46,7 +46,7 @@ def test_json_is_one_document_of_its_schema(bundle: str, capsys: pytest.CaptureF
 
 def test_text_tells_each_reason(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "--replay", bundle)
-    assert "NCCL_DEBUG=WARN\n        a failure prints its cause" in text
+    assert "NCCL_DEBUG=WARN\n        prints the cause of failures" in text
     assert "left alone" not in text
     assert "NCCL_IB_DISABLE: for debugging" in printed(capsys, "--replay", bundle, "-v")
 
@@ -63,7 +63,7 @@ def test_arguments_that_bring_no_gpu_say_so_beside_them(bundle: str, capsys: pyt
     assert run(["env", "--replay", bundle, "--format", "docker-args"]) == 0
     answer = capsys.readouterr()
     assert "nvidia.com/gpu" not in answer.out
-    assert answer.err == "deb12-1: no GPUs among the arguments: no NVIDIA GPU here\n"
+    assert answer.err == "deb12-1: no GPUs among the arguments: no NVIDIA GPU on the node\n"
     assert run(["env", "--replay", bundle, "--format", "shell"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -125,8 +125,8 @@ def test_a_node_out_of_reach_is_told(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["--replay"], "--replay needs a bundle"),
         (["--replay", "/nowhere.json"], "no such file"),
-        (["--replay", "-i", "x", "y"], "--replay asks no node"),
-        (["--replay", "y", "--parallel", "4", "--timeout", "9"], "--replay asks no node: --parallel, --timeout"),
+        (["--replay", "-i", "x", "y"], "--replay contacts no node"),
+        (["--replay", "y", "--parallel", "4", "--timeout", "9"], "--replay contacts no node: --parallel, --timeout"),
         (["--workload", "mining"], "mining"),
     ],
 )

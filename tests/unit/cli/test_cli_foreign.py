@@ -51,7 +51,7 @@ def test_root_follows_no_link_of_another_user(tmp_path: Path, monkeypatch: pytes
     link.symlink_to(tmp_path / "real")
     assert folder_for_bundles(link) == link
     os.lchown(link, 1234, 1234)
-    with pytest.raises(UsageError, match="is a link of another user"):
+    with pytest.raises(UsageError, match="is a symbolic link of another user"):
         folder_for_bundles(link)
 
 

@@ -172,9 +172,9 @@ def test_the_contract_holds_for_both_forms(
         ("total_mib: 512", "total_mib: 2048", "site.memory: finds memory.total_mib=2048: it is pass, fail expected"),
         ("becomes: warn", "becomes: fail", "it is warn, fail expected"),
         ("  - check: site.root-type\n", "  - check: site.memory\n", "site.root-type: is tested: the file has no test"),
-        ("memory.total_mib: 512", "memory.total_mib: 512, 'file_systems[].type': zfs", "other own checks turn too"),
+        ("memory.total_mib: 512", "memory.total_mib: 512, 'file_systems[].type': zfs", "other site checks change too"),
         ("memory.total_mib: 512", "memory.totl_mib: 512", "did you mean total_mib"),
-        ("memory.total_mib: 512", "memory.total_mib: many", "cannot be changed so"),
+        ("memory.total_mib: 512", "memory.total_mib: many", "cannot be changed in this way"),
     ],
 )
 def test_the_contract_finds_what_does_not_hold(

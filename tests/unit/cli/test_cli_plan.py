@@ -16,7 +16,7 @@ THOUGHT = ["--gpu", "H100 SXM", "--os", "ubuntu-24.04"]
     [
         ([*THOUGHT, "--parallel", "3"], "a hypothetical node cannot be reached: --parallel"),
         ([*THOUGHT, "-K", "--timeout", "120"], "a hypothetical node cannot be reached: --timeout, -K"),
-        (["--replay", str(BUNDLE), "--parallel", "32"], "--replay asks no node: --parallel"),
+        (["--replay", str(BUNDLE), "--parallel", "32"], "--replay contacts no node: --parallel"),
     ],
 )
 def test_options_for_asking_need_somebody_to_ask(

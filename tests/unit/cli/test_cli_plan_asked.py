@@ -21,7 +21,7 @@ def saved(path: Path, *more: str, form: str = "json", capsys: Out) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["--driver", ">=900"], "no known release is inside"),
+        (["--driver", ">=900"], "no known release matches"),
         (["--driver", ">=x"], "examples: >=580,<595"),
         (["--framework", "jax==1"], "torch==2.9"),
         (["--framework", "torch==99.9"], "known: 2.16"),

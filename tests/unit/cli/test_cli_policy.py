@@ -108,7 +108,7 @@ def test_what_is_observed_is_marked_on_the_console(judge: Any, tmp_path: Path) -
     out = tmp_path / "out.txt"
     judge("thresholds: {gpu.ecc-corrected.most: 1000}\n" + rule, "--format", "console", "--output", str(out))
     text = out.read_text()
-    assert f"observed only, counts for nothing: known card (until {LATER})" in text
+    assert f"observed only, does not affect the result: known card (until {LATER})" in text
     assert "8 observed only" in text
     assert text.startswith("PASS")
 

@@ -102,9 +102,9 @@ def test_a_warning_is_good_unless_strict(
 
 
 def test_no_check_at_all_is_wrong_usage(gpunode: Any) -> None:
-    refused(gpunode(*REPLAY, "--select", "driver.held", "--skip", "driver.held"), "--skip leaves out every check")
+    refused(gpunode(*REPLAY, "--select", "driver.held", "--skip", "driver.held"), "--skip excludes all selected checks")
     everything = ",".join(check.id for check in registry)
-    refused(gpunode(*REPLAY, "--skip", everything), "--skip leaves out every check")
+    refused(gpunode(*REPLAY, "--skip", everything), "--skip excludes all selected checks")
 
 
 def test_only_skipped_checks_are_never_good(gpunode: Any) -> None:
@@ -189,14 +189,14 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
     ("arguments", "words"),
     [
         (["validate", "--select", "gpu.cuont"], ["gpu.cuont", "did you mean gpu.count"]),
-        (["validate", "--select", ""], ["--select: no check is named"]),
-        (["validate", "--select", "gpu.count", "--select", " ,"], ["--select: no check is named"]),
+        (["validate", "--select", ""], ["--select: no check given"]),
+        (["validate", "--select", "gpu.count", "--select", " ,"], ["--select: no check given"]),
         (["validate", "--skip", "zzz"], ["--skip", "zzz", "node.reachable"]),
         (["validate", "--level", "quick", "--select", "container.cuda"], ["--level quick", "--level standard"]),
         (["validate", "--select", "performance.memory"], ["--level standard", "--level deep has the first"]),
         (["validate", "--level", "quik"], ["quik"]),
         (["validate", "--level", "quick", "--image", "x", "--force"], ["--level quick runs no", "--image, --force"]),
-        (["validate", "--replay", str(BUNDLE), "--no-container"], ["--replay asks no node", "--no-container"]),
+        (["validate", "--replay", str(BUNDLE), "--no-container"], ["--replay contacts no node", "--no-container"]),
         (["validate", "--no-container", "--image", "x"], ["--no-container uses no image"]),
         (["validate", "--image-file", "/no/such.tar"], ["--image-file /no/such.tar", "No such file"]),
         (["validate", "--image-file", str(BUNDLE)], ["not an archive of one image"]),
@@ -214,17 +214,17 @@ def test_verbose_shows_passes(gpunode: Any) -> None:
         (["validate", "--no-container", "--image-timeout", "60"], ["--no-container", "--image-timeout"]),
         (["validate", "--workload-timeout", "nan"], ["--workload-timeout", '"nan" is not a number of seconds']),
         (["validate", "--workload-timeout", "inf"], ["--workload-timeout", "range"]),
-        (["validate", "--image", ""], ["--image: an image needs a name"]),
-        (["validate", "--select", "gpu.count", "--image", "x"], ["no check that is selected reads a", "--image"]),
+        (["validate", "--image", ""], ["--image: the name is empty"]),
+        (["validate", "--select", "gpu.count", "--image", "x"], ["no selected check uses a", "--image"]),
         (["validate", "--timeout", "nan"], ["--timeout", '"nan" is not a number of seconds']),
         (["validate", "--replay"], ["--replay needs a bundle"]),
         (["validate", "--replay", "/no/such.json"], ["/no/such.json: no such file"]),
         (["validate", "--replay", str(BUNDLE), "gpu-node-1"], ["gpu-node-1: no such file"]),
-        (["validate", "--replay", str(BUNDLE), "-i", "hosts.yml"], ["--replay asks no node"]),
-        (["validate", "--replay", str(BUNDLE), "--limit", "x"], ["--replay asks no node"]),
-        (["validate", "--replay", str(BUNDLE), "-K"], ["--replay asks no node"]),
-        (["validate", "--replay", str(BUNDLE), "--parallel", "32"], ["--replay asks no node: --parallel"]),
-        (["validate", "--replay", str(BUNDLE), "--timeout", "9", "-K"], ["--replay asks no node: --timeout, -K"]),
+        (["validate", "--replay", str(BUNDLE), "-i", "hosts.yml"], ["--replay contacts no node"]),
+        (["validate", "--replay", str(BUNDLE), "--limit", "x"], ["--replay contacts no node"]),
+        (["validate", "--replay", str(BUNDLE), "-K"], ["--replay contacts no node"]),
+        (["validate", "--replay", str(BUNDLE), "--parallel", "32"], ["--replay contacts no node: --parallel"]),
+        (["validate", "--replay", str(BUNDLE), "--timeout", "9", "-K"], ["--replay contacts no node: --timeout, -K"]),
         (["validate", "--replay", str(BUNDLE), "--save", "x"], ["--save", "--replay"]),
         (["validate", "node1", "-i", "hosts.yml"], ["node1", "--limit"]),
         (["validate", "--limit", "gpu*"], ["--limit needs an inventory"]),

@@ -100,7 +100,7 @@ def test_a_wrong_password_is_given_once_and_told(talk: Talk, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["asks", "rs"])
 def test_sudo_that_asks_when_nobody_gave_a_password(talk: Talk, mode: str) -> None:
-    with pytest.raises(NodeFailure, match="sudo asks for a password: give it with -K"):
+    with pytest.raises(NodeFailure, match="sudo requires a password: use -K"):
         talk(mode=mode)
 
 
@@ -119,7 +119,7 @@ def test_sudo_that_wants_a_terminal(talk: Talk) -> None:
 def test_a_node_without_sudo(talk: Talk) -> None:
     what = program(None, sudo=True, ask=False, limit_s=9)
     shell = Program(shlex.join(["/bin/sh", "-c", f"PATH=/nonexistent; {what.command}"]), what.token, sudo=True)
-    with pytest.raises(NodeFailure, match="sudo is not on the node"):
+    with pytest.raises(NodeFailure, match="sudo is not installed on the node"):
         talk(what=shell)
 
 
@@ -133,7 +133,7 @@ def test_the_password_is_in_no_command_line() -> None:
 def test_python_is_looked_for_and_missed(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert talk(python=None) == b"out\n"
     with pytest.raises(
-        NodeFailure, match="/nonexistent/python3 is not on the node: correct ansible_python_interpreter"
+        NodeFailure, match="/nonexistent/python3 does not exist on the node: correct ansible_python_interpreter"
     ):
         talk(python="/nonexistent/python3")
     monkeypatch.setattr("gpunode.fleet.session.PYTHONS", ("/nonexistent/a", "/nonexistent/b"))

@@ -133,7 +133,7 @@ def test_hosts_as_typed() -> None:
     assert (node.name, node.address, node.port, node.user) == ("root@gpu1:2222", "gpu1", 2222, "root")
     assert node.become is True
     assert here.connection == "local"
-    with pytest.raises(UsageError, match="gpu1: named more than once"):
+    with pytest.raises(UsageError, match="gpu1: listed more than once"):
         targets_from_hosts(["gpu1", "gpu2", "gpu1"])
     with pytest.raises(UsageError):
         targets_from_hosts(["gpu1:port"])

@@ -137,7 +137,7 @@ def test_what_is_in_use_is_refused_even_where_it_is_confirmed(node: Node) -> Non
     (node.root / "fstab").write_text("LABEL=old /old ext4 noauto 0 0\n")
     names = ("vdc", "vdd", "vde", "vdf", "vdg", "vdh")
     found = asked(node, *names, erase=names)["refusals"]
-    words = ("is mounted on /mnt/a b", "held by dm-0", "read-only", "made of other", "is swap", "source of /old")
+    words = ("is mounted on /mnt/a b", "held by dm-0", "read-only", "consists of other", "is swap", "source of /old")
     assert len(found) == len(words)
     for line, word in zip(found, words, strict=True):
         assert word in line
@@ -180,7 +180,7 @@ def test_disks_of_the_role_are_known_again(node: Node) -> None:
     found = asked(node, "vdd", "vde", own=ARRAY)
     assert (found["target"], found["filesystem"], found["refusals"]) == ("/dev/md127", True, [])
     node.disk("vdf")
-    assert "belongs to the array already" in asked(node, "vdd", "vdf", own=ARRAY)["refusals"][0]
+    assert "already belongs to the array" in asked(node, "vdd", "vdf", own=ARRAY)["refusals"][0]
 
 
 def wanted(*names: str, own: dict[str, str] = ARRAY, erase: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_two_disks_become_an_array_and_nothing_the_second_time(node: Node) -> No
     node.disk("vdc")
     node.disk("vdd")
     announced = scratch_disks.made(wanted("vdc", "vdd"), pretend=True)
-    assert announced[-1] == "make the file system"
+    assert announced[-1] == "create the file system"
     assert written(node) == []
     scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
     create, mkfs = written(node)
@@ -225,14 +225,14 @@ def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
     with pytest.raises(DiskError, match="carries ext4, and nobody confirmed"):
         scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
     node.signed["md127"] = []
-    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == ["make the file system on /dev/md127"]
+    assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == ["create the file system on /dev/md127"]
 
 
 def test_data_stays_unless_all_of_it_is_given_up(node: Node) -> None:
     for name in ("vdc", "vdd"):
         node.disk(name, MEMBER)
     assert scratch_disks.given_back(wanted("vdc", "vdd"), pretend=False) == []
-    with pytest.raises(DiskError, match="name all or none"):
+    with pytest.raises(DiskError, match="list all disks or none"):
         scratch_disks.given_back(wanted("vdc", "vdd", erase=("virtio-vdc",)), pretend=False)
     assert written(node) == []
 

@@ -53,7 +53,7 @@ def test_a_process_of_nobody_who_is_stopped_is_in_the_way(name: str, unit: str) 
 
 
 def test_users_that_nobody_can_see_are_in_the_way() -> None:
-    assert gpu_use.obstacles(loaded(10), [], []) == ["module nvidia has 8 users that are no visible process"]
+    assert gpu_use.obstacles(loaded(10), [], []) == ["module nvidia has 8 users without a visible process"]
     assert gpu_use.obstacles(loaded(10), [], [DAEMON]) == [], "persistence mode ends with its daemon"
 
 

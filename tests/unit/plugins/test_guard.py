@@ -188,7 +188,7 @@ def test_what_cannot_be_restored_is_named_and_the_rest_is_restored(guarded: Guar
 
 
 def test_a_folder_in_a_files_place_is_refused_before_the_change(guarded: Guard, config: Path) -> None:
-    with pytest.raises(GuardError, match="old state cannot be kept"):
+    with pytest.raises(GuardError, match="old state cannot be saved"):
         arm(guarded, config, paths=[str(config)])
     assert not guarded.armed
 

@@ -70,7 +70,7 @@ def test_check_mode_tells_and_changes_nothing(root: str) -> None:
 def test_an_unknown_setting_is_named_and_the_others_are_set(root: str) -> None:
     changed, problems = bring(root, nothing="1", swap="10")
     assert changed == [SWAP]
-    assert problems == ["/proc/sys/vm/nothing: the kernel does not know this setting"]
+    assert problems == ["/proc/sys/vm/nothing: the kernel has no such setting"]
 
 
 def test_a_value_that_the_kernel_changes_is_reported(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_value_that_the_kernel_changes_is_reported(root: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/sys/../../etc/passwd", "/sys/bus/pci/rescan", "proc/sys/vm/x"])
 def test_other_files_are_refused(root: str, path: str) -> None:
-    with pytest.raises(RefusedError, match="is no kernel setting"):
+    with pytest.raises(RefusedError, match="is not a kernel setting"):
         kernel_state.brought_about({path: "1"}, MEMORY, pretend=False, root=root)
 
 

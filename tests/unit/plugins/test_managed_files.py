@@ -103,7 +103,7 @@ def test_a_document_that_others_wrote_meanwhile_is_not_overwritten(tmp_path: Pat
     path.write_text("{}")
     known = hashlib.sha256(b"{}").hexdigest()
     assert bring(file(path, '{"a": 1}', expect_sha256=known)) == [str(path)]
-    with pytest.raises(managed.RefusedError, match="changed by somebody else meanwhile"):
+    with pytest.raises(managed.RefusedError, match="changed by another process"):
         bring(file(path, '{"b": 1}', expect_sha256=known))
     with pytest.raises(managed.RefusedError, match="meanwhile"):
         bring(file(path, '{"b": 1}', expect_sha256="absent"))
@@ -137,7 +137,7 @@ def test_a_folder_in_a_files_place_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(managed.RefusedError, match="is a folder"):
         bring(file(tmp_path, "x"))
     (tmp_path / "f").touch()
-    with pytest.raises(managed.RefusedError, match="is no folder"):
+    with pytest.raises(managed.RefusedError, match="is not a directory"):
         bring(folders=(folder(tmp_path / "f"),))
 
 

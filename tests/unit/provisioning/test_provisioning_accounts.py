@@ -69,13 +69,13 @@ def test_keys_that_are_there_stay_unless_the_list_is_exclusive() -> None:
 @pytest.mark.parametrize(
     ("admin", "named"),
     [
-        ({**ADA, "keys": []}, "no key is given"),
+        ({**ADA, "keys": []}, "the user has no key"),
         ({**ADA, "keys": [ENCRYPTED]}, "private key"),
         ({**ADA, "keys": ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFlM ada"]}, "damaged"),
         ({**ADA, "keys": ["ssh-ed25519 %%%% ada"]}, "does not decode"),
         ({**ADA, "keys": [f"{KEY}\n{KEY}"]}, "2 lines"),
-        ({**ADA, "keys": ["hello there"]}, "names no kind of key"),
-        ({**ADA, "name": "Ada Lovelace"}, "no name of a user"),
+        ({**ADA, "keys": ["hello there"]}, "which is not a key type"),
+        ({**ADA, "name": "Ada Lovelace"}, "not a valid user name"),
         ({**ADA, "name": "root"}, "root"),
     ],
 )
@@ -87,7 +87,7 @@ def test_bad_input_is_refused_and_no_secret_repeated(admin: dict[str, Any], name
 
 def test_an_exclusive_list_without_keys_is_refused() -> None:
     assert plan(admins=[OPERATOR]).refusals == ()
-    assert "no key is given" in plan(admins=[OPERATOR], exclusive_keys=True).refusals[0]
+    assert "the user has no key" in plan(admins=[OPERATOR], exclusive_keys=True).refusals[0]
 
 
 def test_a_link_in_the_place_of_the_folder_is_refused() -> None:

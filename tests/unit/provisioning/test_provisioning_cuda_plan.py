@@ -118,7 +118,7 @@ def test_absent_removes_what_came_and_leaves_what_was_there() -> None:
     assert planned("cuda", node(), state="absent").due_reasons == ()
     texts = {cuda.BEFORE: "bash\ncuda-toolkit-12-9\n"}
     manifest = planned("cuda", node(TOOLKIT, texts, held=tuple(TOOLKIT)), state="absent")
-    gone = {reason.split()[0] for reason in manifest.due_reasons if reason.endswith("has to go")}
+    gone = {reason.split()[0] for reason in manifest.due_reasons if reason.endswith("must be removed")}
     assert gone >= TOOLKIT.keys() - {"cuda-toolkit-12-9"}
     assert "cuda-toolkit-12-9" not in gone
 

@@ -136,7 +136,7 @@ def test_runtimes_and_live_restore_need_no_restart_and_cdi_does() -> None:
     ("text", "words"),
     [
         ('{"a": 1,}', "it is not JSON: .* in line 1"),
-        ("[]", "it does not hold an object"),
+        ("[]", "it does not contain an object"),
         ('{"log-opts": "max-size=1m"}', "log-opts is not an object, so log-opts.max-size has no place in it"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_node_with_dnf_gets_dockers_rpms(tmp_path: Any, keys: dict[str, tuple[
     ]
     assert UNATTENDED not in contents(manifest)
     refused = planned("docker", node(dnf=True), source="distribution")
-    assert "have no Docker of their own" in refused.refusals[0]
+    assert "do not ship Docker" in refused.refusals[0]
 
 
 def test_a_bare_node_gets_the_distributions_where_that_is_requested() -> None:
@@ -285,7 +285,7 @@ def test_absent_restores_the_file_and_removes_what_came(settled: NodeState) -> N
     assert daemon(manifest) == json.loads(FOREIGN)
     assert isinstance(manifest.packages, AptChange)
     assert manifest.packages.state == "absent"
-    assert {"docker.io has to go", "containerd has to go", "operator is in the group docker"} <= set(
+    assert {"docker.io must be removed", "containerd must be removed", "operator is in the group docker"} <= set(
         manifest.due_reasons
     )
     assert manifest.values["users"] == ["operator"]
@@ -301,7 +301,7 @@ def test_absent_on_a_node_without_anything_has_nothing_due() -> None:
     state = node(DEBIAN, {BEFORE: "docker.io\ncontainerd\nrunc\n"}, engine=RUNS, facts=units(UNIT))
     manifest = planned("docker", state, state="absent")
     assert manifest.packages is None
-    assert manifest.due_reasons == (f"{BEFORE} has to go",)
+    assert manifest.due_reasons == (f"{BEFORE} must be removed",)
 
 
 def test_data_goes_only_where_that_is_requested() -> None:

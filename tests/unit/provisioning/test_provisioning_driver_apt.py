@@ -327,7 +327,7 @@ def test_a_mixture_of_versions_without_a_wish_is_not_decided(bare: dict[str, Any
 def test_a_conflict_is_told_in_the_roles_words(bare: dict[str, Any]) -> None:
     (line,) = resolver.node_plan(bare, {**WISHES, "source": "debian"}, today=DAY)["problems"]
     assert line.startswith("no-stack: gpu H100 SXM5 80GB + source debian cannot hold together: ")
-    assert "nearest that can: nvidia_driver_source: nvidia" in line
+    assert "nearest valid stacks: nvidia_driver_source: nvidia" in line
     assert "--" not in line
 
 

@@ -122,7 +122,7 @@ def test_a_key_of_a_mirror_is_known_by_its_fingerprint_or_refused(tmp_path: Path
     assert offer(url="http://mirror/repos")["problems"] == []
     assert offer(url="http://mirror/repos")["fetch"]["fingerprint"]
     (tmp_path / "key").write_bytes(b"\xc6\x03")
-    assert "no armoured OpenPGP key" in offer(key=str(tmp_path / "key"))["problems"][0]
+    assert "not an armored OpenPGP key" in offer(key=str(tmp_path / "key"))["problems"][0]
 
 
 def test_old_files_go_and_mixed_ones_are_refused() -> None:

@@ -53,7 +53,7 @@ def test_each_difference_of_a_file_is_due(there: dict[str, Any] | None, words: s
 
 def test_a_file_that_has_to_go_is_due_while_it_is_there() -> None:
     gone = {"files": (ManagedFile(path=PATH, content=None),)}
-    assert why(gone, files={PATH: GOOD}) == (f"{PATH} has to go",)
+    assert why(gone, files={PATH: GOOD}) == (f"{PATH} must be removed",)
     assert why(gone, files={PATH: {"kind": "absent"}}) == ()
 
 
@@ -87,7 +87,7 @@ def with_apt(**apt: Any) -> NodeState:
         ({"held": ["libcuda1"], "policy_left": True}, "policy-rc.d"),
         ({"held": ["libcuda1"], "left": ["gcc"]}, "an interrupted run left its transaction"),
         ({"held": ["libcuda1", "linux-image"]}, "linux-image is held"),
-        ({"held": ["libcuda1"], "installed": {"libcuda1": "580.1-1", "old-driver": "1"}}, "old-driver has to go"),
+        ({"held": ["libcuda1"], "installed": {"libcuda1": "580.1-1", "old-driver": "1"}}, "old-driver must be removed"),
     ],
 )
 def test_each_difference_of_packages_is_due(apt: dict[str, Any], words: str | None) -> None:
@@ -152,4 +152,4 @@ def test_each_difference_of_a_unit_is_due(wanted: dict[str, Any], there: dict[st
 
 def test_the_roles_own_reasons_come_first() -> None:
     found = why({"due_reasons": ("own",), "files": (ManagedFile(path=PATH, content=None),)}, files={PATH: GOOD})
-    assert found == ("own", f"{PATH} has to go")
+    assert found == ("own", f"{PATH} must be removed")

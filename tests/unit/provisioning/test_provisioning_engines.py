@@ -102,7 +102,7 @@ def test_running_containers_and_gpu_processes_stand_against_a_restart() -> None:
     assert restart_obstacles(2, True, busy, stays) == ["GPUs are in use by python3 (pid 7, anna)"]
     unknown = {**facts, "gpu_processes": None, "gaps": {"gpu_processes": "/proc was not read"}}
     assert restart_obstacles(0, False, NodeFacts.model_validate(unknown), None) == [
-        "it could not be determined who uses the GPUs"
+        "the processes that use the GPUs could not be determined"
     ]
 
 

@@ -74,8 +74,8 @@ def settled(state: NodeState, manifest: Manifest, own: str | None = OWN, listed:
         ({"services": [service(ports=["90-80"])]}, "90-80 is not a port"),
         ({"services": [service(ports=["0"])]}, "0 is not a port"),
         ({"services": [service(ports=["65536"])]}, "65536 is not a port"),
-        ({"extra_rules": ["} chain other {"]}, "write one rule of the input chain in one line"),
-        ({"extra_rules": ["accept\naccept"]}, "write one rule of the input chain in one line"),
+        ({"extra_rules": ["} chain other {"]}, "write one rule of the input chain on one line"),
+        ({"extra_rules": ["accept\naccept"]}, "write one rule of the input chain on one line"),
     ],
 )
 def test_what_is_wrong_is_named_and_refused(changes: dict[str, Any], problem: str) -> None:

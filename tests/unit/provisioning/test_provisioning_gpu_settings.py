@@ -164,7 +164,7 @@ def test_what_was_refused_is_told_and_not_tried_again() -> None:
 def test_a_busy_gpu_is_left_alone_and_told() -> None:
     found = manifest([{"gpus": "all", "power_limit": 500}], {"processes": TRAINING}, {})
     assert about_gpus(found) == ["gpu1: power limit is 700 W, not 500 W"]
-    assert found.notes == ("gpu0: power limit is left alone: a process computes on the GPU",)
+    assert found.notes == ("gpu0: power limit is not changed: a process computes on the GPU",)
 
 
 def test_what_waits_for_a_reset_is_a_reason_for_a_reboot() -> None:
@@ -191,7 +191,7 @@ def test_a_lost_gpu_is_named_and_the_others_are_set() -> None:
     silent = {"power_max_limit_w": None, "power_default_limit_w": None, "errors": ["GPU is lost"]}
     found = manifest([{"gpus": "all", "power_limit": 500}], silent, {})
     assert found.refusals == ()
-    assert found.notes == ("gpu0: nothing is set, the GPU does not answer",)
+    assert found.notes == ("gpu0: no setting is applied, the GPU does not respond",)
     assert about_gpus(found) == ["gpu1: power limit is 700 W, not 500 W"]
 
 

@@ -49,7 +49,7 @@ def test_what_is_missing_is_asked_for_and_installed_as_far_as_it_is_offered() ->
     found = made(state(("htop",)), ALL)
     assert isinstance(found.packages, AptChange)
     assert found.packages.install == ("htop", "linux-perf")
-    assert found.notes == ("nvtop: no repository of the node offers nvtop; the other tools are installed",)
+    assert found.notes == ("nvtop: no repository of the node offers nvtop; the other tools were installed",)
     record = next(file for file in found.files if file.path == RECORD)
     assert json.loads(record.content or "") == {"programs": ["htop", "perf"]}
 
@@ -126,7 +126,7 @@ def test_who_may_profile_is_a_choice_and_a_reason_for_a_reboot() -> None:
 def test_removal_leaves_what_was_there_before() -> None:
     node = state(("htop", "fio"), contents={BEFORE: "htop\n"}, files={RECORD: {"kind": "file"}})
     found = planned("gpu_tools", node, {"gpu_tools": {"state": "absent"}})
-    assert [reason for reason in found.due_reasons if reason.endswith("has to go")] == [
-        "fio has to go",
-        f"{RECORD} has to go",
+    assert [reason for reason in found.due_reasons if reason.endswith("must be removed")] == [
+        "fio must be removed",
+        f"{RECORD} must be removed",
     ]

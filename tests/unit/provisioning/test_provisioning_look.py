@@ -33,8 +33,8 @@ def test_a_whole_answer_becomes_a_state_that_is_read_back_unchanged() -> None:
     ("text", "words"),
     [
         ("", "is no JSON"),
-        ("[]", "holds no bundle"),
-        ('{"bundle": 1}', "holds no bundle"),
+        ("[]", "contains no bundle"),
+        ('{"bundle": 1}', "contains no bundle"),
         (answer(bundle="bash: python3: not found"), "not a gpunode.bundle/1 bundle"),
         (answer(apt={"installed": {}}), "apt"),
         (answer(apt={**APT_STATE, "installed": {"a": 1}}), "installed"),
@@ -42,7 +42,7 @@ def test_a_whole_answer_becomes_a_state_that_is_read_back_unchanged() -> None:
         (answer(files={"/x": {"kind": "nothing"}}), "files"),
         (answer(contents={"/x": "y" * (1 << 21)}), "contents"),
         (answer(files={f"/{n}": {"kind": "absent"} for n in range(10_001)}), "files"),
-        (answer(apt={"error": "apt-config did not end"}), "apt-refuses: apt cannot be asked"),
+        (answer(apt={"error": "apt-config did not end"}), "apt-refuses: apt could not be queried"),
     ],
 )
 def test_what_is_no_state_is_one_line_that_names_the_node(text: str, words: str) -> None:

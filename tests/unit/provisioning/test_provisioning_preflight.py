@@ -120,7 +120,7 @@ def test_an_image_is_built_without_a_gpu(facts: dict[str, Any], driver: dict[str
     [
         ({"lock_holder": "apt-get (pid 7)"}, "apt-get (pid 7) still holds the package lock"),
         ({"unfinished": ["libc6", "nvidia-smi"]}, "dpkg has not finished libc6:"),
-        ({"runfile": True}, "runfile: a driver from NVIDIA's .run installer is there"),
+        ({"runfile": True}, "runfile: a driver of NVIDIA's .run installer is installed"),
         ({"installed": {"nvidia-docker2": "2.14.0-1"}}, "nvidia-docker2: nvidia-docker2 is installed"),
     ],
 )

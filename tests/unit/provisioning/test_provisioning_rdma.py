@@ -283,12 +283,12 @@ def test_a_repository_that_does_not_answer_is_named(key: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"doca_url": URL, "doca_key": ""}, "rdma_doca_key: name the key"),
+        ({"doca_url": URL, "doca_key": ""}, "rdma_doca_key: set the key"),
         (
             {"doca_url": "linux.mellanox.com/doca", "doca_key": "k"},
-            "rdma_doca_url: linux.mellanox.com/doca is no address",
+            "rdma_doca_url: linux.mellanox.com/doca is not a valid URL",
         ),
-        ({"doca_url": f"{URL} /x", "doca_key": "k"}, "is no address"),
+        ({"doca_url": f"{URL} /x", "doca_key": "k"}, "is not a valid URL"),
     ],
 )
 def test_a_malformed_repository_is_named(settings: dict[str, Any], words: str) -> None:
@@ -343,7 +343,9 @@ def test_removal_leaves_what_was_there_before_and_returns_docas_versions() -> No
         modules=["nvidia_peermem"],
     )
     found = planned("rdma", state, {"rdma": {"state": "absent"}})
-    gone = {reason.removesuffix(" has to go") for reason in found.due_reasons if reason.endswith(" has to go")}
+    gone = {
+        reason.removesuffix(" must be removed") for reason in found.due_reasons if reason.endswith(" must be removed")
+    }
     assert gone == {"ibverbs-utils", "rdmacm-utils", "infiniband-diags", "doca-ofed", "gdrdrv-dkms", MODULES}
     assert isinstance(found.packages, AptChange)
     assert "rdma-core" in found.packages.restore

@@ -79,8 +79,8 @@ def test_an_armoured_key_stays_as_it_is(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"key": "/nowhere/key.asc"}, "nvidia_repository_key: /nowhere/key.asc: No such file"),
-        ({"key": __file__}, "is no OpenPGP key"),
-        ({"url": "mirror.test/cuda"}, "is no address"),
+        ({"key": __file__}, "is not an OpenPGP key"),
+        ({"url": "mirror.test/cuda"}, "is not a valid URL"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_variable(settings: dict[str, Any], words: str) -> None:

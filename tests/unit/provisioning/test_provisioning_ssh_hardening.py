@@ -210,7 +210,7 @@ def test_later_lines_and_match_blocks_are_explained() -> None:
     ssh["documents"][MAIN] += "PasswordAuthentication yes\nMatch Group legacy\n  PasswordAuthentication yes\n"
     notes = " ".join(plan(ssh).notes)
     assert "has no effect any more" in notes
-    assert "stays in force inside its Match block" in notes
+    assert "remains effective inside its Match block" in notes
 
 
 def test_a_main_file_without_include_is_refused_or_gets_it() -> None:
@@ -267,7 +267,7 @@ def test_ports_of_a_socket_are_set_where_systemd_reads_them() -> None:
     assert ["systemctl", "restart", "ssh.socket"] in manifest.values["activate"]
     assert manifest.values["units"] == ["ssh.service", "ssh.socket"]
     ssh["effective"] = ssh["effective"].replace("port 22\n", "port 2200\n")
-    assert "Port counts for nothing" in " ".join(plan(ssh).notes)
+    assert "sshd ignores Port" in " ".join(plan(ssh).notes)
 
 
 def test_selinux_and_a_new_port_are_refused_with_the_command() -> None:

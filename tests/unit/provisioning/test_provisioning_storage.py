@@ -160,7 +160,7 @@ def test_a_settled_node_has_nothing_due() -> None:
     [
         ({"refusals": ["nvme-x (/dev/nvme0n1): carries xfs"]}, {}, "carries xfs"),
         ({"error": "findmnt failed"}, {}, "cannot be asked: findmnt failed"),
-        ({"paths": {"/scratch": {**FREE, "kind": "other"}}}, {}, "/scratch is no folder"),
+        ({"paths": {"/scratch": {**FREE, "kind": "other"}}}, {}, "/scratch is not a directory"),
         ({"paths": {"/scratch": {**FREE, "kind": "folder", "entries": 3}}}, {}, "holds 3 entries"),
         (
             {"paths": {"/scratch": {**FREE, "kind": "folder", "mounts": [{"source": "/dev/sdc1", "fstype": "xfs"}]}}},
@@ -211,26 +211,26 @@ def test_a_client_that_nobody_offers_is_named_before_anything_is_changed() -> No
 def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
     first = made(state(), scratch_disks=DISKS)
     node = state(contents={RECORD: text_of(first, RECORD)})
-    assert "absent gives them back first" in made(node, scratch_disks=["nvme-other"]).refusals[0]
+    assert "run storage_state: absent first" in made(node, scratch_disks=["nvme-other"]).refusals[0]
     assert made(node, scratch_disks=DISKS[::-1]).refusals == ()
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "needs storage_scratch_disks or storage_mounts"),
+        ({}, "requires storage_scratch_disks or storage_mounts"),
         ({"scratch_disks": ["nvme-*"]}, "nvme-\\* is no id of a disk"),
         ({"scratch_disks": ["/dev/sda"]}, "/dev/sda is no id"),
         ({"scratch_disks": ["nvme-a-part1"]}, "is a partition"),
         ({"scratch_disks": ["nvme-a", "/dev/disk/by-id/nvme-a"]}, "names a disk twice"),
         ({"scratch_disks": ["nvme-a"], "confirm_erase": ["nvme-b"]}, "nvme-b is not in storage_scratch_disks"),
-        ({"scratch_disks": ["nvme-a"], "scratch_path": "scratch"}, "is no mount point"),
+        ({"scratch_disks": ["nvme-a"], "scratch_path": "scratch"}, "is not a valid mount point"),
         ({"scratch_disks": ["nvme-a"], "scratch_path": "/var"}, "is a folder of the system"),
-        ({"scratch_disks": ["nvme-a"], "scratch_mode": "rwx"}, "is no mode"),
+        ({"scratch_disks": ["nvme-a"], "scratch_mode": "rwx"}, "is not a valid mode"),
         ({"mounts": [{**NFS, "type": "smb"}]}, r"storage_mounts\[0\].type"),
         ({"mounts": [{**NFS, "source": "a b"}]}, r"storage_mounts\[0\].source"),
-        ({"mounts": [{**NFS, "options": ["a,b"]}]}, "is no mount option"),
-        ({"mounts": [{**NFS, "options": ["secret=AQ"]}]}, "everybody can read /etc/fstab"),
+        ({"mounts": [{**NFS, "options": ["a,b"]}]}, "is not a valid mount option"),
+        ({"mounts": [{**NFS, "options": ["secret=AQ"]}]}, "all users can read /etc/fstab"),
         ({"mounts": [{**NFS, "cache": "/cache"}]}, "nfs keeps no cache"),
         ({"mounts": [NFS, NFS]}, "two things are mounted on /data"),
     ],
@@ -258,14 +258,14 @@ def test_removal_restores_the_table_and_keeps_data_that_nobody_gave_up() -> None
     assert text_of(found, FSTAB) == TABLE
     assert found.values["disks"] is None
     assert "keeps its data" in found.notes[0]
-    assert {"xfsprogs has to go", "nfs-common has to go"} <= set(found.due_reasons)
-    assert "mdadm has to go" not in found.due_reasons
+    assert {"xfsprogs must be removed", "nfs-common must be removed"} <= set(found.due_reasons)
+    assert "mdadm must be removed" not in found.due_reasons
     assert found.values["trim_off"] is True
     assert {"/data", "/scratch"} <= {folder.path for folder in found.folders}
     assert found.values["stop"] == ["scratch.mount", "data.mount", "data.automount"]
 
     assert removal(node, confirm_erase=DISKS).values["disks"]["erase"] == DISKS
-    assert "the role did not make it" in removal(node, confirm_erase=["nvme-theirs"]).refusals[0]
+    assert "the role did not create it" in removal(node, confirm_erase=["nvme-theirs"]).refusals[0]
     busy = answer(paths={"/scratch": {**FREE, "users": ["sleep (7)"]}})
     assert "sleep (7) uses it" in removal(node, busy).refusals[0]
 

@@ -11,8 +11,8 @@ from test_provisioning_keys import keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS
-from gpunode.provisioning.containerd_change import BEFORE as CONTAINERD_BEFORE
-from gpunode.provisioning.containerd_change import CONFIG, DROP_IN, MARKER, SUMS
+from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
+from gpunode.provisioning.containerd import CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
@@ -224,7 +224,7 @@ def test_absent_restores_the_engines(site_key: str) -> None:
     assert contents(manifest)[DAEMON] is None
     assert contents(manifest)[SPEC["path"]] is None  # type: ignore[index]
     assert contents(manifest)[ENV] is None
-    assert {f"{name} has to go" for name in FOUR} <= set(manifest.due_reasons)
+    assert {f"{name} must be removed" for name in FOUR} <= set(manifest.due_reasons)
     assert toolkit(node(facts=FACTS), site_key, state="absent").due_reasons == ()
 
 

@@ -106,11 +106,11 @@ def test_a_key_with_the_fingerprint_is_taken_and_no_other_beside_it(served: Serv
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (armour(OTHER), f"holds {fingerprint(OTHER)}, and NVIDIA's key is {fingerprint(NVIDIAS)}"),
+        (armour(OTHER), f"contains {fingerprint(OTHER)}, NVIDIA's key is {fingerprint(NVIDIAS)}"),
         (HTML, "a page of HTML"),
-        (b"no key at all", "is no OpenPGP key: not OpenPGP"),
-        (armour(NVIDIAS)[:90], "is no OpenPGP key"),
-        (b"", "holds no key"),
+        (b"no key at all", "is not an OpenPGP key: not OpenPGP"),
+        (armour(NVIDIAS)[:90], "is not an OpenPGP key"),
+        (b"", "contains no key"),
     ],
     ids=["another key", "a proxy's page", "text", "cut off", "nothing"],
 )
@@ -147,7 +147,7 @@ def test_where_the_file_is_not_there_the_keyring_package_is_asked(served: Served
     assert answer(served, keyring="ring.deb")["fingerprint"] == fingerprint(NVIDIAS)
     sum_of = {"file": None, "fingerprint": None, "keyring": "ring.deb"}
     assert "key" in answer(served, **sum_of, keyring_sha256=hashlib.sha256(package).hexdigest())
-    assert "has the sum" in answer(served, **sum_of, keyring_sha256="0" * 64)["error"]
+    assert "has the checksum" in answer(served, **sum_of, keyring_sha256="0" * 64)["error"]
     served.files["/ring.deb"] = HTML
     assert "a page of HTML" in answer(served, keyring="ring.deb")["error"]
 

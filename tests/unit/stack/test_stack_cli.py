@@ -28,7 +28,7 @@ Answer = tuple[int, str, str]
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
-    monkeypatch.setitem(VERBS, "plan", "Decide a matched stack")
+    monkeypatch.setitem(VERBS, "plan", "Resolve a matched stack")
 
     def call(*arguments: str) -> Answer:
         code = run(["plan", *arguments, *TODAY])
@@ -99,7 +99,7 @@ def test_an_end_that_is_only_computed_warns_and_the_help_says_so(plan: Callable[
     code, out, _ = plan(*wanted, "--driver", "535")
     assert code == 1, "NVIDIA published that end"
     _, out, _ = plan("--help")
-    assert "only computed always warns" in " ".join(out.split())
+    assert "computed end of life always warns" in " ".join(out.split())
 
 
 def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answer]) -> None:
@@ -131,14 +131,14 @@ def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answe
         (["--gpu", "A100", "--driver", "abc"], ["unknown driver 'abc'; known: lts, production", "580", " …"]),
         (["--gpu", "A100", "--cuda", "13"], ["--cuda 13: X.Y is wanted, such as 13."]),
         (["--gpu", "A100", "--toolkit", "12"], ["--toolkit 12: X.Y is wanted, such as 12."]),
-        (["--gpu", "A100", "--platform", "hgx-h100-8"], ["leave --gpu out"]),
+        (["--gpu", "A100", "--platform", "hgx-h100-8"], ["remove --gpu"]),
         (["--count", "4"], ["--count needs a --gpu"]),
         ([], ["nothing to plan for"]),
         (["--gpu", "A100", "--replay", str(BUNDLE)], ["--gpu describes a hypothetical node"]),
         (["--replay", "nowhere.json"], ["nowhere.json"]),
         (["--gpu", "A100", "--write"], ["--write needs an inventory"]),
         (["--gpu", "A100", "--limit", "gpu"], ["--limit needs an inventory"]),
-        (["some.json"], ["need --replay before"]),
+        (["some.json"], ["put --replay before"]),
     ],
 )
 def test_bad_input_ends_with_2_and_says_what_is_near(
@@ -153,7 +153,7 @@ def test_bad_input_ends_with_2_and_says_what_is_near(
 
 
 def test_a_bad_day(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(VERBS, "plan", "Decide a matched stack")
+    monkeypatch.setitem(VERBS, "plan", "Resolve a matched stack")
     assert run(["plan", "--gpu", "A100", "--today", "2026-13-01"]) == 2
     assert "a date is wanted" in capsys.readouterr().err
 
@@ -268,7 +268,7 @@ def test_a_lock_that_an_older_one_would_beat_is_refused(inventory: Path) -> None
     own = inventory.parent / "host_vars" / "n1" / LOCK_FILE
     own.parent.mkdir(parents=True)
     own.write_text("gpunode_stack: {}\n")
-    with pytest.raises(UsageError, match="nothing is locked"):
+    with pytest.raises(UsageError, match="nothing was locked"):
         locked(decided(("n1", "n2"), driver=("595",)), inventory, "gpu", "all", "gpu", "west")
     assert own.read_text() == "gpunode_stack: {}\n", "what was removed is put back"
 
@@ -318,7 +318,7 @@ def test_nothing_is_locked_where_a_host_has_no_stack(inventory: Path) -> None:
     )
     with pytest.raises(UsageError, match="there is no stack for n2"):
         locked(document.model_copy(update={"groups": groups}), inventory, None, "all")
-    with pytest.raises(UsageError, match="no file or folder"):
+    with pytest.raises(UsageError, match="not a file or directory"):
         locked(decided(("n1",)), inventory.parent / "n1,", None, "all")
     assert not (inventory.parent / "host_vars").exists()
 

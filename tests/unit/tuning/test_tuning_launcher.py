@@ -136,7 +136,7 @@ def test_the_single_thread_of_torchrun_is_nobodys_choice(program: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "word"),
     [
-        ((), 2, "name a program"),
+        ((), 2, "a program is required"),
         (("--ranks", "0", "true"), 2, "--ranks"),
         (("--ranks", "many", "true"), 2, "--ranks"),
         (("no-such-program-here",), 127, "no-such-program-here"),

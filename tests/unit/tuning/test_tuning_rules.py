@@ -115,8 +115,8 @@ def test_nothing_is_known_and_nothing_is_guessed() -> None:
         assert not of_this_node & set(environment(tuning))
         assert not [argument for argument in docker(tuning) if "gpu" in argument or "infiniband" in argument]
         assert {"no root" in left(tuning, name) for name in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX")} == {True}
-    assert left(tune(bare, "pytorch"), "NCCL_IB_HCA") == "RDMA devices were not seen: no root"
-    assert left(tune(bare, "pytorch"), "OMP_NUM_THREADS") == "the processor's cores were not seen: no lscpu"
+    assert left(tune(bare, "pytorch"), "NCCL_IB_HCA") == "RDMA devices could not be read: no root"
+    assert left(tune(bare, "pytorch"), "OMP_NUM_THREADS") == "the processor's cores are unknown: no lscpu"
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

@@ -77,7 +77,7 @@ def test_sudo_where_the_socket_refuses_the_user(server: ThreadingHTTPServer) -> 
 def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTPServer) -> None:
     def refuse(root: bool) -> str | LaunchFailure:
         if root:
-            return LaunchFailure("permission", "sudo asks for a password: give it with -K")
+            return LaunchFailure("permission", "sudo requires a password: use -K")
         return "dial unix /var/run/docker.sock: connect: permission denied"
 
     refused = failure(FakeWay(server, as_root=(False, True), refuse=refuse))
