@@ -32,9 +32,8 @@ def test_a_refusal_says_that_nothing_was_changed_only_as_long_as_that_is_so(acti
 def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
     action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = Manifest(
-        role="nvidia_driver", refusals=("no-gpu: none on the bus",), reboot_reasons=("module 1 is loaded",)
-    )
+    why = "module 1 is loaded"
+    refused = Manifest(role="nvidia_driver", refusals=("no-gpu: none on the bus",), reboot_reasons=(why,))
     asked: list[str] = []
     monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
     monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
