@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpunode.catalog import GpuMatch, load
@@ -10,11 +10,11 @@ from gpunode.checks.actions import State
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
 from gpunode.checks.registry import Status, Verdict, registry
-from gpunode.checks.xid_incidents import GAP, Incident, by_gpu, cancelled, incidents
+from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
 from gpunode.checks.xid_registers import SOURCE as REGISTERS
 from gpunode.facts.node import KernelEvent, NodeFacts
-from gpunode.text import counted, listed
+from gpunode.text import counted, listed, moment
 
 SOURCE = "catalog (xids.yml)"
 BAD = ("critical", "high")
@@ -31,6 +31,16 @@ RECOVERED = re.compile(r"\bto 0x0+ \(None\)", re.I)
 # Lines after which a GPU cannot be used, whatever else the driver says.
 OFF_THE_BUS_WORDS = ("fallen off the bus", "GPU is lost")
 INIT_FAILED = ("RmInitAdapter failed", *OFF_THE_BUS_WORDS)
+
+GAP = Threshold(
+    "gpu.xid.incident-gap",
+    180,
+    "s",
+    "Xids of one GPU with shorter gaps are one incident, rated by the most severe of them.",
+    source="NVIDIA Fleet Intelligence, Xid bursts: 3 minutes of silence end one",
+)
+
+Incident = list[KernelEvent]
 
 
 def reach(node: NodeFacts) -> str:
@@ -258,3 +268,40 @@ def gpu_of(node: NodeFacts, event: KernelEvent) -> str:
     if found is not None:
         return f"gpu{found}"
     return f"gpu at {event.pci_bus_id}" if event.pci_bus_id else "node"
+
+
+def by_gpu(events: Iterable[KernelEvent]) -> dict[str | None, list[KernelEvent]]:
+    """Return the events by the GPU's PCI address, in their order."""
+    found: dict[str | None, list[KernelEvent]] = defaultdict(list)
+    for event in events:
+        found[event.pci_bus_id].append(event)
+    return dict(found)
+
+
+def incidents(events: list[KernelEvent]) -> list[Incident]:
+    """Return the events of one GPU in bursts. Of those without a time, each number is one: nothing joins them."""
+    bursts: list[Incident] = []
+    timeless: dict[int | None, Incident] = defaultdict(list)
+    last = None
+    for event in events:
+        now = moment(event.time)
+        if now is None:
+            timeless[event.xid].append(event)
+            continue
+        if last is None or (now - last).total_seconds() > GAP.value:
+            bursts.append([])
+        bursts[-1].append(event)
+        last = now
+    return [*bursts, *timeless.values()]
+
+
+def cancelled(events: list[KernelEvent]) -> Mapping[int, int]:
+    """Return the Xids of one GPU that are over, with the Xid that ended each: 163 by a later 162."""
+    last = {event.xid: at for at, event in enumerate(events) if event.xid is not None}
+    over = {}
+    for number, at in last.items():
+        row = load().xid(number)
+        ended_by = next((int(text) for text in row.cancelled_by if last.get(int(text), -1) > at), None) if row else None
+        if ended_by is not None:
+            over[number] = ended_by
+    return over

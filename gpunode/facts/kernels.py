@@ -3,13 +3,14 @@
 import re
 
 from gpunode.facts.node import Kernel
-from gpunode.facts.order import release_key
 from gpunode.facts.packages import rpm_lines
 from gpunode.facts.seen import Seen, Unseen, is_word, word
 from gpunode.facts.system import uname
 
 _OWNER_LINE = re.compile(r"(?!diversion by |local diversion )(?P<names>.+): (?P<path>/.*)")
 _KERNEL_RPM = re.compile(r"kernel(?:-(?P<variant>(?!core$|devel$)[a-z0-9-]+?))?(?P<part>-core|-devel)?")
+_RELEASE_PART = re.compile(r"[0-9]+|[a-z]+|~", re.I)
+_END = (1, 0, "")
 _PARTS = ("-devel", None, "-core")
 """What an RPM of a kernel holds, the image last; before EL 8 one without a suffix held all of it."""
 
@@ -81,3 +82,21 @@ def _rpm_owners(lines: list[str], releases: tuple[str, ...]) -> dict[str, str]:
             candidate = (_PARTS.index(match["part"]), f"{name}-{plain}")
             found[release] = max(found.get(release, candidate), candidate)
     return {release: package for release, (_, package) in found.items()}
+
+
+def release_key(release: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key by which newer kernel releases come later.
+
+    Numbers compare as numbers (``6.1.0-9`` before ``6.1.0-42``) and are newer than words, as in RPM's order
+    (``5.14.0-427.el9`` before ``5.14.0-427.13.1.el9``); ``~`` and ``rc`` come before everything, the end included.
+    """
+    parts = []
+    for part in _RELEASE_PART.findall(release):
+        if part[0].isdigit():
+            # Nine digits are more than any release has; a longer run of them is rubbish and need not be exact.
+            parts.append((3, int(part[:9]), ""))
+        elif part in {"~", "rc"}:
+            parts.append((0, 0, ""))
+        else:
+            parts.append((2, 0, part))
+    return (*parts, _END)

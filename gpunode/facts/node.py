@@ -177,6 +177,7 @@ class NodeFacts(Fact):
 
     os: OperatingSystem | None = None
     architecture: str | None = None
+    """Of the kernel: ``x86_64``, ``aarch64``."""
     virtualization: str | None = None
     """``none`` on bare metal, else what systemd-detect-virt prints."""
     systemd: bool | None = None
@@ -338,7 +339,9 @@ class NodeFacts(Fact):
     """Variables of a fixed list (CUDA_LAUNCH_BLOCKING, NCCL_DEBUG …) that are set for the whole system."""
     time_sync: TimeSync | None = None
     uptime_s: float | None = None
+    """Seconds since the boot."""
     load_1min: float | None = None
+    """The load average of the last minute."""
     kernel_log: KernelLog | None = None
     earlier_boots: tuple[BootLog, ...] | None = None
     """The latest first, as far as the probe looked back and the journal is kept."""

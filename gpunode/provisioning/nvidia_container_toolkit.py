@@ -10,8 +10,8 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.provisioning.archives import Archive, ArchiveFiles, archive_files, old_toolkit_files
 from gpunode.provisioning.cdi import RefreshEnvironment, refresh_environment, refresh_reason, stale_specifications
-from gpunode.provisioning.containerd_change import LOOK as CONTAINERD_LOOK
-from gpunode.provisioning.containerd_change import MARKER, ContainerdChange, containerd_change, containerd_restored
+from gpunode.provisioning.containerd import LOOK as CONTAINERD_LOOK
+from gpunode.provisioning.containerd import MARKER, ContainerdChange, containerd_change, containerd_restored
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.daemon_json import MergedDaemon, read_document
 from gpunode.provisioning.departures import departures

@@ -29,7 +29,7 @@ def _service(case: Case, field: str, component: str, why: str) -> Choice:
     "R11-fm-exact",
     "fabric_manager",
     "nscq",
-    means="A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version, from its source",
+    means="A node with NVSwitches gets a fabric manager and NSCQ of the same version, from the same source",
     facts="platforms, packages",
 )
 def fabric_manager(case: Case) -> Iterator[Choice]:

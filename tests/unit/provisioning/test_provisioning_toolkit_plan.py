@@ -11,8 +11,8 @@ from test_provisioning_keys import keys, needs_gpg
 
 from gpunode.provisioning.archives import QUESTION
 from gpunode.provisioning.cdi import BEGIN, END, FLAGS, NO_GIDS
-from gpunode.provisioning.containerd_change import BEFORE as CONTAINERD_BEFORE
-from gpunode.provisioning.containerd_change import CONFIG, DROP_IN, MARKER, SUMS
+from gpunode.provisioning.containerd import BEFORE as CONTAINERD_BEFORE
+from gpunode.provisioning.containerd import CONFIG, DROP_IN, MARKER, SUMS
 from gpunode.provisioning.docker_daemon import DAEMON, KEPT
 from gpunode.provisioning.locks import lock_lines
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest

@@ -1,0 +1,137 @@
+"""The table of facts in docs/facts.md: ``python tests/contract/facts_table.py`` writes it, a test compares.
+
+What a fact is read from is what its reader asks of bundles: none of it is written down a second time.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bundles import grace, guest, hgx, pcie_4, t4
+
+from gpunode.checks.registry import NEEDS_ROOT
+from gpunode.facts.build import READERS
+from gpunode.facts.errors import ParseError
+from gpunode.facts.node import NodeFacts
+from gpunode.facts.seen import Seen, Unseen
+from gpunode.probe.bundle import Bundle
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/facts.md"
+START = "<!-- table of facts: written by tests/contract/facts_table.py -->\n"
+END = "<!-- end of the table of facts -->\n"
+HEAD = "| fact | type | what it is | read from | root | reader |\n|---|---|---|---|---|---|\n"
+OF_ONE_DEVICE = re.compile(r"\b(nvme|dcb-pfc)-[\w]+")
+VARIES = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|(?<=/)[a-z_]+[0-9]+(?:n[0-9]+)?(?=/|$)")
+OF_ONE_NODE = re.compile(r"(?<=/lib/modules/)[^/]+|(?<=/sys/block/)[^/]+|(?<=/efivars/SecureBoot-)[\w-]+")
+MOST_FILES = 3
+"""Of one folder; of more the folder stands for them."""
+
+
+class Asked(dict[str, Any]):
+    """A part of a bundle that notes what is asked of it."""
+
+    def __init__(self, part: dict[str, Any], asked: set[str]) -> None:
+        super().__init__(part)
+        self.asked = asked
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
+def documents() -> Iterator[dict[str, Any]]:
+    """Nodes of several kinds, also without dpkg and without a journal: readers then ask the next tool."""
+    for base in (hgx, pcie_4, t4, guest, grace):
+        yield base()
+    for gone in (("dpkg", "apt"), ("journal",), ("rdma", "nvidia-smi")):
+        document = hgx()
+        commands = {key: value for key, value in document["commands"].items() if not key.startswith(gone)}
+        yield {**document, "commands": commands}
+
+
+def sources() -> dict[str, tuple[set[str], set[str]]]:
+    """Return each fact's commands, by the probe's names, and files."""
+    found: dict[str, tuple[set[str], set[str]]] = {name: (set(), set()) for name in READERS}
+    for document in documents():
+        bundle = Bundle.from_json(json.dumps(document), "a test's bundle")
+        for name, read in READERS.items():
+            commands, files = found[name]
+            noted = {"commands": Asked(bundle.commands, commands), "files": Asked(bundle.files, files)}
+            try:
+                read(Seen(bundle.model_copy(update=noted)))
+            except (Unseen, ParseError):
+                continue
+    return found
+
+
+def read_from(commands: set[str], files: set[str]) -> str:
+    """Return sources in short: commands, and files or the folder that many of them are in."""
+    names = sorted({OF_ONE_DEVICE.sub(r"\1-*", name) for name in commands - {"probe-read"}})
+    by_folder: dict[str, set[str]] = {}
+    for path in files:
+        general = OF_ONE_NODE.sub("*", VARIES.sub("*", path))
+        by_folder.setdefault("/".join(general.split("/")[:-1][:4]), set()).add(general)
+    for folder, paths in sorted(by_folder.items()):
+        names += sorted(paths) if len(paths) <= MOST_FILES else [f"{folder}/…"]
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def described() -> dict[str, tuple[str, str]]:
+    """Return each fact's type and description, as NodeFacts declares them; without one, that of its model."""
+    classes: dict[str, str] = {}
+    for path in sorted((ROOT / "gpunode/facts/models").glob("*.py")):
+        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.ClassDef):
+                classes[statement.name] = ast.get_docstring(statement) or ""
+    tree = ast.parse((ROOT / "gpunode/facts/node.py").read_text(encoding="utf-8"))
+    (node,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "NodeFacts")
+    found: dict[str, tuple[str, str]] = {}
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        kind = ast.unparse(statement.annotation).removesuffix(" | None")
+        text = ""
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            text = str(following.value.value)
+        names = [name for name in re.findall(r"[A-Z]\w+", kind) if name in classes]
+        text = text or next((classes[name].split("\n\n")[0] for name in reversed(names)), "")
+        found[statement.target.id] = kind, " ".join(text.split()).replace("``", "`")
+    return found
+
+
+def page() -> str:
+    """Return the page with the table as it is now."""
+    before, start, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    _, end, after = rest.partition(END)
+    assert start, f"{PAGE} lacks the mark {START}"
+    assert end, f"{PAGE} lacks the mark {END}"
+    words, asked = described(), sources()
+    rows = ""
+    for name, reader in READERS.items():
+        kind, text = words[name]
+        module = reader.__module__.removeprefix("gpunode.facts.")
+        root = "yes" if name in NEEDS_ROOT else ""
+        cells = (f"`{name}`", f"`{kind}`", text, read_from(*asked[name]), root, f"`{module}.{reader.__name__}`")
+        rows += f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n".replace("|  |", "| |")
+    return before + START + HEAD + rows + END + after
+
+
+def fields() -> set[str]:
+    """Return the fields of NodeFacts that are facts of the node."""
+    return set(NodeFacts.model_fields) - {"host", "collected_at", "simulated", "gaps"}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
