@@ -16,7 +16,7 @@ from gpunode.catalog import GpuMatch, load
 from gpunode.checks import identify
 from gpunode.checks.gpus import model_of
 from gpunode.cli.selection import Say
-from gpunode.cli.workloads import BURN_S, END_S, WORKLOAD_TIMEOUT_S, Options
+from gpunode.cli.workloads import BURN_S, END_S, WORKLOAD_TIMEOUT_S, WorkloadOptions
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
@@ -29,7 +29,7 @@ DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
 
 
-def read_wish(options: Options) -> Wish:
+def read_wish(options: WorkloadOptions) -> Wish:
     """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
     if options.image is not None and not options.image.strip():
         raise UsageError("--image: the name is empty")

@@ -158,7 +158,7 @@ def outcome_text(outcome: dict[str, Any]) -> str:
     return f"{text}; failed: {'; '.join(outcome['failed'])}" if outcome["failed"] else text
 
 
-class Change:
+class GuardedChange:
     """The change as the module got it."""
 
     def __init__(self, module: AnsibleModule) -> None:
@@ -269,7 +269,7 @@ def stepped(module: AnsibleModule) -> dict[str, Any]:
     given = module.params
     guard = Guard(given["name"])
     if given["step"] == "apply":
-        return Change(module).apply()
+        return GuardedChange(module).apply()
     if given["step"] == "outcome":
         return {"changed": False, "armed": guard.armed, "outcome": guard.read("outcome.json")}
     with guard.locked():

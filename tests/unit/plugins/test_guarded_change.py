@@ -43,7 +43,7 @@ class Node:
             **given,
         }
         module: Any = SimpleNamespace(params=params, check_mode=check_mode, _diff=True, warn=self.warnings.append)
-        result: dict[str, Any] = guarded_change.Change(module).apply()
+        result: dict[str, Any] = guarded_change.GuardedChange(module).apply()
         return result
 
 
