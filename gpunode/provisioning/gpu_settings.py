@@ -67,7 +67,7 @@ _WATTS = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,2})?) ?W?")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) ?%")
 
 
-class ApplicationClocks(BaseModel):
+class RequestedClocks(BaseModel):
     """A pair of application clocks."""
 
     model_config = ConfigDict(extra="forbid")
@@ -84,7 +84,7 @@ class GpuSettingsRule(BaseModel):
     gpus: Any
     sm_clock_mhz: Any = None
     memory_clock_mhz: Any = None
-    application_clocks_mhz: Literal["default"] | ApplicationClocks | None = None
+    application_clocks_mhz: Literal["default"] | RequestedClocks | None = None
     power_limit: Any = None
     compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
     ecc: StrictBool | None = None

@@ -74,7 +74,7 @@ class AptChange(Frozen):
     """Names of packages whose hold is released."""
     memory: str | None = None
     """File on the node that lists the packages that were there before the first change; written once."""
-    files: dict[str, str | dict[str, str]] = {}
+    files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
     """Files of apt's folders as they will be, path to text; empty text: absent. Preferences are obeyed before they are
     written, so that a refusal leaves none behind; the others count in check mode."""
     idle_gpus: bool = False
@@ -97,7 +97,7 @@ class DnfChange(Frozen):
     """Packages that must be there, in any version."""
     closure: tuple[str, ...] = ()
     """Installed packages that move to that release, or go where it has none of them."""
-    line: dict[str, tuple[str, ...]] = {"names": (), "except": ()}
+    line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
     """Shell patterns of packages that come at that release or not at all, whoever requires them."""
     remove: tuple[str, ...] = ()
     expendable: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class NodeQuestion(Frozen):
         "documents",
         "ssh_login",
     ]
-    body: dict[str, Any] = {}
+    body: dict[str, Any] = Field(default_factory=dict)
     private: bool = False
     """The body holds a secret."""
 
@@ -162,16 +162,16 @@ class Manifest(Frozen):
     folders: tuple[ManagedFolder, ...] = ()
     packages: AptChange | DnfChange | None = Field(default=None, discriminator="manager")
     units: tuple[UnitState, ...] = ()
-    questions: dict[str, NodeQuestion] = {}
+    questions: dict[str, NodeQuestion] = Field(default_factory=dict)
     """Not empty: the plan is not complete; it is computed again with the answers."""
     refusals: tuple[str, ...] = ()
     """Why the node must not be changed, one line each."""
     notes: tuple[str, ...] = ()
     """What the owner should know, one line each."""
     reboot_reasons: tuple[str, ...] = ()
-    restarts: dict[str, str] = {}
+    restarts: dict[str, str] = Field(default_factory=dict)
     """Units whose restart is held back, with the reason."""
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = Field(default_factory=dict)
     """What else the role's tasks read: plain data."""
     due_reasons: tuple[str, ...] = ()
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""
