@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
     PARTS,
     PLANS,
@@ -43,15 +44,17 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
         if role not in PLANS:
             raise AnsibleActionFail(f"role: {role or 'nothing'} has no plan; known: {', '.join(sorted(PLANS))}")
         extra = plain(self._task.args.get("settings") or {})
-        if role in SPECIFICATIONS and role != GATE and self.settings(role, extra).get("state") != "absent":
+        refuse = boolean(self._task.args.get("refuse", True))
+        if refuse and role in SPECIFICATIONS and role != GATE and self.settings(role, extra).get("state") != "absent":
             self.refuse_unfit()
         manifest = self.planned(role, extra)
-        self.refuse(manifest)
-        if role == GATE:
+        if refuse:
+            self.refuse(manifest)
+        if role == GATE and refuse:
             self.node.keep("fit", "")
         self.remember_reboot(role, manifest)
         # What is forced is the change of a role: a node is not rebooted for it.
-        due = manifest.due or (role in SPECIFICATIONS and self.forced())
+        due = refuse and (manifest.due or (role in SPECIFICATIONS and self.forced()))
         if due and self._task.check_mode:
             # Previews of the roles to come count with these files.
             before = self.node.read("planned")
@@ -63,7 +66,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             self.node.forget("state")
             self.node.keep("begun", "")
         result["ansible_facts"] = {"gpunode_restart_required": self.restarts(role, manifest)}
-        result["warnings"] = [printable(note) for note in manifest.notes]
+        result["warnings"] = [printable(note) for note in (*manifest.notes, *manifest.refusals)]
         return {
             **result,
             "changed": False,

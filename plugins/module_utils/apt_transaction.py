@@ -233,6 +233,10 @@ def leaving(question, present):
         return {}, set(), []
     unneeded = ["-o", "APT::AutoRemove::SuggestsImportant=false"]
     if known:
+        # They were named when they came, which is no orphan for apt either; where others need them now, they stay.
+        came = {name for name in question["restore"] if name in present.keys() - before}
+        if came and not removed(going | came) - removed(going) - came:
+            going |= came
         loose = simulated(unneeded, ["autoremove"])[1]
         orphans = simulated(unneeded, ["autoremove", *sorted(going)])[1] - loose - before
         going |= {name for name in orphans if not matches(name, question["never"])}
@@ -242,6 +246,11 @@ def leaving(question, present):
     install, remove = simulated([], arguments)
     refuse_what_is_not_ours({**question, "going": going}, present, install, remove)
     return install, remove, arguments
+
+
+def removed(names):
+    """Return what apt removes with these packages."""
+    return simulated([], ["--purge", "remove", *sorted(names)])[1]
 
 
 def restored(question, staying):

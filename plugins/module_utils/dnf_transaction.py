@@ -409,6 +409,7 @@ def end_units(units, folder="/etc/systemd/system"):
         for link in Path(folder).glob(f"*.{kind}/*"):
             if link.name in gone and link.is_symlink():
                 link.unlink()
+    ran(["systemctl", "daemon-reload"], STOP_LIMIT_S)
 
 
 def carried_out(question):

@@ -21,6 +21,12 @@ options:
     description: Values that win over the role's variables, by the names of the variables.
     type: dict
     default: {}
+  refuse:
+    description:
+      - Whether reasons why the node must not be changed fail the task. With V(false) they are warnings, the node is not
+        checked by preflight, and the plan is never due; its RV(reboot_reasons) count.
+    type: bool
+    default: true
 attributes:
   action:
     support: full

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from effort import effort
 from test_captures import CAPTURES, FOLDER, PARSED, pytestmark  # noqa: F401
 
 from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
 
-CUTS = 25
+CUTS = effort(6, 40)
+"""At how many places a recording is cut."""
+OTHERS = effort(4_000, 30_000)
+"""Characters of a recording that the parsers of other tools get."""
 TRIED: list[int] = []
 
 
@@ -67,7 +71,7 @@ def test_lines_in_disorder(name: str) -> None:
 @pytest.mark.parametrize("name", CAPTURES)
 def test_as_every_other_kind(name: str) -> None:
     """No parser stumbles over another tool's output."""
-    text = text_of(name)[:30_000]
+    text = text_of(name)[:OTHERS]
     for kind in KINDS:
         tried(kind, text)
 

@@ -11,6 +11,7 @@ from datetime import date
 
 import pytest
 from checker import COMPAT, RULES, Facts, violations
+from effort import EVERYTHING, effort
 from grid import EARLIER, TODAY, Asked, Grid, asked
 
 from gpunode.catalog import load
@@ -22,11 +23,10 @@ from gpunode.stack.rules import rules
 
 pytestmark = pytest.mark.skipif(not COMPAT.is_file(), reason=f"the checker's facts are not here: {COMPAT}")
 
-EVERYTHING = os.environ.get("GPUNODE_TEST_ALL") == "1"
 ONE_IN = int(os.environ.get("GPUNODE_GRID_ONE_IN", "300" if EVERYTHING else "900"))
 REQUESTED = ("R25-driver-range", "R26-kernel-policy")
 """Rules about what was requested and no fact of the vendor: tests/unit/stack/test_stack_requested.py."""
-CONFLICTS = 60 if EVERYTHING else 24
+CONFLICTS = effort(12, 60)
 """Conflicts of which minimality is tried, each with different terms."""
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from effort import effort
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -151,7 +152,7 @@ def tunings(node: NodeFacts) -> list[Tuning]:
     ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=effort(25, 100), deadline=None, suppress_health_check=list(HealthCheck))
 @given(nodes(), st.integers(-1, 100_000))
 def test_a_node_is_given_only_what_fits_it(node: NodeFacts, fleet: int) -> None:
     for tuning in tunings(node):
@@ -184,7 +185,7 @@ def test_a_node_is_given_only_what_fits_it(node: NodeFacts, fleet: int) -> None:
             assert "\n" not in one.value + one.name
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=effort(20, 80), deadline=None, suppress_health_check=list(HealthCheck))
 @given(nodes())
 def test_files_hold_what_was_derived_and_nothing_else(node: NodeFacts) -> None:
     for profile in PROFILES:

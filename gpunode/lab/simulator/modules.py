@@ -6,6 +6,7 @@ licence and kernel are read from the file by the real modinfo. Nothing reaches t
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -294,6 +295,19 @@ def listing() -> list[tuple[str, int, int, list[str]]]:
     return found
 
 
+def overwrite(file: Path, data: bytes) -> None:
+    """Write a file in place, and at no time empty.
+
+    Another file at that path would not be the one that is mounted over /proc/modules, and somebody may read it now.
+    """
+    number = os.open(file, os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        os.write(number, data)
+        os.ftruncate(number, len(data))
+    finally:
+        os.close(number)
+
+
 def publish() -> None:
     """Bring /proc/modules and the device files up to what is loaded."""
     lines = []
@@ -302,10 +316,9 @@ def publish() -> None:
         taints = " (OE)" if name.startswith("nvidia") else ""
         lines.append(f"{name} {size} {count} {by} Live 0x0000000000000000{taints}\n")
         state.write_text(state.path(SYS_MODULE) / name / "refcnt", f"{count}\n")
-    # In place: another file at that path would not be the one that is mounted over /proc/modules.
     file = state.path(LIST)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(lines), encoding="ascii")
+    overwrite(file, "".join(lines).encode("ascii"))
     devices.make(_hardware(), set(loaded()))
 
 

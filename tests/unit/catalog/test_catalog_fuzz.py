@@ -1,11 +1,11 @@
 """Whatever an overlay holds, it is taken or refused by one line; nothing breaks."""
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
+from effort import effort
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from gpunode.catalog.lint import lint
 from gpunode.catalog.read import BadFileError, read
 from gpunode.errors import UsageError
 
-OVERLAYS = 500 if os.environ.get("GPUNODE_TEST_ALL") == "1" else 20
+OVERLAYS = effort(20, 500)
 CATALOG = load()
 SCALARS = st.one_of(
     st.none(),
@@ -69,7 +69,7 @@ def test_any_overlay_is_taken_or_refused_by_lines(content: dict[str, Any]) -> No
             assert len(catalog.rows(section)) >= len(CATALOG.rows(section))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=effort(60, 400), deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_catalog_file_or_one_line(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,7 @@ def test_any_bytes_are_a_catalog_file_or_one_line(content: bytes) -> None:
 
 
 @given(st.text(max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=effort(60, 400), deadline=None)
 def test_any_text_is_a_gpu_or_a_usage_error(text: str) -> None:
     try:
         assert CATALOG.find_gpu(text).gpus

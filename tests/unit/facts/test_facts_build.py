@@ -4,6 +4,7 @@ import time
 from functools import cache
 
 import pytest
+from effort import effort
 from facts_samples import VERSION, answer, facts_with, gpu_node_bundle, recorded_bundle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -290,7 +291,7 @@ def damaged_text(draw: st.DrawFn, text: str) -> str:
     return draw(st.sampled_from([rubbish, text[:place], text[:place] + rubbish + text[place:], text + text]))
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=effort(60, 600), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_bundle_makes_it_fail(data: st.DataObject) -> None:
     facts = facts_from_bundle(data.draw(damage(gpu_node_bundle())))

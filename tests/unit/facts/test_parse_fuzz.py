@@ -2,16 +2,16 @@
 
 import itertools
 import json
-import os
 import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import effort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,9 +19,12 @@ from gpunode.facts.errors import ParseError
 from gpunode.facts.parsers.kinds import KINDS, decoded, parsed
 
 SAMPLES = {path.name: decoded(path.read_bytes()) for path in sorted((Path(__file__).parent / "samples").glob("*.txt"))}
-EVERYTHING = os.environ.get("GPUNODE_TEST_ALL") == "1"
-CUTS = 200
-"""At how many places a sample is cut; with GPUNODE_TEST_ALL=1 at every one."""
+CUTS = effort(40, 1_000_000)
+"""At how many places of its text a sample is cut, or at every one."""
+HEADS = effort(20, 1_000_000)
+"""Of how many lines a sample begins without those before, or of every one."""
+DAMAGES = effort(24, 80)
+"""How often a sample is damaged; each eighth in the same way."""
 WHOLE = [(name, kind) for name in SAMPLES for kind in KINDS if name.split(".", maxsplit=1)[0] == kind]
 
 DERIVED = {
@@ -169,10 +172,9 @@ def test_other_kinds(name: str, kind: str) -> None:
         assert "error" in found or found == {"events": []}, found
 
 
-def cuts(name: str) -> Iterable[int]:
-    """Return the places where a sample is cut: the same ones in each run."""
-    ends = range(len(SAMPLES[name]))
-    return ends if EVERYTHING else random.Random(name).sample(ends, min(CUTS, len(ends)))  # noqa: S311
+def some(places: range, most: int, seed: str) -> list[int]:
+    """Return as many of the places, the same ones in each run."""
+    return random.Random(seed).sample(places, min(most, len(places)))  # noqa: S311
 
 
 @pytest.mark.parametrize(("name", "kind"), WHOLE)
@@ -180,7 +182,7 @@ def test_cut_anywhere(name: str, kind: str) -> None:
     text = SAMPLES[name]
     whole = answer(kind, text)
     assert whole is not None
-    for end in cuts(name):
+    for end in some(range(len(text)), CUTS, name):
         part = answer(kind, text[:end])
         if part is not None and "error" not in part:
             assert_says_no_more(part, whole, cut_line=text[:end].rpartition("\n")[2])
@@ -189,7 +191,7 @@ def test_cut_anywhere(name: str, kind: str) -> None:
 @pytest.mark.parametrize(("name", "kind"), WHOLE)
 def test_head_cut_off(name: str, kind: str) -> None:
     lines = SAMPLES[name].splitlines(keepends=True)
-    for start in range(1, len(lines)):
+    for start in some(range(1, len(lines)), HEADS, name):
         text = "".join(lines[start:])
         found = answer(kind, text)
         if found is not None:
@@ -225,7 +227,7 @@ def damaged(text: str, seed: int) -> str:
 
 @pytest.mark.parametrize(("name", "kind"), WHOLE)
 def test_damaged(name: str, kind: str) -> None:
-    for seed in range(80):
+    for seed in range(DAMAGES):
         text = damaged(SAMPLES[name], seed)
         found = answer(kind, text)
         if found is not None and seed % 8 in {0, 1, 2, 3, 5}:
@@ -275,13 +277,13 @@ def test_rubbish(kind: str, text: str) -> None:
     assert answer(kind, text) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=effort(60, 300), deadline=None)
 @given(data=st.binary(max_size=600), kind=st.sampled_from(sorted(KINDS)))
 def test_binary_rubbish(data: bytes, kind: str) -> None:
     answer(kind, decoded(data))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=effort(80, 500), deadline=None)
 @given(
     name=st.sampled_from(sorted(SAMPLES)),
     edits=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 40), st.text(max_size=12)), min_size=1, max_size=6),
@@ -295,13 +297,10 @@ def test_edited(name: str, edits: list[tuple[float, int, str]]) -> None:
 
 
 def seconds(kind: str, text: str) -> float:
-    """The best of two: what the machine does beside us does not count."""
-    times = []
-    for _ in range(2):
-        start = time.perf_counter()
-        answer(kind, text)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    """Return the processor's seconds: what the machine does beside us does not count."""
+    start = time.process_time()
+    answer(kind, text)
+    return time.process_time() - start
 
 
 def enlarged(name: str) -> list[tuple[str, str]]:
@@ -324,7 +323,8 @@ def test_linear_time(name: str, kind: str) -> None:
         large = small * 8
         small_seconds = seconds(kind, small)
         large_seconds = seconds(kind, large)
-        assert large_seconds < max(small_seconds * 8 * 4, 0.25), (what, small_seconds, large_seconds)
+        limit = max(small_seconds * 8 * 4, 0.25)
+        assert large_seconds < limit or seconds(kind, large) < limit, (what, small_seconds, large_seconds)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -332,6 +332,4 @@ def test_one_line_of_ten_megabytes(kind: str) -> None:
     name = next(name for name, own in WHOLE if own == kind)
     line = SAMPLES[name].replace("\n", " ")
     text = line * (10_000_000 // len(line))
-    start = time.perf_counter()
-    answer(kind, text)
-    assert time.perf_counter() - start < 10
+    assert seconds(kind, text) < 10

@@ -1,13 +1,15 @@
 """Faults of simulated GPUs, as nvidia-smi shows them; everything else stays as it was."""
 
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_node import SimulatedNode, node  # noqa: F401
 
 from gpunode.facts.parsers.kinds import parsed
-from gpunode.lab.simulator import smi
+from gpunode.lab.simulator import modules, smi
 
 
 def gpus(node: SimulatedNode) -> list[dict[str, Any]]:  # noqa: F811
@@ -117,3 +119,24 @@ def test_a_hung_driver_keeps_nvidia_smi(node: SimulatedNode, monkeypatch: pytest
     node.fault("smi-hangs")
     node.run("-L")
     assert slept == [smi.HANG_S]
+
+
+def test_the_list_of_modules_is_at_no_time_empty(tmp_path: Path) -> None:
+    """The fabric manager's start script reads it while other programs write it."""
+    file = tmp_path / "proc-modules"
+    texts = (b"ib_umad 20480 0 - Live 0x0\n" * 40, b"ib_umad 20480 0 - Live 0x0\n")
+    modules.overwrite(file, texts[0])
+    inode, ended, seen = file.stat().st_ino, threading.Event(), set[bool]()
+
+    def read() -> None:
+        while not ended.is_set():
+            seen.add(file.read_bytes().startswith(b"ib_umad "))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(2000):
+        modules.overwrite(file, texts[number % 2])
+    ended.set()
+    reader.join(10)
+    assert seen == {True}
+    assert (file.read_bytes(), file.stat().st_ino) == (texts[1], inode)

@@ -54,4 +54,4 @@ def test_a_unit_of_a_removed_package_is_stopped_and_not_left_enabled(
     package = SimpleNamespace(files=[str(shipped / "gone.service"), str(shipped / "kept.service"), "/usr/bin/tool"])
     module.end_units(module.units_of([package]), str(tmp_path))
     assert sorted(link.name for link in wants.iterdir()) == ["foreign.service", "kept.service"]
-    assert ran == [["systemctl", "stop", "gone.service"]]
+    assert ran == [["systemctl", "stop", "gone.service"], ["systemctl", "daemon-reload"]]

@@ -1,6 +1,7 @@
 """What the action role_plan does with a manifest that refuses the node."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ansible.errors import AnsibleActionFail
@@ -23,6 +24,30 @@ def test_a_refusal_says_that_nothing_was_changed_only_as_long_as_that_is_so(acti
     with pytest.raises(AnsibleActionFail, match=r"nothing was changed:\n  - busy: a container runs"):
         action.refuse(manifest)
     action.node.keep("begun", "")
-    with pytest.raises(AnsibleActionFail, match=r"this run changed before stays:\n  - busy: a container runs"):
+    with pytest.raises(AnsibleActionFail, match=r"earlier changes of this run remain:\n  - busy: a container runs"):
         action.refuse(manifest)
     action.refuse(Manifest(role="docker"))
+
+
+def test_a_plan_that_is_only_read_neither_fails_nor_is_due(
+    action: role_plan.ActionModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "module 1 is loaded"
+    refused = Manifest(role="nvidia_driver", refusals=("no-gpu: none on the bus",), reboot_reasons=(why,))
+    asked: list[str] = []
+    monkeypatch.setattr(role_plan.GpunodeAction, "run", lambda *_: {})
+    monkeypatch.setattr(role_plan.GpunodeAction, "begin", lambda *_: None)
+    monkeypatch.setattr(role_plan.ActionModule, "refuse_unfit", lambda _: asked.append("preflight"))
+    monkeypatch.setattr(role_plan.ActionModule, "planned", lambda *_: refused)
+    monkeypatch.setattr(role_plan.ActionModule, "remember_reboot", lambda *_: asked.append("reboot"))
+    monkeypatch.setattr(role_plan.ActionModule, "restarts", lambda *_: [])
+    monkeypatch.setattr(role_plan.ActionModule, "forced", lambda _: True)
+    monkeypatch.setattr(role_plan.ActionModule, "settings", lambda *_: {})
+    action._task = SimpleNamespace(args={"role": "nvidia_driver", "refuse": False}, check_mode=False)
+    result = action.run()
+    assert (result["due"], result["reboot_reasons"], asked) == (False, [why], ["reboot"])
+    assert result["warnings"] == ["no-gpu: none on the bus"]
+    action._task.args = {"role": "nvidia_driver"}
+    with pytest.raises(AnsibleActionFail, match="no-gpu"):
+        action.run()
+    assert asked == ["reboot", "preflight"]

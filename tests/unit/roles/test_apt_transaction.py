@@ -324,6 +324,33 @@ def test_dkms_of_nvidia_goes_back_to_the_distributions_with_the_driver(script: M
         del DATABASE["dkms"]
 
 
+@pytest.mark.parametrize(
+    ("before", "dependent", "goes"),
+    [("bash", "", True), ("bash dkms", "", False), ("bash", "zfs-dkms", False)],
+    ids=["came along", "there before", "needed by others now"],
+)
+def test_dkms_that_came_with_the_driver_goes_with_it(
+    script: ModuleType, tmp_path: Path, before: str, dependent: str, goes: bool
+) -> None:
+    class Apt(Machine):
+        """apt-get remove: what is named goes, and with dkms what depends on it."""
+
+        def output_of(self, argv: list[str], limit_s: int = 0) -> str:
+            if "--simulate" not in argv or "remove" not in argv:
+                return super().output_of(argv, limit_s)
+            names = [*argv[argv.index("remove") + 1 :], *([dependent] if dependent and "dkms" in argv else [])]
+            return "".join(f"Purg {name} [1]\n" for name in names)
+
+    memory = tmp_path / "packages-before"
+    memory.write_text("".join(f"{name}\n" for name in before.split()), encoding="utf-8")
+    DATABASE["dkms"] = "1:3.4.1-1ubuntu1 installed install"
+    try:
+        said = asked(script, Apt(), state="absent", purge=["libcuda1"], restore=["dkms", "dh-dkms"], memory=str(memory))
+    finally:
+        del DATABASE["dkms"]
+    assert said["remove"] == (["dkms", "libcuda1"] if goes else ["libcuda1"])
+
+
 def test_rdma_core_of_doca_goes_back_to_the_distributions(script: ModuleType) -> None:
     DATABASE["rdma-core"] = "2510.0.11-1 installed install"
     madison = (

@@ -4,17 +4,17 @@
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from effort import effort
 
 BUNDLE = Path(__file__).parents[2] / "fixtures" / "bundles" / "debian-12-driver.json"
 XML = Path(__file__).parents[2] / "fixtures" / "smi" / "two-l40s-simulated.xml"
-HOSTS = 1000 if os.environ.get("GPUNODE_TEST_ALL") == "1" else 250
+HOSTS = effort(250, 1000)
 LIMIT_MB = 130
 GPUS = ("26b9", "2330", "20b2", "1eb8", "2901")
 PLAN = """

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from effort import effort
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,7 +79,7 @@ def test_each_two_of_eight_ranks_links_are_named(outcome: Outcome) -> None:
 
 
 @given(st.integers(2, 40), st.data(), st.sampled_from([both, receiver, component]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=effort(50, 300), deadline=None)
 def test_any_number_of_bad_links_is_named(ranks: int, data: st.DataObject, outcome: Outcome) -> None:
     bad = data.draw(st.sets(st.sampled_from(links_of(ranks)), max_size=6))
     found = search(ranks, bad, outcome)
@@ -88,7 +89,7 @@ def test_any_number_of_bad_links_is_named(ranks: int, data: st.DataObject, outco
 
 
 @given(st.integers(2, 16), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=effort(30, 100), deadline=None)
 def test_it_ends_whatever_is_answered(ranks: int, data: st.DataObject) -> None:
     """Noise: ranks that are late for no reason name nothing forever."""
     found = Search(ranks)
