@@ -309,7 +309,7 @@ def test_wrong_faults_say_what_there_is(lab: Lab, node: LabNode) -> None:
         (("gpu0/link18", "nvlink-down"), "gpu0 has link0 to link17"),
         (("smoke",), "there are library-mismatch, gpu-lost"),
         (("gpu0", "pcie-narrow", "width=3"), "the link's best is gen 5 x16"),
-        (("gpu0", "smi-hangs"), "leave the component out"),
+        (("gpu0", "smi-hangs"), "omit the component"),
         (("xid", "color=red"), "it has number, text"),
     ):
         with pytest.raises(UsageError, match=line):

@@ -106,7 +106,7 @@ def test_an_engine_that_gives_no_gpus_is_named(place: Place) -> None:
     finally:
         place.root(f"mv /root/hook {HOOK} && systemctl restart docker")
     assert finding["status"] == "error"
-    assert "gives no GPUs to containers" in finding["message"]
+    assert "does not pass GPUs to containers" in finding["message"]
     assert "role nvidia_container_toolkit" in finding["message"]
     assert records["container"]["values"]["kind"] == "no-gpu-support"
 
