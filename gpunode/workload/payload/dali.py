@@ -21,7 +21,7 @@ def run() -> dict[str, Any]:
     if found is None:
         raise SkipPart("DALI is not in the image")
     if not Path("/dev/nvidiactl").exists():
-        raise SkipPart("there is no GPU for DALI to put data on")
+        raise SkipPart("no GPU for DALI")
     dali = importlib.import_module("nvidia.dali")
     functions = importlib.import_module("nvidia.dali.fn")
     pipeline = dali.Pipeline(batch_size=BATCH, num_threads=1, device_id=0)

@@ -71,8 +71,8 @@ def run() -> dict[str, Any]:
     if lacking:
         those = ", ".join("{}.{}".format(*one) for one in lacking)
         raise SkipPart(
-            f"TensorFlow {tensorflow.__version__} holds no code for compute capability {those} "
-            f"({', '.join(architectures)}): it would compile for many minutes first; a newer TensorFlow has it"
+            f"TensorFlow {tensorflow.__version__} has no code for compute capability {those} "
+            f"({', '.join(architectures)}) and would compile for many minutes first; use a newer TensorFlow"
         )
     for gpu in gpus:
         tensorflow.config.experimental.set_memory_growth(gpu, True)

@@ -155,7 +155,7 @@ def test_bad_input_ends_with_2_and_says_what_is_near(
 def test_a_bad_day(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(VERBS, "plan", "Resolve a matched stack")
     assert run(["plan", "--gpu", "A100", "--today", "2026-13-01"]) == 2
-    assert "a date is wanted" in capsys.readouterr().err
+    assert "expected a date" in capsys.readouterr().err
 
 
 def test_json_and_yaml_are_one_document_that_obeys_the_schema(plan: Callable[..., Answer]) -> None:

@@ -188,7 +188,7 @@ WARNED: list[Row] = [
         "R15-distro-repo",
         (["A100"], {"decided_by": "wish"}),
         (["A100"], {"decided_by": "wish", "version": "580.999"}),
-        "none of the releases",
+        "is not a release of",
     ),
     ("R21-no-service", (["A100"], {}), (["A100"], BOOKWORM), "has no dcgm"),
     ("R26-kernel-policy", (["A100"], {}), (["A100"], {"kernel_policy": "hold"}), "changes nothing"),
