@@ -26,7 +26,7 @@ from gpunode.errors import GpunodeError, UsageError
 
 
 @dataclass(frozen=True)
-class Limits:
+class AnswerLimits:
     """What one answer may cost."""
 
     cpu_s: int = 20
@@ -52,8 +52,10 @@ class Workers:
     Raises UsageError where ``work`` does, and Exceeded for everything else that goes wrong there.
     """
 
-    def __init__(self, work: Callable[..., bytes], limits: Limits | None = None, *, most: int | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(
+        self, work: Callable[..., bytes], limits: AnswerLimits | None = None, *, most: int | None = None
+    ) -> None:
+        self.limits = limits or AnswerLimits()
         self.most = most or min(4, os.cpu_count() or 1)
         """Children at a time."""
         self._slots = threading.Semaphore(self.most)
@@ -140,7 +142,7 @@ def _read(sock: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _stand_by(control: socket.socket, work: Callable[..., bytes], limits: Limits) -> NoReturn:
+def _stand_by(control: socket.socket, work: Callable[..., bytes], limits: AnswerLimits) -> NoReturn:
     """Fork a child for each socket that comes, and say on it how the child ended; end with the other side."""
     children: dict[int, int] = {}
     try:
@@ -198,7 +200,7 @@ def _bury(children: dict[int, int]) -> None:
             os.close(descriptor)
 
 
-def _serve(sock: socket.socket, work: Callable[..., bytes], limits: Limits) -> NoReturn:
+def _serve(sock: socket.socket, work: Callable[..., bytes], limits: AnswerLimits) -> NoReturn:
     """Answer requests until the other side closes, or one exceeds a limit."""
     with suppress(BaseException):
         gc.enable()
@@ -231,14 +233,14 @@ def _answered(sock: socket.socket, size: int, work: Callable[..., bytes]) -> tup
         return kind, f"unexpected {type(err).__name__}".encode()
 
 
-def _limit_time(limits: Limits) -> None:
+def _limit_time(limits: AnswerLimits) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + limits.cpu_s, hard))
     signal.alarm(limits.wall_s)
 
 
-def _limit_memory(limits: Limits) -> None:
+def _limit_memory(limits: AnswerLimits) -> None:
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + (limits.memory_mib << 20)

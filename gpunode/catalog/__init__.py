@@ -5,7 +5,7 @@
 
 from gpunode.catalog.catalog import Catalog
 from gpunode.catalog.gpus import GpuMatch
-from gpunode.catalog.hardware import Architecture, Chip, Expectation, Gpu, PciPart, Platform, Xid
+from gpunode.catalog.hardware import Architecture, Chip, ExpectedFigure, Gpu, PciPart, Platform, Xid
 from gpunode.catalog.loading import load
 from gpunode.catalog.rows import Row, Source
 from gpunode.catalog.software import (
@@ -20,7 +20,7 @@ from gpunode.catalog.software import (
     KernelFlavour,
     Kubernetes,
     Nccl,
-    Offer,
+    OriginOffer,
     PackageSet,
     Pinning,
     System,
@@ -39,7 +39,7 @@ __all__ = [
     "CudaMajor",
     "Cudnn",
     "Dcgm",
-    "Expectation",
+    "ExpectedFigure",
     "ForwardCompat",
     "Framework",
     "Gpu",
@@ -47,7 +47,7 @@ __all__ = [
     "KernelFlavour",
     "Kubernetes",
     "Nccl",
-    "Offer",
+    "OriginOffer",
     "PackageSet",
     "PciPart",
     "Pinning",

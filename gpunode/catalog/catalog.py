@@ -49,7 +49,7 @@ FILES: Mapping[str, Mapping[str, type[BaseModel]]] = {
     },
     "platforms.yml": {"platforms": hardware.Platform},
     "xids.yml": {"xids": hardware.Xid},
-    "expectations.yml": {"expectations": hardware.Expectation, "bands": hardware.Band},
+    "expectations.yml": {"expectations": hardware.ExpectedFigure, "bands": hardware.Band},
 }
 """Our files, their sections, the model of each section's rows. An overlay may hold any of the sections."""
 
@@ -299,7 +299,7 @@ class Catalog:
         return self.rows("xids")
 
     @property
-    def expectations(self) -> Mapping[str, hardware.Expectation]:
+    def expectations(self) -> Mapping[str, hardware.ExpectedFigure]:
         """Expected figures."""
         return self.rows("expectations")
 

@@ -271,7 +271,7 @@ class Xid(Row):
         return self.model_copy(update=self.older.model_dump(exclude_none=True))
 
 
-class Expectation(Row):
+class ExpectedFigure(Row):
     """One expected figure; section ``expectations``."""
 
     metric: Literal["all_reduce_busbw", "host_to_device", "peer_to_peer", "gemm_bf16", "gemm_fp8", "memory_bandwidth"]

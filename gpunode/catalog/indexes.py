@@ -46,7 +46,7 @@ _REPOMD = "{http://linux.duke.edu/metadata/repo}"
 _COMMON = "{http://linux.duke.edu/metadata/common}"
 
 
-class Package(NamedTuple):
+class IndexedPackage(NamedTuple):
     """One package of an index: name, version without epoch and revision, whole version."""
 
     name: str
@@ -61,7 +61,7 @@ class Index(NamedTuple):
     """Address or path."""
     digest: str
     """SHA-256 of the published file."""
-    packages: tuple[Package, ...] = ()
+    packages: tuple[IndexedPackage, ...] = ()
     pci: str | None = None
     """The text of a ``pci.ids``."""
 
@@ -240,7 +240,7 @@ def _lines(stream: IO[bytes], where: str) -> Iterator[str]:
         raise UsageError(f"{where}: cannot be unpacked: {err}") from None
 
 
-def _debian(stream: IO[bytes], where: str) -> Iterator[Package]:
+def _debian(stream: IO[bytes], where: str) -> Iterator[IndexedPackage]:
     """Packages of a Debian index: stanzas of ``Field: value``, a blank line between them."""
     name = version = ""
     count = 0
@@ -258,11 +258,11 @@ def _debian(stream: IO[bytes], where: str) -> Iterator[Package]:
     yield from _package(name, version)
 
 
-def _package(name: str, version: str) -> Iterator[Package]:
+def _package(name: str, version: str) -> Iterator[IndexedPackage]:
     """The package, where name and version are what a package manager accepts."""
     match = _VERSION.fullmatch(version)
     if match is not None and _NAME.fullmatch(name):
-        yield Package(name, match[1], version)
+        yield IndexedPackage(name, match[1], version)
 
 
 def _primary(content: bytes, where: str) -> tuple[str, str]:
@@ -298,7 +298,7 @@ def _rpm(where: str, content: bytes, checksum: str) -> Index:
     return Index(where, digest, tuple(_rpm_packages(_unpacked(where, content), where)))
 
 
-def _rpm_packages(stream: IO[bytes], where: str) -> Iterator[Package]:
+def _rpm_packages(stream: IO[bytes], where: str) -> Iterator[IndexedPackage]:
     """Packages of a primary index, one element at a time."""
     parser: Any = ElementTree.XMLPullParser(events=("end",))
     count = 0

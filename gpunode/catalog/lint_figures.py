@@ -6,7 +6,7 @@ from typing import Any
 
 from packaging.version import Version as Number
 
-from gpunode.catalog.hardware import Expectation, Gpu, Pcie
+from gpunode.catalog.hardware import ExpectedFigure, Gpu, Pcie
 from gpunode.catalog.limits import nvlink_gb_per_s, pcie_gb_per_s, tensor_tflops
 from gpunode.catalog.lint_rules import Found, Rows, rule
 from gpunode.catalog.read import Key
@@ -216,7 +216,7 @@ _LIMITING = ("memory_bandwidth_gb_per_s", "tflops", "pcie", "nvlink")
 """What of a GPU limits a measurement."""
 
 
-def _limit(row: Expectation, gpu: Gpu) -> float | None:
+def _limit(row: ExpectedFigure, gpu: Gpu) -> float | None:
     one_way = nvlink_gb_per_s(gpu.nvlink) if gpu.nvlink else _pcie(gpu.pcie)
     match row.metric:
         case "memory_bandwidth":

@@ -8,7 +8,7 @@ from typing import Any
 from gpunode.catalog.gpus import normal
 from gpunode.catalog.lint_rules import Found, Rows, rule
 from gpunode.catalog.read import Key
-from gpunode.catalog.software import Offer, PackageSet, Pinning
+from gpunode.catalog.software import OriginOffer, PackageSet, Pinning
 from gpunode.catalog.typed import no_such
 from gpunode.text import did_you_mean, nearest, suggestion
 
@@ -217,7 +217,7 @@ def _meet(first: PackageSet | Pinning, second: PackageSet | Pinning) -> bool:
 @rule("branch-order")
 def branch_order(rows: Rows) -> Found:
     """A range of branches begins before it ends."""
-    bounded: list[tuple[Key, Offer | PackageSet | Pinning]] = [
+    bounded: list[tuple[Key, OriginOffer | PackageSet | Pinning]] = [
         ((section, row.id), row) for section in ("packages", "pinning") for row in rows[section].values()
     ]
     for row in rows["systems"].values():

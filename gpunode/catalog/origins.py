@@ -26,7 +26,7 @@ def _compiles(pattern: str) -> str:
 Pattern = Annotated[str, AfterValidator(_compiles)]
 
 
-class Row(BaseModel):
+class EvidencedRow(BaseModel):
     """Base of all rows: immutable, closed, and with its evidence."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -35,7 +35,7 @@ class Row(BaseModel):
     date: datetime.date
 
 
-class OriginRow(Row):
+class OriginRow(EvidencedRow):
     """Patterns that together tell one origin; a pattern that is None is not looked at."""
 
     origin: str
@@ -49,7 +49,7 @@ class OriginRow(Row):
         return all(pattern is None or re.search(pattern, text) for pattern, text in looked_at)
 
 
-class ClosureRow(Row):
+class ClosureRow(EvidencedRow):
     """Packages of one origin that carry one version."""
 
     origin: str
@@ -69,13 +69,13 @@ class ClosureRow(Row):
         return None
 
 
-class PackagesRow(Row):
+class PackagesRow(EvidencedRow):
     """Packages by shell patterns of their names."""
 
     packages: tuple[str, ...]
 
 
-class RepositoryRow(Row):
+class RepositoryRow(EvidencedRow):
     """A repository, by what its Release file says of itself; a pattern that is None is not looked at."""
 
     origin: str
@@ -83,7 +83,7 @@ class RepositoryRow(Row):
     label: Pattern | None = None
 
 
-class SigningKey(Row):
+class RepositoryKey(EvidencedRow):
     """The key of one of NVIDIA's repositories; what nobody recorded is None."""
 
     file: str | None
@@ -101,7 +101,7 @@ class Origins(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     repositories: tuple[RepositoryRow, ...]
-    signing_keys: dict[str, SigningKey]
+    signing_keys: dict[str, RepositoryKey]
     origins: tuple[OriginRow, ...]
     closures: tuple[ClosureRow, ...]
     companions: PackagesRow

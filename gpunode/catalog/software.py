@@ -274,7 +274,7 @@ class Kubernetes(Row):
     kubernetes: str | None = None
 
 
-class Offer(Part):
+class OriginOffer(Part):
     """What one origin has for one operating system. A stack that rests on a bound which is None carries a warning."""
 
     repository: str | None = None
@@ -316,7 +316,7 @@ class System(Row):
     """gpunode's roles are made for it."""
     kernels: Mapping[str, str] = {}
     """Release → kernel that NVIDIA validated; more is known to work."""
-    origins: Mapping[Origin, Offer]
+    origins: Mapping[Origin, OriginOffer]
 
 
 Variant = Literal["full", "headless", "compute", "precompiled"]

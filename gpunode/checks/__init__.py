@@ -42,7 +42,7 @@ from gpunode.checks import (  # noqa: F401
     xids_earlier,
 )
 from gpunode.checks.actions import Action, State
-from gpunode.checks.identity import Gpu, Identity, Stack, identify
+from gpunode.checks.identity import GpuIdentity, Identity, RunningStack, identify
 from gpunode.checks.registry import (
     LEVELS,
     Baseline,
@@ -69,11 +69,11 @@ __all__ = [
     "Check",
     "Expectation",
     "Finding",
-    "Gpu",
+    "GpuIdentity",
     "Identity",
     "Level",
+    "RunningStack",
     "Skip",
-    "Stack",
     "State",
     "Status",
     "Threshold",

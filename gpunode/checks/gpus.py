@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
-from gpunode.checks.registry import Declared, NotJudged, Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckDeclaration, NotJudged, Skip, Status, Verdict, registry
 from gpunode.facts.node import NodeFacts, PciDevice, SmiGpu, SmiLog
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
@@ -213,7 +213,7 @@ OfOneGpu = Callable[[SeenGpu], Verdict]
 
 
 def gpu_check(
-    check_id: str, *, seen_by_guest: bool = False, **declared: Unpack[Declared]
+    check_id: str, *, seen_by_guest: bool = False, **declared: Unpack[CheckDeclaration]
 ) -> Callable[[OfOneGpu], OfOneGpu]:
     """Register a function of one GPU as a check of all.
 
@@ -225,7 +225,7 @@ def gpu_check(
             for gpu in seen_gpus(node):
                 yield of_one_gpu(function, gpu, seen_by_guest=seen_by_guest)
 
-        about: Declared = {"scope": "gpu", **declared}
+        about: CheckDeclaration = {"scope": "gpu", **declared}
         registry.check(check_id, needs=("loaded_driver", "smi"), needs_gpu=True, **about)(judge)
         return function
 

@@ -9,7 +9,7 @@ class Described(Frozen):
     """Base: immutable, closed. None is unknown or absent."""
 
 
-class Stack(Described):
+class RunningStack(Described):
     """What runs on the node."""
 
     os: str | None = None
@@ -28,7 +28,7 @@ class Stack(Described):
     """The CUDA version that nvidia-smi says the driver can run."""
 
 
-class Gpu(Described):
+class GpuIdentity(Described):
     """One GPU as the driver names it."""
 
     index: int
@@ -40,8 +40,8 @@ class Identity(Described):
     """What a report says of a node beside its findings."""
 
     simulated: bool
-    stack: Stack
-    gpus: tuple[Gpu, ...]
+    stack: RunningStack
+    gpus: tuple[GpuIdentity, ...]
 
 
 def identify(node: NodeFacts) -> Identity:
@@ -49,7 +49,7 @@ def identify(node: NodeFacts) -> Identity:
     packages = driver_packages(node)
     versions = {upstream(package) for package in packages.of_main}
     loaded = node.loaded_driver
-    stack = Stack(
+    stack = RunningStack(
         os=node.os.pretty_name or node.os.id if node.os else None,
         architecture=node.architecture,
         kernel=node.running_kernel,
@@ -60,5 +60,5 @@ def identify(node: NodeFacts) -> Identity:
         driver_library=node.driver_library_version,
         cuda=node.smi.document.cuda_version if node.smi and node.smi.document else None,
     )
-    gpus = tuple(Gpu(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.smi_gpus)
+    gpus = tuple(GpuIdentity(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in node.smi_gpus)
     return Identity(simulated=node.simulated, stack=stack, gpus=gpus)

@@ -6,7 +6,7 @@ from typing import TypeVar, Unpack
 
 from gpunode.checks.frameworks import OF_THE_IMAGE
 from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.registry import Declared, Expectation, Level, NotJudged, Skip, Verdict, registry
+from gpunode.checks.registry import CheckDeclaration, Expectation, Level, NotJudged, Skip, Verdict, registry
 from gpunode.checks.workload import (
     NOT_SO_FAR,
     NOTHING_RAN,
@@ -86,7 +86,7 @@ def measurement_check(  # noqa: PLR0913
     level: Level = "standard",
     on_gpu: bool = True,
     broken_in: str | None = None,
-    **declared: Unpack[Declared],
+    **declared: Unpack[CheckDeclaration],
 ) -> Callable[[JudgeMeasured[AnyValues]], JudgeMeasured[AnyValues]]:
     """Register a function of the values of measured records as a check; it is asked once for every record.
 

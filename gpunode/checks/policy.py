@@ -11,7 +11,7 @@ Mode = Literal["mute", "observe"]
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyRule:
     """What a policy says of one check. ``mute``: it is not run. ``observe``: its findings count for nothing."""
 
     mode: Mode
@@ -30,7 +30,7 @@ class Policy:
     source: str = ""
     """As findings name it: ``policy site.yml``."""
     thresholds: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
-    rules: Mapping[str, Rule] = field(default_factory=dict)
+    rules: Mapping[str, PolicyRule] = field(default_factory=dict)
     expired: tuple[str, ...] = ()
     own_checks: frozenset[str] = frozenset()
     """Ids of the checks that the policy's files declare: other nodes are not judged by them."""

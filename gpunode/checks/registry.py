@@ -241,7 +241,7 @@ def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
     return "no NVIDIA GPU on the PCI bus"
 
 
-class Declared(TypedDict):
+class CheckDeclaration(TypedDict):
     """What a check declares beside its id, its level and the facts that it needs: keywords of the decorators."""
 
     means: str
@@ -421,7 +421,7 @@ class Registry:
         level: Level = "quick",
         needs: tuple[str, ...] = (),
         needs_gpu: bool = False,
-        **declared: Unpack[Declared],
+        **declared: Unpack[CheckDeclaration],
     ) -> Callable[[JudgeT], JudgeT]:
         """Register a function as a check: it takes the node, and the site's expectation where it uses it.
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, Unpack
 
 from gpunode.checks.registry import (
     Broken,
-    Declared,
+    CheckDeclaration,
     Expectation,
     NotJudged,
     Skip,
@@ -164,7 +164,7 @@ def record_check(  # noqa: PLR0913
     on_gpu: bool = False,
     needs: tuple[str, ...] = (),
     after: tuple[str, ...] = (),
-    **declared: Unpack[Declared],
+    **declared: Unpack[CheckDeclaration],
 ) -> Callable[[JudgeValues[AnyValues]], JudgeValues[AnyValues]]:
     """Register a function of a record's values as a check of level ``standard``.
 
@@ -197,7 +197,7 @@ def record_check(  # noqa: PLR0913
             verdicts = call(read(each, kind), record=each, node=node)
             return (verdicts,) if isinstance(verdicts, Verdict) else verdicts
 
-        about: Declared = {"scope": "gpu" if on_gpu else "node", **declared}
+        about: CheckDeclaration = {"scope": "gpu" if on_gpu else "node", **declared}
         registry.check(check_id, level="standard", needs=("records", *needs), needs_gpu=True, **about)(judge)
         return function
 

@@ -36,7 +36,7 @@ _LINE = re.compile(r"\blink (?P<link>\d{1,3})\s?\((?P<registers>0x[0-9a-f]{1,8}(
 
 
 @dataclass(frozen=True)
-class Kind:
+class BitGroup:
     """What a group of bits stands for."""
 
     meaning: str
@@ -45,17 +45,17 @@ class Kind:
 
 SUPPORT = ("open_support_case",)
 HARDWARE = ("reset_gpu", "open_support_case", "replace_hardware")
-IGNORED = Kind("bits without meaning", ("none",))
-CONTINUE = Kind("a threshold of corrected errors was exceeded; nothing is lost", ("none",))
-SECONDARY = Kind("a consequence of another error", SUPPORT)
-FABRIC = Kind("a consequence of another error that needs a reset of the fabric", ("reset_gpu", "restart_os"))
-ECC = Kind("ECC or parity of the link, likely its hardware", HARDWARE)
-MECHANICAL = Kind("possibly hardware: check the link's connection and reseat it", HARDWARE)
-SIGNAL = Kind("marginal signal integrity: check the link's connection", HARDWARE)
-RECURRING = Kind("an error that counts where it is repeated", SUPPORT)
-UNEXPECTED = Kind("bits that are not expected", SUPPORT)
+IGNORED = BitGroup("bits without meaning", ("none",))
+CONTINUE = BitGroup("a threshold of corrected errors was exceeded; nothing is lost", ("none",))
+SECONDARY = BitGroup("a consequence of another error", SUPPORT)
+FABRIC = BitGroup("a consequence of another error that needs a reset of the fabric", ("reset_gpu", "restart_os"))
+ECC = BitGroup("ECC or parity of the link, likely its hardware", HARDWARE)
+MECHANICAL = BitGroup("possibly hardware: check the link's connection and reseat it", HARDWARE)
+SIGNAL = BitGroup("marginal signal integrity: check the link's connection", HARDWARE)
+RECURRING = BitGroup("an error that counts where it is repeated", SUPPORT)
+UNEXPECTED = BitGroup("bits that are not expected", SUPPORT)
 
-BITS: dict[int, dict[Kind, tuple[int, ...]]] = {
+BITS: dict[int, dict[BitGroup, tuple[int, ...]]] = {
     0: {
         IGNORED: (0, 23, 30),
         SECONDARY: (1, 20),
@@ -81,13 +81,13 @@ class Decoded:
     """(register, bit), both from 0."""
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[BitGroup, ...]:
         """What the bits stand for, each once."""
         return tuple(dict.fromkeys(_KIND.get(bit, UNEXPECTED) for bit in self.bits))
 
 
 @dataclass(frozen=True)
-class Judged:
+class RegisterVerdict:
     """What the lines of one GPU come to."""
 
     status: Status
@@ -105,7 +105,7 @@ def decode(message: str) -> Decoded | None:
     return Decoded(int(match["link"]), bits)
 
 
-def judge(events: list[KernelEvent], *, alone: bool) -> Judged | None:
+def judge(events: list[KernelEvent], *, alone: bool) -> RegisterVerdict | None:
     """Judge the lines of one GPU; None where one of them has no registers. ``alone``: no other Xid came with them."""
     decoded = [decode(event.message) for event in events]
     lines = [line for line in decoded if line is not None]
@@ -118,15 +118,15 @@ def judge(events: list[KernelEvent], *, alone: bool) -> Judged | None:
     )
     if worst is None:
         links = listed(sorted({str(line.link) for line in lines}))
-        return Judged(Status.PASS, f"link {links}: {IGNORED.meaning}", IGNORED.actions)
+        return RegisterVerdict(Status.PASS, f"link {links}: {IGNORED.meaning}", IGNORED.actions)
     of_worst = [(link, kind) for status, link, kind in verdicts if status is worst]
     words = [f"link {link}: {kind.meaning}" for link, kind in dict.fromkeys(of_worst)]
-    return Judged(worst, listed(words, most=3), of_worst[0][1].actions)
+    return RegisterVerdict(worst, listed(words, most=3), of_worst[0][1].actions)
 
 
 def _verdicts(
-    lines: list[Decoded], times: Counter[tuple[int, Kind]], *, alone: bool
-) -> Iterator[tuple[Status, int, Kind]]:
+    lines: list[Decoded], times: Counter[tuple[int, BitGroup]], *, alone: bool
+) -> Iterator[tuple[Status, int, BitGroup]]:
     for line in lines:
         for kind in line.kinds or (UNEXPECTED,):
             solo = alone and len(line.kinds) == 1

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts, facts_from_bundle
-from gpunode.isolation import Exceeded, Limits, Workers
+from gpunode.isolation import AnswerLimits, Exceeded, Workers
 from gpunode.probe.bundle import Bundle
 
 ANSWER = "the node's answer"
@@ -24,7 +24,7 @@ class Apart:
         def work(task: str, *arguments: Any) -> bytes:
             return every[task](*arguments)
 
-        self._workers = Workers(work, Limits())
+        self._workers = Workers(work, AnswerLimits())
 
     def call(self, task: str, *arguments: Any) -> bytes:
         """One of the tasks by its name. Raises UsageError where the task does, and Exceeded."""

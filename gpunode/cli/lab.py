@@ -18,7 +18,7 @@ from gpunode.lab.hardware import names as hardware_names
 from gpunode.lab.image import remove_images
 from gpunode.lab.recipe import SYSTEMS
 from gpunode.lab.repositories import FAULTS as VENDOR_FAULTS
-from gpunode.lab.state import State
+from gpunode.lab.state import LabState
 from gpunode.lab.workload_image import kind_named, write_workload_image
 
 _verbose = click.option(
@@ -203,7 +203,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
     """Log in to a node as admin or run a command there; the exit code is that of ssh. Example: gpunode lab ssh "
     "deb12-1"""
-    config = _existing(State.of(name).ssh_config, name)
+    config = _existing(LabState.of(name).ssh_config, name)
     if f"Host {node}\n" not in config.read_text(encoding="utf-8"):
         Lab(name).node(node)  # names the nodes there are
     try:
@@ -220,7 +220,7 @@ def ssh(name: str, verbose: bool, node: str, argv: tuple[str, ...]) -> NoReturn:
 @click.option("--path", is_flag=True, help="Print only the path of the file.")
 def inventory(name: str, path: bool) -> int:
     """Print a lab's Ansible inventory. Example: ansible all -i $(gpunode lab inventory --path) -m ping"""
-    file = _existing(State.of(name).inventory, name)
+    file = _existing(LabState.of(name).inventory, name)
     click.echo(file if path else file.read_text(encoding="utf-8"), nl=path)
     return Exit.GOOD
 

@@ -79,12 +79,12 @@ def validate_on_node(  # noqa: PLR0913
     """
     startup = since_start()
     begun = time.monotonic() - startup
-    look = Look(begun + OF_PROBE * budget, begun + OF_WAITING * budget)
+    look = ProbeRun(begun + OF_PROBE * budget, begun + OF_WAITING * budget)
     try:
         # Most of the time until a verdict goes into this; the probe looks meanwhile.
-        from gpunode.cli.on_node_verdict import Judging, exit_code, written  # noqa: PLC0415
+        from gpunode.cli.on_node_verdict import LocalJudging, exit_code, written  # noqa: PLC0415
 
-        judging = Judging(expect, policy, selected, skipped)
+        judging = LocalJudging(expect, policy, selected, skipped)
         loaded = time.monotonic()
         answer = look.answer()
     finally:
@@ -111,7 +111,7 @@ def interpreter() -> str:
     return sys.executable or str(Path("/proc/self/exe").readlink())
 
 
-class Look:
+class ProbeRun:
     """The probe in a process group of its own: it shall end by ``own``, and is ended at ``deadline``."""
 
     def __init__(self, own: float, deadline: float) -> None:

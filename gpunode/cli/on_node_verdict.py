@@ -20,7 +20,7 @@ from gpunode.report.folding import cause_rank
 from gpunode.report.model import AFFECTED, WORST_FIRST, counting
 from gpunode.text import printable, printable_json
 
-__all__ = ["Judging", "exit_code", "slurm_line", "within_budget", "written"]
+__all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "written"]
 
 REASON_MOST = 200
 """Letters of a reason: sinfo shows it in one line."""
@@ -28,7 +28,7 @@ CUT = ("of the probe's total time remained", "the probe's total time was used up
 """In the reason for data that the budget cut off."""
 
 
-class Judging:
+class LocalJudging:
     """By what this machine is judged. Raises UsageError for files and names that are wrong."""
 
     def __init__(

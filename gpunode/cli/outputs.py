@@ -17,7 +17,7 @@ STDOUT = ("-", "/dev/stdout")
 
 
 @dataclass(frozen=True)
-class Output:
+class ReportOutput:
     """One rendering of a report; ``path`` None is stdout."""
 
     format: str
@@ -54,20 +54,20 @@ def options(command: Any) -> Any:
     )(command)
 
 
-def outputs(ctx: click.Context) -> list[Output]:
+def outputs(ctx: click.Context) -> list[ReportOutput]:
     """What to write where. Raises UsageError: an output without a format, two things for one place, no such folder."""
-    found: list[Output] = []
+    found: list[ReportOutput] = []
     taken: list[bool] = []
     for name, value in ctx.meta[__name__]:
         if name == "format":
-            found.append(Output(value, None))
+            found.append(ReportOutput(value, None))
             taken.append(False)
             continue
         if not found or taken[-1]:
             raise UsageError(f"--output {value}: put its --format first: --format json --output {value}")
-        found[-1] = Output(found[-1].format, None if value in STDOUT else Path(value))
+        found[-1] = ReportOutput(found[-1].format, None if value in STDOUT else Path(value))
         taken[-1] = True
-    found = found or [Output("console", None)]
+    found = found or [ReportOutput("console", None)]
     places = [output.path for output in found]
     if places.count(None) > 1:
         raise UsageError("two formats for stdout: add --output FILE to one of them")

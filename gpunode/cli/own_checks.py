@@ -32,7 +32,7 @@ class Mutant(BaseModel):
     becomes: Status
 
 
-class Case(BaseModel):
+class CheckTrial(BaseModel):
     """How one check is tried."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,7 +49,7 @@ class OwnFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     checks: tuple[DeclaredCheck, ...] = ()
-    tests: tuple[Case, ...] = ()
+    tests: tuple[CheckTrial, ...] = ()
 
 
 def load_files(names: Iterable[str], folder: Path, where: str) -> frozenset[str]:
@@ -117,7 +117,7 @@ def try_file(path: Path) -> Iterator[Tried]:
         yield from _case(case, path, everyone)
 
 
-def _case(case: Case, path: Path, everyone: list[str]) -> Iterator[Tried]:
+def _case(case: CheckTrial, path: Path, everyone: list[str]) -> Iterator[Tried]:
     fixture = path.parent / case.fixture
     node = facts_from_bundle(Bundle.from_json(read_file(fixture), str(fixture)))
     before = {check_id: _status(_findings(check_id, node)) for check_id in everyone}
@@ -134,7 +134,7 @@ def _case(case: Case, path: Path, everyone: list[str]) -> Iterator[Tried]:
         yield Tried(case.check, f"reports an error without {field}", _missing_problem(case.check, field, node))
 
 
-def _mutant_problem(case: Case, mutant: Mutant, node: NodeFacts, before: Mapping[str, Status]) -> str | None:
+def _mutant_problem(case: CheckTrial, mutant: Mutant, node: NodeFacts, before: Mapping[str, Status]) -> str | None:
     try:
         changed = _changed(node, mutant.set)
     except (UsageError, ValidationError) as err:

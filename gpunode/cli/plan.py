@@ -28,7 +28,7 @@ MOST_NAMES = 12
 
 
 @dataclass(frozen=True)
-class Options:
+class PlanOptions:
     """The command line."""
 
     more_bundles: tuple[str, ...]
@@ -158,7 +158,7 @@ def command(**values: Any) -> int:
       gpunode plan --diff before.json after.json
       gpunode plan -i inventory/hosts.yml --limit gpu --driver lts --write
     """
-    options = Options(**values)
+    options = PlanOptions(**values)
     if options.diff is not None:
         return _diff(options)
     _must_fit_together(options)
@@ -179,7 +179,7 @@ def command(**values: Any) -> int:
     return exit_code(document, strict=options.strict)
 
 
-def _diff(options: Options) -> int:
+def _diff(options: PlanOptions) -> int:
     from gpunode.cli.plan_diff import differences  # noqa: PLC0415 (only needed here)
 
     given = {
@@ -201,7 +201,7 @@ def _diff(options: Options) -> int:
     return Exit.FAILED if found else Exit.GOOD
 
 
-def _explain(options: Options, request: Request, catalog: Catalog, today: date) -> int:
+def _explain(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> int:
     from gpunode.cli.plan_explain import as_text as explained  # noqa: PLC0415 (only needed here)
     from gpunode.stack.explain import explain_rule  # noqa: PLC0415 (the same)
 
@@ -239,7 +239,7 @@ def rendered(document: Plan, format: str, *, verbose: bool) -> str:  # noqa: A00
     return as_text(document, verbose=verbose)
 
 
-def _must_fit_together(options: Options) -> None:
+def _must_fit_together(options: PlanOptions) -> None:
     machines = [name for name, given in (("-i", options.inventories), ("--replay", options.replay)) if given]
     if options.more_bundles and not options.replay:
         raise UsageError(f"{options.more_bundles[0]}: put --replay before saved bundles")
@@ -271,7 +271,7 @@ def _date(text: str | None) -> date:
         raise UsageError(f"--today {text}: expected a date (example: 2026-11-20)") from None
 
 
-def _request(options: Options, catalog: Catalog) -> Request:
+def _request(options: PlanOptions, catalog: Catalog) -> Request:
     toolkit = None if options.toolkit in (None, "none") else _cuda("--toolkit", options.toolkit, catalog)
     return Request(
         source=options.source,
@@ -345,7 +345,7 @@ def _kernel(release: str | None) -> str | None:
     return release
 
 
-def _picture(options: Options, catalog: Catalog) -> NodePicture:
+def _picture(options: PlanOptions, catalog: Catalog) -> NodePicture:
     """The node that is thought of. A GPU named twice is there twice."""
     named = Counter(options.gpus)
     groups = []
@@ -381,7 +381,7 @@ def _replayed(places: tuple[str, ...], apart: "Apart", catalog: Catalog) -> Iter
         )
 
 
-def _of_inventory(options: Options, request: Request, catalog: Catalog, today: date) -> Plan:
+def _of_inventory(options: PlanOptions, request: Request, catalog: Catalog, today: date) -> Plan:
     from gpunode.cli import plan_fleet  # noqa: PLC0415 (a hypothetical node needs no SSH)
     from gpunode.cli.apart import Apart  # noqa: PLC0415
 

@@ -14,7 +14,7 @@ MOST_BYTES = 16_000_000
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Change(NamedTuple):
+class FieldDifference(NamedTuple):
     """One field that differs; None: the side has no such field."""
 
     host: str
@@ -27,7 +27,7 @@ class Change(NamedTuple):
         return f"{where}{self.field}: {_shown(self.before)} -> {_shown(self.after)}"
 
 
-def differences(first: Path, second: Path, *, verbose: bool) -> list[Change]:
+def differences(first: Path, second: Path, *, verbose: bool) -> list[FieldDifference]:
     """What differs, host by host. Warnings count; reasons do only with ``verbose``. Raises UsageError."""
     before, after = _answers(first), _answers(second)
     if len(before) == len(after) == 1:
@@ -93,10 +93,12 @@ def _flat(value: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def _changes(host: str, before: Mapping[str, Any], after: Mapping[str, Any], *, verbose: bool) -> Iterator[Change]:
+def _changes(
+    host: str, before: Mapping[str, Any], after: Mapping[str, Any], *, verbose: bool
+) -> Iterator[FieldDifference]:
     for field in dict.fromkeys([*before, *after]):
         if before.get(field) != after.get(field) and (verbose or not field.startswith("reasons.")):
-            yield Change(host, field, before.get(field), after.get(field))
+            yield FieldDifference(host, field, before.get(field), after.get(field))
 
 
 def _shown(value: Any) -> str:

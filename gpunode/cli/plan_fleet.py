@@ -33,7 +33,7 @@ _SUFFIXES = ("", ".yml", ".yaml", ".json")
 """What Ansible looks for as a host's or group's variables, in this order, stopping at the first."""
 
 
-class Options(Protocol):
+class FleetPlanOptions(Protocol):
     """What of the command line matters here."""
 
     @property
@@ -56,7 +56,7 @@ class Answers:
     hosts: Iterable[PlanHost]
 
 
-def of_inventory(options: Options, apart: Apart, catalog: Catalog) -> Answers:
+def of_inventory(options: FleetPlanOptions, apart: Apart, catalog: Catalog) -> Answers:
     """Collect from the hosts of an inventory. Raises UsageError where it cannot be read."""
     with explained():
         inventory, config = read_with_settings(options.inventories, options.limit, SETTINGS)

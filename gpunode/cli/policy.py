@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.catalog import load
 from gpunode.checks import registry
-from gpunode.checks.policy import Policy, Rule
+from gpunode.checks.policy import Policy, PolicyRule
 from gpunode.checks.thresholds import EVERY, Number, Threshold
 from gpunode.cli.own_checks import load_files
 from gpunode.cli.yaml_file import kind_of, read_mapping
@@ -47,7 +47,7 @@ def policy_of(content: Mapping[Any, Any], where: str, source: str, folder: Path,
     return Policy(source, thresholds, rules, tuple(expired), own)
 
 
-def _rules(entries: Mapping[Any, Any], where: str, on: date) -> tuple[dict[str, Rule], list[str]]:
+def _rules(entries: Mapping[Any, Any], where: str, on: date) -> tuple[dict[str, PolicyRule], list[str]]:
     rules, expired = {}, []
     for name, entry in entries.items():
         if name not in registry:
@@ -60,7 +60,7 @@ def _rules(entries: Mapping[Any, Any], where: str, on: date) -> tuple[dict[str, 
     return rules, expired
 
 
-def _rule(entry: Mapping[Any, Any], where: str) -> Rule:
+def _rule(entry: Mapping[Any, Any], where: str) -> PolicyRule:
     for key in entry:
         if key not in RULE_KEYS:
             raise UsageError(f"{where}: {unknown('key', str(key), RULE_KEYS)}")
@@ -76,7 +76,7 @@ def _rule(entry: Mapping[Any, Any], where: str) -> Rule:
             until = None
     if isinstance(until, datetime) or not isinstance(until, date):
         raise UsageError(f"{where}: until: expected the last day as YYYY-MM-DD, found {entry.get('until')!r}")
-    return Rule(mode, " ".join(reason.split()), until)
+    return PolicyRule(mode, " ".join(reason.split()), until)
 
 
 def _values(name: str, value: Any, where: str) -> dict[str, Number]:

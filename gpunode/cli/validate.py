@@ -25,11 +25,11 @@ from gpunode.cli.baseline import read_baselines, say_without_figures
 from gpunode.cli.chosen import wanted_checks
 from gpunode.cli.expectation import read_expectation
 from gpunode.cli.measured_logs import checks_of, must_be_judged, must_be_of_one, read_logs
-from gpunode.cli.outputs import CommandWithOutputs, Output
+from gpunode.cli.outputs import CommandWithOutputs, ReportOutput
 from gpunode.cli.policy import Policies, today
 from gpunode.cli.replay import bundle_files, read_file
 from gpunode.cli.selection import Say, Selection, refuse_asking
-from gpunode.cli.workloads import Options
+from gpunode.cli.workloads import WorkloadOptions
 from gpunode.cli.write_expect import must_be_writable, write_expectation
 from gpunode.cli.writing import folder_for_bundles, write_whole
 from gpunode.errors import UsageError
@@ -106,7 +106,7 @@ def command(  # noqa: PLR0913
     /,
     *,
     selection: Selection,
-    workload: Options,
+    workload: WorkloadOptions,
     replay: bool,
     level: Level | None,
     expect: Path | None,
@@ -163,7 +163,7 @@ def command(  # noqa: PLR0913
     if not selected:
         # Those that policies of the inventory declare were not known before.
         wanted = wanted_checks(selected, skipped)
-    judging = Judging(expectation, level if replay else level or "standard", wanted, policies, baselines, printed)
+    judging = FleetJudging(expectation, level if replay else level or "standard", wanted, policies, baselines, printed)
     load()  # once, and not once in the process of each node
     with Apart(judge=judging.work) as apart:
         if replay:
@@ -182,7 +182,7 @@ def command(  # noqa: PLR0913
     return exit_code(document, strict=strict)
 
 
-def at_level(workload: Options, level: Level | None, *, runs: bool, replay: bool) -> Options:
+def at_level(workload: WorkloadOptions, level: Level | None, *, runs: bool, replay: bool) -> WorkloadOptions:
     """Return the workload's options at the level. Raises UsageError for those that nothing would read there."""
     if workload.given and (replay or not runs):
         reason = "--level quick runs no workload" if level == "quick" else "no selected check uses a workload"
@@ -216,7 +216,7 @@ def told_apart(files: Iterable[Path], nodes: Iterable[NodeReport]) -> list[NodeR
     return list(found.values())
 
 
-def following(workload: Options, apart: Apart) -> "Callable[[Say], Workload]":
+def following(workload: WorkloadOptions, apart: Apart) -> "Callable[[Say], Workload]":
     """What is run on each node after its probe. Raises UsageError."""
     from gpunode.cli import workload_run  # noqa: PLC0415 (it loads the engine's library; --level quick does without)
 
@@ -234,7 +234,7 @@ def now() -> str:
 
 
 @dataclass
-class Judging:
+class FleetJudging:
     """By what nodes are judged."""
 
     expectation: Expectation
@@ -274,14 +274,14 @@ class Judging:
 
     def _apart(self, apart: Apart, name: str, text: bytes, where: str, seconds: float | None) -> NodeReport:
         try:
-            found = Judged.model_validate_json(apart.call("judge", text, where, seconds, name))
+            found = JudgedBundle.model_validate_json(apart.call("judge", text, where, seconds, name))
         except Exceeded as err:
             return unreachable(name, str(err), seconds)
         self.deepest = max(self.deepest, found.level, key=LEVELS.index)
         return found.node
 
     def work(self, text: bytes, where: str, seconds: float | None, name: str) -> bytes:
-        """The report on one bundle, as a document of ``Judged``. Raises UsageError where it is none.
+        """The report on one bundle, as a document of ``JudgedBundle``. Raises UsageError where it is none.
 
         ``name`` is the node's, by which the inventory may have a policy for it.
         """
@@ -298,7 +298,7 @@ class Judging:
             findings = [one for one in findings if one.check not in ids]
             findings += judge(read, expectation, "deep", ids, policy=policy)
         report = judged(bundle.host, identify(node), findings, seconds, policy)
-        return Judged(level=level, node=report).model_dump_json(by_alias=True).encode()
+        return JudgedBundle(level=level, node=report).model_dump_json(by_alias=True).encode()
 
 
 def level_of(bundle: Bundle) -> Level:
@@ -309,7 +309,7 @@ def level_of(bundle: Bundle) -> Level:
     return "deep" if "deep" in levels else "standard"
 
 
-class Judged(BaseModel):
+class JudgedBundle(BaseModel):
     """What comes back of one bundle."""
 
     level: Level
@@ -328,7 +328,7 @@ def in_order(work: Callable[[Item], NodeReport], items: Iterable[Item], most: in
             yield waiting.popleft().result()
 
 
-def write(document: Report, place: Output, *, verbose: bool) -> None:
+def write(document: Report, place: ReportOutput, *, verbose: bool) -> None:
     """Write one rendering to its place."""
     if place.format == "json":
         text = printable_json(document.to_json())

@@ -16,20 +16,29 @@ from gpunode.catalog import GpuMatch, load
 from gpunode.checks import identify
 from gpunode.checks.gpus import model_of
 from gpunode.cli.selection import Say
-from gpunode.cli.workloads import BURN_S, END_S, WORKLOAD_TIMEOUT_S, Options
+from gpunode.cli.workloads import BURN_S, END_S, WORKLOAD_TIMEOUT_S, WorkloadOptions
 from gpunode.errors import UsageError
 from gpunode.facts import NodeFacts
 from gpunode.fleet import MissingProgram, Node, NodeFailure
 from gpunode.fleet.session import PYTHONS
 from gpunode.probe.bundle import Bundle
 from gpunode.tuning import payload_settings
-from gpunode.workload import ImageFile, LaunchFailure, Stream, Wish, failed, hides_image, launch, read_image_file
+from gpunode.workload import (
+    ImageFile,
+    LaunchFailure,
+    ProgramStream,
+    WorkloadRequest,
+    failed,
+    hides_image,
+    launch,
+    read_image_file,
+)
 
 DOCKER = ("docker", "/usr/bin/docker", "/usr/local/bin/docker")
 _CONNECT_S = 10.0
 
 
-def read_wish(options: Options) -> Wish:
+def read_wish(options: WorkloadOptions) -> WorkloadRequest:
     """What is to be run; UsageError for options that contradict each other, and for a file that is no image."""
     if options.image is not None and not options.image.strip():
         raise UsageError("--image: the name is empty")
@@ -50,7 +59,7 @@ def read_wish(options: Options) -> Wish:
             f"--workload-timeout, or set at least {options.burn_s + WORKLOAD_TIMEOUT_S['deep'] - BURN_S:g}"
         )
     file = read_image_file(options.image_file) if options.image_file else None
-    return Wish(
+    return WorkloadRequest(
         image=functools.partial(_image, options.image, file),
         named=bool(options.image or file),
         file=file,
@@ -105,7 +114,7 @@ def _capability(match: GpuMatch) -> bool:
 class Workload:
     """What ``fleet.collect`` does with each node after its probe."""
 
-    wish: Wish
+    wish: WorkloadRequest
     limit_s: float
     facts: Callable[[Bundle], NodeFacts]
     say: Say = lambda name, text: None  # noqa: ARG005
@@ -148,7 +157,7 @@ class NodeWay:
         """See Way."""
         return self._node.user
 
-    def engine(self, *, root: bool) -> Stream:
+    def engine(self, *, root: bool) -> ProgramStream:
         """See Way."""
         if self._node.target.ssh is None and not root:
             return _LocalEngine()
@@ -157,7 +166,7 @@ class NodeWay:
             DOCKER, ("system", "dial-stdio"), root=root, missing=LaunchFailure("no-engine", missing), what="docker"
         )
 
-    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
+    def python(self, program: str, arguments: tuple[str, ...]) -> ProgramStream:
         """See Way."""
         named = self._node.target.python
         missing = f"{named or 'python3'} is not installed on the node: install it, or set ansible_python_interpreter"
@@ -171,7 +180,7 @@ class NodeWay:
 
     def _stream(
         self, names: tuple[str, ...], arguments: tuple[str, ...], *, root: bool, missing: LaunchFailure, what: str
-    ) -> Stream:
+    ) -> ProgramStream:
         limit_s = max(1.0, self._deadline - time.monotonic())
         try:
             return self._node.stream(names, arguments, sudo=root, limit_s=limit_s, missing=str(missing), what=what)

@@ -17,7 +17,7 @@ BETWEEN_S = 60.0
 
 
 @dataclass(frozen=True)
-class Options:
+class WorkloadOptions:
     """The workload as it was asked for on the command line."""
 
     image: str | None
@@ -71,7 +71,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(*context: Any, **values: Any) -> Any:
-        chosen = Options(**{name: values.pop(name) for name in Options.__dataclass_fields__ if name != "level"})
+        chosen = WorkloadOptions(
+            **{name: values.pop(name) for name in WorkloadOptions.__dataclass_fields__ if name != "level"}
+        )
         return command(*context, workload=chosen, **values)
 
     decorated: Callable[..., Any] = with_options

@@ -7,7 +7,7 @@ from typing import Literal
 from packaging.version import Version
 
 from gpunode.catalog import Catalog
-from gpunode.catalog.hardware import Expectation as Row
+from gpunode.catalog.hardware import ExpectedFigure as Row
 from gpunode.expectations.limits import PhysicalLimit, Where, limit_of
 from gpunode.expectations.metrics import METRICS, Metric, unit_of
 from gpunode.expectations.shape import Shape

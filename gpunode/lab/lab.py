@@ -27,7 +27,7 @@ from gpunode.lab.recipe import Recipe, architecture, system_named
 from gpunode.lab.repositories import VENDOR_LABEL, Vendor
 from gpunode.lab.repositories import find as find_vendor
 from gpunode.lab.repositories import start as start_vendor
-from gpunode.lab.state import State
+from gpunode.lab.state import LabState
 
 MOST_NODES = 64
 LOCK_LIMIT_S = 900
@@ -42,7 +42,7 @@ class Lab:
 
     def __init__(self, name: str = "default", *, say: Callable[[str], None] = lambda _: None) -> None:
         self.name = name
-        self.state = State.of(name)
+        self.state = LabState.of(name)
         self._say = say
         self._client: docker.DockerClient | None = None
 

@@ -27,8 +27,8 @@ from gpunode.lab.node import (
     SYSTEM_LABEL,
     LabNode,
 )
-from gpunode.lab.recipe import ADMIN, GID, OPERATOR, UIDS, System
-from gpunode.lab.state import State, make_key
+from gpunode.lab.recipe import ADMIN, GID, OPERATOR, UIDS, LabSystem
+from gpunode.lab.state import LabState, make_key
 
 PORTS = range(22000, 23000)  # below what Linux gives to outgoing connections, so that a node finds its port again
 _ATTEMPTS = 3
@@ -78,8 +78,8 @@ class Maker:
     client: docker.DockerClient
     lab: str
     network: str
-    state: State
-    system: System
+    state: LabState
+    system: LabSystem
     image: str
     init: str
     """Shell script that the container runs first, and that becomes systemd."""
@@ -173,7 +173,7 @@ class Maker:
             raise UndeterminedError(f"{node.name}: chpasswd: {done.stderr.strip()}")
 
 
-def greeting(lab: str, new: NewNode, system: System) -> str:
+def greeting(lab: str, new: NewNode, system: LabSystem) -> str:
     """What somebody who logs in to a node reads; the tools themselves answer as on a real server."""
     tree = "Debian's packages under the name of " if system.lookalike else ""
     lines = [f"{new.name}, a node of gpunode lab {lab}: a container with {tree}{system.id}."]

@@ -10,7 +10,7 @@ from docker.models.containers import Container
 
 from gpunode.errors import Exit, UndeterminedError, UsageError
 from gpunode.lab.engine import docker_errors
-from gpunode.lab.state import State
+from gpunode.lab.state import LabState
 
 ADDRESS = "127.0.0.1"
 LAB_LABEL = "gpunode.lab"
@@ -33,14 +33,14 @@ class LabNode:
     os: str
     port: int
     host_key: str
-    state: State
+    state: LabState
     container: Container = field(repr=False, compare=False)
     address: str = ADDRESS
     hardware: str | None = None
     """The name of its simulated hardware."""
 
     @classmethod
-    def of(cls, container: Container, state: State) -> "LabNode":
+    def of(cls, container: Container, state: LabState) -> "LabNode":
         """The node that this container is."""
         labels = container.labels
         return cls(

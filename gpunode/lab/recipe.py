@@ -18,7 +18,7 @@ GID = 100  # users
 
 
 @dataclass(frozen=True)
-class System:
+class LabSystem:
     """An operating system that a node can have; ``short`` begins the names of its nodes.
 
     ``codename`` is Debian's release that the tree is made of. A look-alike has Debian's packages under another system's
@@ -36,13 +36,13 @@ class System:
 
 
 SYSTEMS = {
-    "debian-12": System("debian-12", "bookworm", "deb12"),
-    "debian-13": System("debian-13", "trixie", "deb13"),
-    "ubuntu-22.04": System("ubuntu-22.04", "bookworm", "ubu2204"),
-    "ubuntu-24.04": System("ubuntu-24.04", "bookworm", "ubu2404"),
-    "ubuntu-26.04": System("ubuntu-26.04", "trixie", "ubu2604"),  # the nearest apt and initramfs-tools
-    "rocky-9": System("rocky-9", "bookworm", "rocky9"),
-    "rocky-10": System("rocky-10", "trixie", "rocky10"),
+    "debian-12": LabSystem("debian-12", "bookworm", "deb12"),
+    "debian-13": LabSystem("debian-13", "trixie", "deb13"),
+    "ubuntu-22.04": LabSystem("ubuntu-22.04", "bookworm", "ubu2204"),
+    "ubuntu-24.04": LabSystem("ubuntu-24.04", "bookworm", "ubu2404"),
+    "ubuntu-26.04": LabSystem("ubuntu-26.04", "trixie", "ubu2604"),  # the nearest apt and initramfs-tools
+    "rocky-9": LabSystem("rocky-9", "bookworm", "rocky9"),
+    "rocky-10": LabSystem("rocky-10", "trixie", "rocky10"),
 }
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -109,7 +109,7 @@ exec /sbin/init
 class Recipe:
     """One image: everything that decides what is in it."""
 
-    system: System
+    system: LabSystem
     architecture: str
     mirror: Mirror
 
@@ -177,7 +177,7 @@ class Recipe:
         return tar_of([Entry(path, text, 0o440 if "sudoers.d" in path else 0o644) for path, text in self.files.items()])
 
 
-def system_named(name: str) -> System:
+def system_named(name: str) -> LabSystem:
     """The system of that name; UsageError names those there are."""
     if name not in SYSTEMS:
         raise UsageError(f"--os {name}: no such lab system; there are {', '.join(SYSTEMS)}")

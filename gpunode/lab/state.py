@@ -50,13 +50,13 @@ def checked_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class State:
+class LabState:
     """The folder of one lab: ``GPUNODE_LAB_HOME/NAME``, else ``~/.local/state/gpunode/lab/NAME``. Mode 0700."""
 
     folder: Path
 
     @classmethod
-    def of(cls, name: str) -> "State":
+    def of(cls, name: str) -> "LabState":
         """The state of the lab of that name; nothing is made yet."""
         if chosen := os.environ.get(HOME_VARIABLE):
             home = Path(chosen).absolute()

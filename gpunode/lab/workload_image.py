@@ -29,7 +29,7 @@ from gpunode.lab.engine import docker_errors, need_space
 from gpunode.lab.image import IMAGE_LABEL, build_container
 from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
-from gpunode.lab.recipe import Recipe, System, architecture
+from gpunode.lab.recipe import LabSystem, Recipe, architecture
 from gpunode.whole import whole_file
 
 REPOSITORY = "gpunode-lab-workload"
@@ -50,7 +50,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Kind:
+class ImageKind:
     """One image: what it has beside Debian's Python, and what it is for."""
 
     means: str
@@ -66,13 +66,13 @@ class Kind:
 
 
 KINDS = {
-    "torch": Kind("Python and PyTorch for the CPU", torch=True),
-    "python": Kind("Python without PyTorch"),
-    "bare": Kind("no Python at all", files=(("etc/os-release", "ID=none\n"),), python=False),
-    "hangs": Kind(
+    "torch": ImageKind("Python and PyTorch for the CPU", torch=True),
+    "python": ImageKind("Python without PyTorch"),
+    "bare": ImageKind("no Python at all", files=(("etc/os-release", "ID=none\n"),), python=False),
+    "hangs": ImageKind(
         "a PyTorch whose import never ends", files=((f"{_SITE}/torch/__init__.py", "import time\ntime.sleep(86400)\n"),)
     ),
-    "floods": Kind(
+    "floods": ImageKind(
         "a Python that never stops printing",
         files=((f"usr/lib/python{_PYTHON}/sitecustomize.py", "while True:\n    print('flood ' * 1000)\n"),),
     ),
@@ -100,7 +100,7 @@ class _Base(Recipe):
         return _SETUP
 
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> ImageKind:
     """The kind of that name; UsageError names those there are."""
     if name not in KINDS:
         raise UsageError(f"{name}: no such workload image; there are {', '.join(KINDS)}")
@@ -170,7 +170,7 @@ def _changes(name: str) -> list[str]:
 
 def _base(client: docker.DockerClient, tag: str) -> None:
     # A name of its own: a node's image may be built at the same time.
-    recipe = _Base(System("workload", "bookworm", "workload"), architecture(), find_mirror())
+    recipe = _Base(LabSystem("workload", "bookworm", "workload"), architecture(), find_mirror())
     with debian_tree(recipe) as tar, docker_errors(f"importing {REPOSITORY}:{tag}"), tar.open("rb") as stream:
         # From an open file: with a path the SDK sets no time limit.
         client.api.import_image(src=stream, repository=REPOSITORY, tag=tag, changes=_changes("python"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.keys import key_problem
-from gpunode.provisioning.manifest import ManagedFile, Question
+from gpunode.provisioning.manifest import ManagedFile, NodeQuestion
 from gpunode.provisioning.state import NodeState
 
 OLD_TOOLKIT = re.compile(
@@ -44,7 +44,7 @@ class ArchiveFiles:
     """The files of an archive; not complete as long as it has ``questions``."""
 
     files: tuple[ManagedFile, ...] = ()
-    questions: Mapping[str, Question] | None = None
+    questions: Mapping[str, NodeQuestion] | None = None
     refusals: tuple[str, ...] = ()
 
     @property
@@ -83,7 +83,7 @@ def _key(archive: Archive, state: NodeState, context: Context) -> tuple[str | No
         return there, ArchiveFiles()
     answer = context.answers.get(QUESTION)
     if answer is None:
-        return None, ArchiveFiles(questions={QUESTION: Question(kind="signing_key", body={"url": archive.key})})
+        return None, ArchiveFiles(questions={QUESTION: NodeQuestion(kind="signing_key", body={"url": archive.key})})
     if answer.get("error"):
         return None, ArchiveFiles(refusals=(f"key-unreachable: {answer['error']}",))
     return _trusted(archive, str(answer.get("text", "")))

@@ -5,10 +5,11 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from gpunode.errors import UndeterminedError
-from gpunode.provisioning.state import Known, Names, NodeState, Text
+from gpunode.provisioning.ssh_state import Reported
+from gpunode.provisioning.state import Names, NodeState, Text
 
 
-class DockerInfo(Known):
+class DockerInfo(Reported):
     """What ``docker info`` prints."""
 
     version: Text = ""
@@ -23,7 +24,7 @@ class DockerInfo(Known):
         return self.swarm not in (None, "", "inactive")
 
 
-class DockerState(Known):
+class DockerState(Reported):
     """dockerd on a node, and what decides about its restart."""
 
     started: float | None = None

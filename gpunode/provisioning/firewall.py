@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.departures import departures
-from gpunode.provisioning.firewall_policy import TABLE, Policy, lets_in, nft_text, policy_of
+from gpunode.provisioning.firewall_policy import TABLE, FirewallPolicy, lets_in, nft_text, policy_of
 from gpunode.provisioning.firewall_zone import CONF, ZONE, ZONE_FILE, default_zone, with_default_zone, zone_text
 from gpunode.provisioning.manifest import (
     AptChange,
@@ -16,7 +16,7 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
-    Question,
+    NodeQuestion,
     UnitState,
     no_package_manager,
 )
@@ -105,7 +105,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     same = state.files.get(RULES) is not None and state.files[RULES].sha256 == _digest(text)
     if not refusals and installed and not same and "nftables" in state.installed:
         # What nft rejects is refused before anything is changed.
-        question = Question(kind="nft_check", body={"text": text})
+        question = NodeQuestion(kind="nft_check", body={"text": text})
         answer = context.answers.get("rules")
         if answer is None:
             return Manifest(role=ROLE, questions={"rules": question})
@@ -137,7 +137,7 @@ def _runs(state: NodeState, name: str) -> bool:
     return unit is not None and unit.active in ("active", "activating")
 
 
-def _obstacles(state: NodeState, policy: Policy) -> list[str]:
+def _obstacles(state: NodeState, policy: FirewallPolicy) -> list[str]:
     """Return why the node's other owner of rules is in the way."""
     if _runs(state, UFW):
         return [
@@ -156,7 +156,7 @@ def _obstacles(state: NodeState, policy: Policy) -> list[str]:
     return found
 
 
-def _controller(state: NodeState, settings: Mapping[str, Any], policy: Policy, context: Context) -> list[str]:
+def _controller(state: NodeState, settings: Mapping[str, Any], policy: FirewallPolicy, context: Context) -> list[str]:
     """Refuse a policy under which this very run could not log in."""
     if not settings["require_controller"] or context.local:
         return []
@@ -220,7 +220,7 @@ def _guarded(
     }
 
 
-def _zone_files(state: NodeState, policy: Policy) -> tuple[ManagedFile, ...]:
+def _zone_files(state: NodeState, policy: FirewallPolicy) -> tuple[ManagedFile, ...]:
     """The zone, and firewalld.conf with it as the default; what the default was is kept for ``absent``."""
     conf = state.contents.get(CONF) or ""
     before = state.contents.get(ZONE_BEFORE) or f"{default_zone(conf)}\n"

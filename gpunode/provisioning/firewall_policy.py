@@ -21,7 +21,7 @@ _HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class OpenPorts:
     """Ports that networks may reach."""
 
     name: str
@@ -38,10 +38,10 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class FirewallPolicy:
     """Everything that is let through."""
 
-    services: tuple[Service, ...] = ()
+    services: tuple[OpenPorts, ...] = ()
     """The first one is SSH."""
     cluster: tuple[Network, ...] = ()
     cluster_interfaces: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class _Reader:
         self.problems += [f"{name}: {one} is not the name of an interface (examples: eth1, br-*)" for one in wrong]
         return tuple(one for one in names if one not in wrong)
 
-    def service(self, where: str, row: Mapping[str, Any], names: set[str]) -> Service:
+    def service(self, where: str, row: Mapping[str, Any], names: set[str]) -> OpenPorts:
         """Return one entry of the services; ``names`` are those of the entries before it."""
         name = str(row.get("name") or "")
         if not _NAME.fullmatch(name):
@@ -96,7 +96,7 @@ class _Reader:
             self.problems.append(f"{where}: protocol must be tcp or udp")
         if not row.get("ports") or not row.get("networks"):
             self.problems.append(f"{where}: ports and networks are required (networks: [any] opens the port to all)")
-        return Service(
+        return OpenPorts(
             name.replace("-", "_"),
             str(row.get("protocol")),
             self.ports(where, row.get("ports") or ()),
@@ -112,7 +112,7 @@ class _Reader:
         return lines
 
 
-def policy_of(settings: Mapping[str, Any]) -> Policy:
+def policy_of(settings: Mapping[str, Any]) -> FirewallPolicy:
     """Return the policy that the settings describe, with everything that is wrong with them."""
     reader = _Reader()
     rate = int(settings["public_rate"])
@@ -124,14 +124,14 @@ def policy_of(settings: Mapping[str, Any]) -> Policy:
     if not settings["ssh_ports"]:
         reader.problems.append("firewall_ssh_ports is empty: no login would be possible (default: [22])")
     ssh_ports = reader.ports("firewall_ssh_ports", settings["ssh_ports"])
-    ssh = Service("ssh", "tcp", ssh_ports, reader.networks("firewall_ssh_networks", settings["ssh_networks"]))
+    ssh = OpenPorts("ssh", "tcp", ssh_ports, reader.networks("firewall_ssh_networks", settings["ssh_networks"]))
     services = [_limited(ssh, None, rate)]
     for number, row in enumerate(settings["services"], 1):
         name = f" ({row['name']})" if row.get("name") else ""
         where = f"firewall_services, entry {number}{name}"
         service = reader.service(where, row, {one.name for one in services})
         services.append(_limited(service, row.get("rate"), rate))
-    return Policy(
+    return FirewallPolicy(
         services=tuple(services),
         cluster=reader.networks("firewall_cluster_networks", settings["cluster_networks"]),
         cluster_interfaces=reader.interfaces("firewall_cluster_interfaces", settings["cluster_interfaces"]),
@@ -156,13 +156,13 @@ def _network(text: str) -> tuple[Sequence[Network], str | None]:
     return [], f"{text} is an address within a network: write {meant} for the network, or the address without /"
 
 
-def _limited(service: Service, rate: Any, public_rate: int) -> Service:
+def _limited(service: OpenPorts, rate: Any, public_rate: int) -> OpenPorts:
     """The service with its rate: what is public is limited, unless the entry says otherwise."""
     wanted = int(rate) if rate is not None else public_rate if service.public else 0
-    return Service(service.name, service.protocol, service.ports, service.networks, max(0, wanted))
+    return OpenPorts(service.name, service.protocol, service.ports, service.networks, max(0, wanted))
 
 
-def lets_in(policy: Policy, address: str, port: int) -> bool:
+def lets_in(policy: FirewallPolicy, address: str, port: int) -> bool:
     """Return whether a source address may open an SSH connection to the port. Raises ValueError for no address."""
     source = ip_address(address.partition("%")[0])
     mapped = getattr(source, "ipv4_mapped", None)
@@ -190,7 +190,7 @@ ICMP = (
 )
 
 
-def nft_text(policy: Policy, *, host: bool = True) -> str:
+def nft_text(policy: FirewallPolicy, *, host: bool = True) -> str:
     """Return the file that nft loads in one transaction; without ``host`` it has no chain for input."""
     lines = [
         "# Managed by gpunode (role firewall): loaded as one transaction that replaces the old table.",
@@ -231,7 +231,7 @@ def _chain(name: str, *rules: str) -> list[str]:
     return [f"\tchain {name} {{", *(f"\t\t{rule}" for rule in rules), "\t}"]
 
 
-def _rate_sets(policy: Policy) -> list[str]:
+def _rate_sets(policy: FirewallPolicy) -> list[str]:
     return [
         f"\tset rate_{service.name}{'4' if family == 'ip' else '6'} {{\n"
         f"\t\ttype {'ipv4_addr' if family == 'ip' else 'ipv6_addr'}\n\t\tsize 65535\n\t\tflags dynamic,timeout\n"
@@ -242,14 +242,14 @@ def _rate_sets(policy: Policy) -> list[str]:
     ]
 
 
-def _cluster_rules(policy: Policy) -> list[str]:
+def _cluster_rules(policy: FirewallPolicy) -> list[str]:
     sources = [f"{family} saddr {_set(policy.cluster, family)}" for family in _families(policy.cluster)]
     if not policy.cluster_interfaces:
         return [f"{source} accept" for source in sources]
     return [f'iifname "{name}" {source} accept' for name in policy.cluster_interfaces for source in sources]
 
 
-def _service_rules(policy: Policy, published: bool = False) -> list[str]:
+def _service_rules(policy: FirewallPolicy, published: bool = False) -> list[str]:
     """Rules of the services; ``published``: by the port that the client asked for, not by that inside the container."""
     rules = []
     for service in policy.services:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.sax.saxutils import quoteattr
 
-from gpunode.provisioning.firewall_policy import Network, Policy, Service, merged_ports
+from gpunode.provisioning.firewall_policy import FirewallPolicy, Network, OpenPorts, merged_ports
 
 ZONE = "gpunode"
 ZONE_FILE = f"/etc/firewalld/zones/{ZONE}.xml"
@@ -13,7 +13,7 @@ CONF = "/etc/firewalld/firewalld.conf"
 _DEFAULT = re.compile(r"(?m)^[ \t]*DefaultZone[ \t]*=[ \t]*(.*?)[ \t]*$")
 
 
-def zone_text(policy: Policy) -> str:
+def zone_text(policy: FirewallPolicy) -> str:
     """Return the zone: what no rule of it accepts is rejected."""
     lines = [
         '<?xml version="1.0" encoding="utf-8"?>',
@@ -28,7 +28,7 @@ def zone_text(policy: Policy) -> str:
     return "\n".join([*lines, "</zone>", ""])
 
 
-def _ports(service: Service) -> list[str]:
+def _ports(service: OpenPorts) -> list[str]:
     texts = (str(first) if first == last else f"{first}-{last}" for first, last in merged_ports(service.ports))
     return [f"<port port={quoteattr(text)} protocol={quoteattr(service.protocol)}/>" for text in texts]
 

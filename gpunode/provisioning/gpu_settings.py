@@ -67,7 +67,7 @@ _WATTS = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,2})?) ?W?")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,2})?) ?%")
 
 
-class Clocks(BaseModel):
+class RequestedClocks(BaseModel):
     """A pair of application clocks."""
 
     model_config = ConfigDict(extra="forbid")
@@ -76,7 +76,7 @@ class Clocks(BaseModel):
     graphics: StrictInt
 
 
-class Rule(BaseModel):
+class GpuSettingsRule(BaseModel):
     """One element of ``gpu_settings_rules``."""
 
     model_config = ConfigDict(extra="forbid")
@@ -84,7 +84,7 @@ class Rule(BaseModel):
     gpus: Any
     sm_clock_mhz: Any = None
     memory_clock_mhz: Any = None
-    application_clocks_mhz: Literal["default"] | Clocks | None = None
+    application_clocks_mhz: Literal["default"] | RequestedClocks | None = None
     power_limit: Any = None
     compute_mode: Literal["default", "exclusive_process", "prohibited"] | None = None
     ecc: StrictBool | None = None
@@ -208,7 +208,7 @@ def parsed_rules(rules: Any) -> list[dict[str, Any]]:
     found = []
     for number, rule in enumerate(rules or []):
         try:
-            checked = Rule.model_validate(rule)
+            checked = GpuSettingsRule.model_validate(rule)
         except ValidationError as err:
             first = err.errors(include_url=False, include_input=False)[0]
             key = ".".join(str(part) for part in first["loc"][:1])

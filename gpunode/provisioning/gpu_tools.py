@@ -17,7 +17,7 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
-    Question,
+    NodeQuestion,
     no_package_manager,
 )
 from gpunode.provisioning.state import Look, NodeState
@@ -98,7 +98,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     offered: Mapping[str, Any] = {}
     if asked:
         if "offers" not in context.answers:
-            return Manifest(role=ROLE, questions={"offers": Question(kind="package_offers", body={"names": asked})})
+            return Manifest(role=ROLE, questions={"offers": NodeQuestion(kind="package_offers", body={"names": asked})})
         answer = context.answers["offers"]
         if answer.get("error"):
             return Manifest(role=ROLE, refusals=(f"package-manager: {answer['error']}",))

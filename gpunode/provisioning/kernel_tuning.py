@@ -13,7 +13,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.docker_state import docker_of
 from gpunode.provisioning.due import file_reasons
 from gpunode.provisioning.engines import gpu_users, restart_obstacles
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, Question, UnitState
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion, UnitState
 from gpunode.provisioning.state import Look, NodeState
 from gpunode.tuning import tune_node
 from gpunode.tuning.kernel import in_container, is_guest
@@ -128,7 +128,7 @@ def _path(name: str) -> str:
 
 def _sysctls(
     derived: Mapping[str, str], given: Mapping[str, Any], state: NodeState, context: Context, notes: list[str]
-) -> tuple[dict[str, Question], dict[str, str]]:
+) -> tuple[dict[str, NodeQuestion], dict[str, str]]:
     """Return (what has to be asked first, settings by name): derived ones, and what the user adds, changes, leaves."""
     own = {name: value for name, value in derived.items() if "." in name}
     for name, value in given.items():
@@ -150,7 +150,7 @@ def _sysctls(
         return {}, own
     paths = {name: f"/proc/sys/{_path(name)}" for name in unknown}
     if "sysctl" not in context.answers:
-        return {"sysctl": Question(kind="documents", body={"paths": sorted(paths.values())})}, {}
+        return {"sysctl": NodeQuestion(kind="documents", body={"paths": sorted(paths.values())})}, {}
     found = context.answers["sysctl"]
     for name, path in paths.items():
         if found.get(path) is None:

@@ -3,16 +3,12 @@
 from base64 import b64decode
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from gpunode.frozen import Frozen
 
 
-class Part(BaseModel):
-    """Base of a manifest's parts: immutable, closed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ManagedFile(Part):
+class ManagedFile(Frozen):
     """One file that the role owns, as it has to be."""
 
     path: str
@@ -48,7 +44,7 @@ class ManagedFile(Part):
         return self
 
 
-class ManagedFolder(Part):
+class ManagedFolder(Frozen):
     """One folder: present with a mode, or removed where nothing is in it."""
 
     path: str
@@ -57,7 +53,7 @@ class ManagedFolder(Part):
     phase: Literal["before", "after"] = "before"
 
 
-class AptChange(Part):
+class AptChange(Frozen):
     """What apt is to do, in one transaction. ``roles`` read it as the options of ``package_transaction``."""
 
     manager: Literal["apt"] = "apt"
@@ -78,7 +74,7 @@ class AptChange(Part):
     """Names of packages whose hold is released."""
     memory: str | None = None
     """File on the node that lists the packages that were there before the first change; written once."""
-    files: dict[str, str | dict[str, str]] = {}
+    files: dict[str, str | dict[str, str]] = Field(default_factory=dict)
     """Files of apt's folders as they will be, path to text; empty text: absent. Preferences are obeyed before they are
     written, so that a refusal leaves none behind; the others count in check mode."""
     idle_gpus: bool = False
@@ -87,7 +83,7 @@ class AptChange(Part):
     limit_s: int = 3600
 
 
-class DnfChange(Part):
+class DnfChange(Frozen):
     """What dnf is to do, in one transaction."""
 
     manager: Literal["dnf"] = "dnf"
@@ -101,7 +97,7 @@ class DnfChange(Part):
     """Packages that must be there, in any version."""
     closure: tuple[str, ...] = ()
     """Installed packages that move to that release, or go where it has none of them."""
-    line: dict[str, tuple[str, ...]] = {"names": (), "except": ()}
+    line: dict[str, tuple[str, ...]] = Field({"names": (), "except": ()})
     """Shell patterns of packages that come at that release or not at all, whoever requires them."""
     remove: tuple[str, ...] = ()
     expendable: tuple[str, ...] = ()
@@ -131,7 +127,7 @@ class DnfChange(Part):
 PackageChange = AptChange | DnfChange
 
 
-class UnitState(Part):
+class UnitState(Frozen):
     """One systemd unit as it has to be."""
 
     name: str
@@ -139,7 +135,7 @@ class UnitState(Part):
     state: Literal["started", "stopped", "restarted"] | None = None
 
 
-class Question(Part):
+class NodeQuestion(Frozen):
     """What a plan has to ask the node before it is complete; the answer is in ``Context.answers`` of the next call."""
 
     kind: Literal[
@@ -153,12 +149,12 @@ class Question(Part):
         "documents",
         "ssh_login",
     ]
-    body: dict[str, Any] = {}
+    body: dict[str, Any] = Field(default_factory=dict)
     private: bool = False
     """The body holds a secret."""
 
 
-class Manifest(Part):
+class Manifest(Frozen):
     """What a role wants of a node, and whether something is due."""
 
     role: str
@@ -166,16 +162,16 @@ class Manifest(Part):
     folders: tuple[ManagedFolder, ...] = ()
     packages: AptChange | DnfChange | None = Field(default=None, discriminator="manager")
     units: tuple[UnitState, ...] = ()
-    questions: dict[str, Question] = {}
+    questions: dict[str, NodeQuestion] = Field(default_factory=dict)
     """Not empty: the plan is not complete; it is computed again with the answers."""
     refusals: tuple[str, ...] = ()
     """Why the node must not be changed, one line each."""
     notes: tuple[str, ...] = ()
     """What the owner should know, one line each."""
     reboot_reasons: tuple[str, ...] = ()
-    restarts: dict[str, str] = {}
+    restarts: dict[str, str] = Field(default_factory=dict)
     """Units whose restart is held back, with the reason."""
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = Field(default_factory=dict)
     """What else the role's tasks read: plain data."""
     due_reasons: tuple[str, ...] = ()
     """Why something is due, one line each: the role's own reasons, completed by ``gpunode.provisioning.due.judged``."""

@@ -11,7 +11,7 @@ from gpunode.provisioning.driver_modules import SigningKey, daemon_units, module
 from gpunode.provisioning.driver_refusals import driver_refusals
 from gpunode.provisioning.due import judged
 from gpunode.provisioning.live import exchange, must_be_idle, unserved_fabric
-from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, NodeQuestion
 from gpunode.provisioning.nvidia_driver_dnf import dnf_absent, dnf_present
 from gpunode.provisioning.state import AptState, Look, NodeState
 from gpunode.stack import Stack
@@ -58,7 +58,7 @@ def _present(state: NodeState, apt: AptState, stack: Stack, settings: Mapping[st
         question = driver_question(facts, apt_document, stack, policy)
         body = {**question, "preferences": files.PREFERENCES, "files": for_apt}
         private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
-        return Manifest(role=ROLE, questions={"driver": Question(kind="apt_preview", body=body, private=private)})
+        return Manifest(role=ROLE, questions={"driver": NodeQuestion(kind="apt_preview", body=body, private=private)})
     refusals = driver_refusals(facts, apt_document, stack, policy, answer or {})
     if refusals:
         return Manifest(role=ROLE, refusals=tuple(refusals))

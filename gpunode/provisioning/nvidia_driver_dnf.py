@@ -9,7 +9,7 @@ from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_plan, dnf_problems, dnf_refusals, dnf_removal
 from gpunode.provisioning.driver_modules import SigningKey, daemon_units, module_builds, module_problems, module_reasons
 from gpunode.provisioning.live import exchange, must_be_idle
-from gpunode.provisioning.manifest import DnfChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.manifest import DnfChange, ManagedFile, ManagedFolder, Manifest, NodeQuestion
 from gpunode.provisioning.state import DnfState, NodeState
 from gpunode.stack import Stack
 
@@ -37,7 +37,7 @@ def dnf_present(state: NodeState, stack: Stack, settings: Mapping[str, Any], con
             "simulate": True,
         }
         private = "@" in str(context.settings_of("nvidia_repository")["proxy"])
-        return Manifest(role=ROLE, questions={"driver": Question(kind="dnf_preview", body=body, private=private)})
+        return Manifest(role=ROLE, questions={"driver": NodeQuestion(kind="dnf_preview", body=body, private=private)})
     refusals = dnf_refusals(state.facts, document, stack, policy, answer or {})
     if refusals:
         return Manifest(role=ROLE, refusals=tuple(refusals))

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.provisioning import node_stack
 from gpunode.provisioning.context import Context
-from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.manifest import AptChange, ManagedFile, ManagedFolder, Manifest, NodeQuestion
 from gpunode.provisioning.repository import armoured_key, repository_offer
 from gpunode.provisioning.rpm_repository import dnf_repository
 from gpunode.provisioning.state import Look, NodeState
@@ -34,7 +34,7 @@ LOOK = Look(paths=(*OWN, OLD_PIN, FOLDER), contents=(*KEYS, RECORD))
 
 
 @dataclass(frozen=True)
-class Offer:
+class RepositoryConfig:
     """The repository that a node gets."""
 
     wanted: bool
@@ -50,7 +50,7 @@ class Offer:
     problems: tuple[str, ...]
 
 
-def offered(state: NodeState, settings: Mapping[str, Any], context: Context, source: str | None) -> Offer:
+def offered(state: NodeState, settings: Mapping[str, Any], context: Context, source: str | None) -> RepositoryConfig:
     """Return NVIDIA's repository for a node whose driver comes from ``source`` (None: there is no stack)."""
     wanted = settings["state"]
     if wanted == "auto" and _needed_by_others(context):
@@ -68,7 +68,7 @@ def offered(state: NodeState, settings: Mapping[str, Any], context: Context, sou
         apt = state.apt.model_dump(mode="json") if state.apt is not None else {"sources": [], "installed": {}}
         one = repository_offer(state.facts, apt, source or "", {**given, "paths": APT_PATHS})
         key_path = APT_PATHS["key"]
-    return Offer(
+    return RepositoryConfig(
         wanted=one["wanted"],
         url=one["url"],
         files=one["files"],
@@ -103,7 +103,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
         answer = context.answers.get("key")
         if answer is None:
             body = {"path": offer.key_path, "record": RECORD, "proxy": settings["proxy"], **(offer.fetch or {})}
-            question = Question(kind="repository_key", body=body, private="@" in settings["proxy"])
+            question = NodeQuestion(kind="repository_key", body=body, private="@" in settings["proxy"])
             return Manifest(role=ROLE, questions={"key": question})
         if "error" in answer:
             word = "repository-key-differs" if answer.get("differs") else "repository-unreachable"
@@ -131,7 +131,7 @@ def _whole_key(state: NodeState, path: str) -> str | None:
     return text
 
 
-def _files(state: NodeState, offer: Offer, key: str, proxy: str) -> Iterator[ManagedFile]:
+def _files(state: NodeState, offer: RepositoryConfig, key: str, proxy: str) -> Iterator[ManagedFile]:
     # Two files that name the repository with different keys stop apt altogether: the old ones go first.
     yield from (ManagedFile(path=path, content=None) for path in offer.old_lists)
     if state.apt is not None:

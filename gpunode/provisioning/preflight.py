@@ -14,7 +14,7 @@ from gpunode.provisioning import node_stack, nvidia_driver, nvidia_repository
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.driver_dnf import dnf_problems
 from gpunode.provisioning.due import judged
-from gpunode.provisioning.manifest import Manifest, Question
+from gpunode.provisioning.manifest import Manifest, NodeQuestion
 from gpunode.provisioning.state import AptState, DnfState, NodeState
 from gpunode.stack import Stack
 from gpunode.text import did_you_mean, listed
@@ -36,7 +36,7 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     removing = driver["state"] == "absent"
     found = node_stack.of_context(state.facts, context)
     refusals: list[str] = []
-    questions: dict[str, Question] = {}
+    questions: dict[str, NodeQuestion] = {}
     settled = not removing and "nvidia_driver" not in roles
     due = False
     if removing and "nvidia_driver" in roles and not _cannot_be_asked(state):
@@ -81,7 +81,7 @@ def _cannot_be_asked(state: NodeState) -> bool:
 
 def _asked(
     state: NodeState, context: Context, *, with_repository: bool
-) -> tuple[dict[str, Question], list[str], bool, bool]:
+) -> tuple[dict[str, NodeQuestion], list[str], bool, bool]:
     """Return what is still to be asked, why repository or driver must not be changed, and of the driver two facts.
 
     These are whether nothing of it moves, and whether its role has something to do.

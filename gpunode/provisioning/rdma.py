@@ -18,7 +18,7 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
-    Question,
+    NodeQuestion,
     UnitState,
     no_package_manager,
 )
@@ -28,7 +28,7 @@ from gpunode.provisioning.rdma_parts import (
     PROFILE,
     REPLACED,
     USER_SPACE,
-    Part,
+    OptionalPart,
     Path,
     doca_problems,
     headers_of,
@@ -69,7 +69,7 @@ class Draft:
     stack: Stack | None
     manager: Literal["apt", "dnf"]
     files: list[ManagedFile] = field(default_factory=list)
-    questions: dict[str, Question] = field(default_factory=dict)
+    questions: dict[str, NodeQuestion] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     wanted: list[str] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Draft:
         return self.context.planned.installed(self.state.installed)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[OptionalPart]:
         """The optional parts that are requested."""
         return [part for part in PARTS if self.settings[part.setting]]
 
@@ -100,7 +100,7 @@ class Draft:
         found = self.context.answers.get(name)
         if found is None:
             body = {"names": sorted(names), "files": {**self.context.planned.files, **files}}
-            self.questions[name] = Question(kind="package_offers", body=body)
+            self.questions[name] = NodeQuestion(kind="package_offers", body=body)
         return found
 
 
@@ -223,7 +223,7 @@ def _packages(draft: Draft, archive: ArchiveFiles) -> None:
         _part(draft, part, offered)
 
 
-def _part(draft: Draft, part: Part, offered: Mapping[str, Any]) -> None:
+def _part(draft: Draft, part: OptionalPart, offered: Mapping[str, Any]) -> None:
     """Add an optional part, or refuse it by name."""
     there = draft.installed
     chosen = [

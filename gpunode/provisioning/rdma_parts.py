@@ -43,7 +43,7 @@ NEEDS_OPEN = Number("2.17.5")
 
 
 @dataclass(frozen=True)
-class Part:
+class OptionalPart:
     """An optional part with a kernel module of its own."""
 
     setting: str
@@ -58,14 +58,14 @@ class Part:
 
 
 PARTS = (
-    Part(
+    OptionalPart(
         "gdrcopy",
         "GDRCopy",
         # github.com/NVIDIA/gdrcopy, packages/. NVIDIA publishes files, no repository: a site puts them into its own.
         {"apt": (("gdrdrv-dkms",), ("libgdrapi",)), "dnf": (("gdrcopy-kmod",), ("gdrcopy",))},
         "gdrdrv",
     ),
-    Part(
+    OptionalPart(
         "gds",
         "GDS",
         # NVIDIA's CUDA repositories have both, Debian's non-free the second alone (packages.debian.org).
@@ -123,7 +123,7 @@ def _against(facts: NodeFacts) -> str:
     return "; ".join(against_gpudirect(models))
 
 
-def part_problems(part: Part, facts: NodeFacts, stack: Stack | None, versions: Sequence[str]) -> Iterator[str]:
+def part_problems(part: OptionalPart, facts: NodeFacts, stack: Stack | None, versions: Sequence[str]) -> Iterator[str]:
     """Yield why a part is refused on this node; ``versions`` are those that would come, or are there."""
     head = f"{part.setting}: rdma_{part.setting} is true: "
     if stack is None or not facts.gpus_on_bus:

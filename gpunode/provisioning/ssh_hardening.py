@@ -10,14 +10,14 @@ from typing import Any
 
 from gpunode.provisioning.context import Context
 from gpunode.provisioning.due import file_reasons
-from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, Question
+from gpunode.provisioning.manifest import ManagedFile, ManagedFolder, Manifest, NodeQuestion
 from gpunode.provisioning.ssh_login import contradictions, forced_command, has_include, obstacles, overridden
 from gpunode.provisioning.ssh_settings import (
     BANNER,
     DROP_IN,
     OVERRIDES,
     RSA_BITS,
-    HostKeys,
+    DaemonHostKeys,
     algorithms,
     client_file,
     daemon_file,
@@ -67,14 +67,14 @@ def plan(state: NodeState, settings: Mapping[str, Any], context: Context) -> Man
     good = set(keys.served) - {key.path for key in keys.weak}
     dates = {path: published.get(path, context.today).isoformat() for path in good}
     files = _files(ssh, settings, rows, dates)
-    questions: dict[str, Question] = {}
+    questions: dict[str, NodeQuestion] = {}
     if _has_group_exchange(ssh, settings) and ssh.weak_moduli:
-        questions["moduli"] = Question(kind="documents", body={"paths": [MODULI]})
+        questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI]})
         files += _moduli(state, context.answers.get("moduli", {}).get(MODULI))
     reasons = [*_reasons(state, ssh, settings, keys)]
     shown = [file for file in files if file.path != PUBLISHED]
     if reasons or any(True for file in shown for _ in file_reasons(file, state)):
-        questions["login"] = Question(
+        questions["login"] = NodeQuestion(
             kind="ssh_login",
             body={
                 "files": [_as_answered(file) for file in shown if file.path.startswith(("/etc/ssh/sshd", BANNER))],
@@ -224,7 +224,7 @@ def _logins(ssh: SshState, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) -> Iterator[str]:
+def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:
     """Yield why something is due beside files that differ."""
     there = state.files.get(WAITING)
     if there is None or there.kind != "absent":
@@ -238,7 +238,7 @@ def _reasons(state: NodeState, ssh: SshState, settings: Mapping[str, Any], keys:
         yield f"{socket or 'sshd'} does not listen on {settings['ports']}"
 
 
-def _notes(ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) -> Iterator[str]:
+def _notes(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> Iterator[str]:
     socket = _socket(ssh)
     if socket and not settings["ports"]:
         listening = {int(found) for found in re.findall(r":(\d+)\b", ssh.units[socket].listen)}
@@ -281,7 +281,7 @@ def _absent(state: NodeState, ssh: SshState, context: Context) -> Manifest:
     questions = {}
     there = state.files.get(MODULI_BEFORE)
     if there is not None and there.kind == "file":
-        questions["moduli"] = Question(kind="documents", body={"paths": [MODULI_BEFORE]})
+        questions["moduli"] = NodeQuestion(kind="documents", body={"paths": [MODULI_BEFORE]})
         text = context.answers.get("moduli", {}).get(MODULI_BEFORE)
         if isinstance(text, str):
             files += [ManagedFile(path=MODULI, content=text), ManagedFile(path=MODULI_BEFORE, content=None)]

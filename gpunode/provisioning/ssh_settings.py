@@ -58,7 +58,7 @@ OVERRIDES = {"kex": "kex", "ciphers": "cipher", "macs": "mac"}
 
 
 @dataclass(frozen=True, slots=True)
-class HostKeys:
+class DaemonHostKeys:
     """The host keys that the daemon is to have."""
 
     served: tuple[str, ...]
@@ -93,7 +93,7 @@ def is_weak(key: HostKey) -> bool:
     return key.type not in ("ssh-ed25519", "ssh-rsa") or (key.type == "ssh-rsa" and key.bits < LEAST_RSA_BITS)
 
 
-def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> HostKeys:
+def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> DaemonHostKeys:
     """Return which host keys are served; weak ones until the good ones were published for ``retire_days``."""
     good = {key.type: key.path for key in ssh.host_keys if not is_weak(key)}
     taken = {key.path for key in ssh.host_keys}
@@ -114,10 +114,10 @@ def host_keys(ssh: SshState, days_published: int | None, retire_days: int) -> Ho
     extra = [key.type for key in weak if key.type != "ssh-rsa"]
     # Of two keys of one type the daemon signs with the first: with the one that clients know.
     order = (ed25519, *(key.path for key in weak), rsa)
-    return HostKeys(order, tuple(make), weak, (*chosen(SIGNATURES, ssh.offered.get("key-sig", ())), *extra))
+    return DaemonHostKeys(order, tuple(make), weak, (*chosen(SIGNATURES, ssh.offered.get("key-sig", ())), *extra))
 
 
-def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: HostKeys) -> list[tuple[str, str]]:
+def daemon_settings(ssh: SshState, settings: Mapping[str, Any], keys: DaemonHostKeys) -> list[tuple[str, str]]:
     """Return the settings for everybody, in the order in which they are written."""
     lists = algorithms(ssh, settings)
     known = ssh.effective or ""

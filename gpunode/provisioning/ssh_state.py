@@ -9,13 +9,13 @@ Words = Annotated[tuple[Word, ...], Field(max_length=1000)]
 Document = Annotated[str, Field(max_length=1 << 20)]
 
 
-class Known(BaseModel):
+class Reported(BaseModel):
     """Base of what a node reported: immutable; what is not ours is dropped."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class PublicKey(Known):
+class PublicKey(Reported):
     """One key of authorized_keys."""
 
     type: Word
@@ -24,7 +24,7 @@ class PublicKey(Known):
     options: Annotated[str, Field(max_length=16384)] = ""
 
 
-class Account(Known):
+class Account(Reported):
     """One local account that can have a shell."""
 
     name: Word
@@ -43,7 +43,7 @@ class Account(Known):
     """What ``~/.ssh`` is."""
 
 
-class HostKey(Known):
+class HostKey(Reported):
     """One private host key of the daemon."""
 
     path: Word
@@ -55,7 +55,7 @@ class HostKey(Known):
     mtime: float
 
 
-class SshUnit(Known):
+class SshUnit(Reported):
     """How systemd has one of the daemon's units."""
 
     load: Word
@@ -64,7 +64,7 @@ class SshUnit(Known):
     listen: Word
 
 
-class Login(Known):
+class Login(Reported):
     """The login over which the node was asked."""
 
     user: Word
@@ -72,7 +72,7 @@ class Login(Known):
     port: int
 
 
-class SshState(Known):
+class SshState(Reported):
     """The daemon: what it runs with, what it offers, its files, and who can log in."""
 
     version: Word

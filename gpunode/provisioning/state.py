@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.system import Unit
-from gpunode.provisioning.ssh_state import SshState
+from gpunode.provisioning.ssh_state import Reported, SshState
 
 Text = Annotated[str, Field(max_length=4096)]
 Names = Annotated[tuple[Text, ...], Field(max_length=50_000)]
@@ -16,13 +16,7 @@ Versions = Annotated[dict[Text, Text], Field(max_length=50_000)]
 Content = Annotated[str, Field(max_length=1 << 20)]
 
 
-class Known(BaseModel):
-    """Base of what a node reported: immutable; what is not ours is dropped."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class FileState(Known):
+class FileState(Reported):
     """One path on the node."""
 
     kind: Literal["file", "folder", "link", "other", "absent", "unknown"]
@@ -37,14 +31,14 @@ class FileState(Known):
     """How many entries a folder has."""
 
 
-class SourceOrigin(Known):
+class SourceOrigin(Reported):
     """What a Release file says."""
 
     origin: Text
     codename: Text
 
 
-class AptSource(Known):
+class AptSource(Reported):
     """One enabled entry of apt's sources."""
 
     file: Text
@@ -52,11 +46,11 @@ class AptSource(Known):
     uris: Names
     suites: Names
     components: Names
-    options: dict[Text, Content] = {}
-    origins: dict[Text, SourceOrigin] = {}
+    options: dict[Text, Content] = Field(default_factory=dict)
+    origins: dict[Text, SourceOrigin] = Field(default_factory=dict)
 
 
-class ModuleKey(Known):
+class ModuleKey(Reported):
     """The key that signs modules built by DKMS."""
 
     path: Text
@@ -65,7 +59,7 @@ class ModuleKey(Known):
     fresh: bool
 
 
-class AptState(Known):
+class AptState(Reported):
     """What apt and dpkg hold."""
 
     sources: Annotated[tuple[AptSource, ...], Field(max_length=10_000)]
@@ -79,7 +73,7 @@ class AptState(Known):
     policy_left: bool
     left: Names = ()
     """Packages of a transaction of ours that did not end well."""
-    old_keys: Annotated[dict[Text, Content], Field(max_length=1000)] = {}
+    old_keys: Annotated[dict[Text, Content], Field(max_length=1000)] = Field(default_factory=dict)
     """Keyrings that apt trusts for every repository and that hold NVIDIA's keys, to the rest of them in base64."""
     interrupted: bool
     key: ModuleKey | None
@@ -88,7 +82,7 @@ class AptState(Known):
     runfile: bool
 
 
-class DnfRepository(Known):
+class DnfRepository(Reported):
     """One repository of yum.repos.d."""
 
     id: Text
@@ -96,15 +90,15 @@ class DnfRepository(Known):
     urls: Names
 
 
-class DnfState(Known):
+class DnfState(Reported):
     """What dnf and rpm hold."""
 
     error: Text | None
     lock_holder: Text | None = None
     unfinished: Names = ()
-    installed: Versions = {}
+    installed: Versions = Field(default_factory=dict)
     twice: Names = ()
-    streams: Versions = {}
+    streams: Versions = Field(default_factory=dict)
     repositories: Annotated[tuple[DnfRepository, ...], Field(max_length=10_000)] = ()
     locks: Names = ()
     own_locks: Names = ()
@@ -114,7 +108,7 @@ class DnfState(Known):
     key: ModuleKey | None = None
 
 
-class Connection(Known):
+class Connection(Reported):
     """The SSH connection over which the node was looked at, as the node sees it."""
 
     client: Text
@@ -123,19 +117,19 @@ class Connection(Known):
     """Port of the node that it leads to."""
 
 
-class NodeState(Known):
+class NodeState(Reported):
     """Everything that the plans read."""
 
     facts: NodeFacts
     apt: AptState | None
     dnf: DnfState | None
-    files: Annotated[dict[Text, FileState], Field(max_length=10_000)] = {}
+    files: Annotated[dict[Text, FileState], Field(max_length=10_000)] = Field(default_factory=dict)
     """By path; a path that was not asked for is no key."""
-    contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = {}
+    contents: Annotated[dict[Text, Content | None], Field(max_length=1000)] = Field(default_factory=dict)
     """Documents of at most 1 MiB; None: absent, or not text."""
     ssh: SshState | None = None
     """Only where a role asked for it (``parts``)."""
-    engine: dict[str, Any] = {}
+    engine: dict[str, Any] = Field(default_factory=dict)
     """What the container engine answers: ``{"info": {…} | null, "silent": bool}``, bounded when it was read."""
     connection: Connection | None = None
     """None where the node was not reached over SSH, or that is unknown."""

@@ -17,7 +17,7 @@ from gpunode.provisioning.manifest import (
     ManagedFile,
     ManagedFolder,
     Manifest,
-    Question,
+    NodeQuestion,
     no_package_manager,
 )
 from gpunode.provisioning.state import Look, NodeState
@@ -196,20 +196,20 @@ def _questions(  # noqa: PLR0913, PLR0917
     erase: Sequence[str],
     names: Sequence[str],
     text: str,
-) -> dict[str, Question]:
+) -> dict[str, NodeQuestion]:
     found = {"disks": _about_disks(disks, {*paths, *caches, *(path_of(line) for line in own_lines(text))}, erase)}
     missing = [name for name in names if name not in state.installed]
     if missing:
-        found["offers"] = Question(kind="package_offers", body={"names": missing})
+        found["offers"] = NodeQuestion(kind="package_offers", body={"names": missing})
     return found
 
 
-def _about_disks(disks: Mapping[str, Any] | None, paths: Iterable[str], erase: Sequence[str]) -> Question:
+def _about_disks(disks: Mapping[str, Any] | None, paths: Iterable[str], erase: Sequence[str]) -> NodeQuestion:
     """Return the question what is on these disks and mount points; the content of those in ``erase`` may go."""
     given = disks or {"disks": []}
     own = {name: given[name] for name in ("array", "filesystem") if given.get(name)}
     body = {"disks": given["disks"], "own": own, "paths": sorted(paths), "erase": list(erase)}
-    return Question(kind="block_devices", body=body)
+    return NodeQuestion(kind="block_devices", body=body)
 
 
 def _in_the_way(

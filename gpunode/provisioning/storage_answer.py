@@ -6,19 +6,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from gpunode.errors import UsageError
-from gpunode.provisioning.state import Known
+from gpunode.provisioning.ssh_state import Reported
 
 Word = Annotated[str, Field(max_length=4096)]
 
 
-class Mounted(Known):
+class Mounted(Reported):
     """One mount on a path."""
 
     source: Word
     fstype: Word
 
 
-class Place(Known):
+class Place(Reported):
     """One mount point."""
 
     kind: Literal["folder", "absent", "other"]
@@ -31,14 +31,14 @@ class Place(Known):
     """Processes that use something below it."""
 
 
-class Timer(Known):
+class Timer(Reported):
     """One timer of systemd."""
 
     enabled: Annotated[str, Field(pattern=r"^[a-z-]{0,40}$")]
     active: Annotated[str, Field(pattern=r"^[a-z-]{0,40}$")]
 
 
-class StorageAnswer(Known):
+class StorageAnswer(Reported):
     """What the question ``block_devices`` brings."""
 
     error: Word | None = None

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from gpunode.checks import Stack, Status
+from gpunode.checks import RunningStack, Status
 from gpunode.names import fold
 from gpunode.report.folding import Folded, of_nodes
 from gpunode.report.model import WORST_FIRST, Counts, NodeReport, Report, count
@@ -146,7 +146,7 @@ def in_words(counts: Counts) -> str:
     return ", ".join(f"{number} {word}" for number, word in words if number) or "no check was run"
 
 
-def stack_in_words(stack: Stack, gpus: int) -> str:
+def stack_in_words(stack: RunningStack, gpus: int) -> str:
     """One line on what runs on the node; empty where nothing is known of it."""
     driver = stack.driver or stack.driver_packages
     flavour = f" {stack.driver_flavour}" if stack.driver_flavour else ""

@@ -4,25 +4,20 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from gpunode.checks import Category, Finding, Gpu, Identity, Level, Stack, State, Status, registry
+from gpunode.checks import Category, Finding, GpuIdentity, Identity, Level, RunningStack, State, Status, registry
 from gpunode.checks.actions import most_severe
 from gpunode.checks.policy import NO_POLICY, Policy
 from gpunode.checks.registry import CATEGORIES, OF_PREFIX
 from gpunode.errors import Exit
+from gpunode.frozen import FrozenByName
 
 AFFECTED = (Status.FAIL, Status.ERROR, Status.WARN)
 WORST_FIRST = (Status.FAIL, Status.ERROR, Status.WARN, Status.PASS, Status.SKIP)
 
 
-class Part(BaseModel):
-    """Base: immutable, closed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class Counts(Part):
+class Counts(FrozenByName):
     """Findings by status."""
 
     pass_: int = Field(0, alias="pass")
@@ -34,7 +29,7 @@ class Counts(Part):
     """Findings that a policy has observed only: they are in no other number."""
 
 
-class CategoryReport(Part):
+class CategoryReport(FrozenByName):
     """What the findings of one category come to on one node."""
 
     category: Category
@@ -44,7 +39,7 @@ class CategoryReport(Part):
     components: tuple[str, ...]
 
 
-class PolicyReport(Part):
+class PolicyReport(FrozenByName):
     """How strict the judgement was."""
 
     source: str
@@ -52,7 +47,7 @@ class PolicyReport(Part):
     """Rules whose last day is over: their checks count again."""
 
 
-class NodeReport(Part):
+class NodeReport(FrozenByName):
     """One node."""
 
     host: str
@@ -61,8 +56,8 @@ class NodeReport(Part):
     """How long it took to collect; None for a saved bundle."""
     simulated: bool | None
     """True for a lab node; None where the node could not be reached."""
-    stack: Stack
-    gpus: tuple[Gpu, ...]
+    stack: RunningStack
+    gpus: tuple[GpuIdentity, ...]
     recommended_state: State = State.NONE
     """What a scheduler should do with the node: the most severe of its findings'."""
     categories: tuple[CategoryReport, ...] = ()
@@ -72,14 +67,14 @@ class NodeReport(Part):
     findings: tuple[Finding, ...]
 
 
-class Fleet(Part):
+class Fleet(FrozenByName):
     """Comparison of the nodes with each other; None: they were not compared."""
 
     outliers: tuple[dict[str, Any], ...] | None = None
     inconsistencies: tuple[dict[str, Any], ...] | None = None
 
 
-class Report(Part):
+class Report(FrozenByName):
     """The document."""
 
     schema_name: Literal["gpunode.report/1"] = Field("gpunode.report/1", alias="schema")
@@ -187,7 +182,7 @@ def unreachable(host: str, reason: str, seconds: float | None) -> NodeReport:
         status=Status.ERROR,
         seconds=seconds,
         simulated=None,
-        stack=Stack(),
+        stack=RunningStack(),
         gpus=(),
         categories=by_category((finding,)),
         findings=(finding,),

@@ -9,7 +9,7 @@ from gpunode.stack.candidates import is_native
 from gpunode.stack.model import Cuda, Driver, Module, PackageChoice, Reason, Restart, Stack, Warn
 from gpunode.stack.naming import DRIVER_VARIANTS, choices, package_set, version_word
 from gpunode.stack.question import number
-from gpunode.stack.rules import Case, Choice, rules
+from gpunode.stack.rules import CandidateCase, Choice, rules
 
 COMPONENTS = (
     *("fabric-manager", "nscq", "nvsdm", "nvlsm", "imex", "dcgm", "container-toolkit"),
@@ -20,7 +20,7 @@ EMPTY: dict[str, Any] = {"remove": ()}
 """What a field is where its rule is left out; None for all others."""
 
 
-def assemble(case: Case, off: Collection[str] = ()) -> Stack:
+def assemble(case: CandidateCase, off: Collection[str] = ()) -> Stack:
     """The stack of a case."""
     values: dict[str, Any] = {}
     reasons: dict[str, Reason] = {}
@@ -71,7 +71,7 @@ def _named(label: str, count: int | None) -> str:
     return label if count is None else f"{count}x {label}"
 
 
-def _choices(case: Case, off: Collection[str]) -> Iterator[tuple[str, Choice]]:
+def _choices(case: CandidateCase, off: Collection[str]) -> Iterator[tuple[str, Choice]]:
     for rule in rules:
         if rule.decide is None:
             continue
@@ -83,7 +83,7 @@ def _choices(case: Case, off: Collection[str]) -> Iterator[tuple[str, Choice]]:
                 yield rule.id, choice
 
 
-def _driver(case: Case, kernel: KernelFlavour | None) -> tuple[Driver, tuple[PackageChoice, ...]]:
+def _driver(case: CandidateCase, kernel: KernelFlavour | None) -> tuple[Driver, tuple[PackageChoice, ...]]:
     candidate = case.candidate
     row = package_set(case, "driver", DRIVER_VARIANTS if kernel is None else ("precompiled", *DRIVER_VARIANTS))
     driver = Driver(
@@ -97,13 +97,13 @@ def _driver(case: Case, kernel: KernelFlavour | None) -> tuple[Driver, tuple[Pac
     return driver, () if row is None else choices(case, row, kernel=kernel.id if kernel else "")
 
 
-def _unknown_release(case: Case) -> bool:
+def _unknown_release(case: CandidateCase) -> bool:
     """The repository decides, and nobody wrote down what it holds."""
     candidate, offer = case.candidate, case.candidate.offer
     return candidate.decided_by == "repository" and (offer is None or candidate.branch.number not in offer.versions)
 
 
-def _kernel_flavours(case: Case) -> list[KernelFlavour]:
+def _kernel_flavours(case: CandidateCase) -> list[KernelFlavour]:
     """The rows of precompiled modules that fit the kernel, the likeliest first; none where DKMS builds the modules."""
     candidate, kernel = case.candidate, case.question.node.kernel
     if package_set(case, "driver", ("precompiled",)) is None:
@@ -120,7 +120,7 @@ def _kernel_flavours(case: Case) -> list[KernelFlavour]:
     return _by_meta_package(case) or [row for row in rows if kernel.endswith(f"-{row.suffix}")]
 
 
-def _by_meta_package(case: Case) -> list[KernelFlavour]:
+def _by_meta_package(case: CandidateCase) -> list[KernelFlavour]:
     """The flavour of the installed meta package whose kernel is the newest: with it image and modules move on together.
 
     ``uname -r`` does not name it: -generic is the kernel of generic-hwe-24.04 too, and of virtual, which has no modules
@@ -152,11 +152,11 @@ def _derived(generic: KernelFlavour, flavour: str) -> KernelFlavour:
     )
 
 
-def _kernel_flavour(case: Case) -> KernelFlavour | None:
+def _kernel_flavour(case: CandidateCase) -> KernelFlavour | None:
     return next(iter(_kernel_flavours(case)), None)
 
 
-def _assumed(case: Case) -> Iterator[Warn]:
+def _assumed(case: CandidateCase) -> Iterator[Warn]:
     """What was not said, and what was taken for it."""
     if case.question.node.os is None:
         text = f"the operating system is not given: {case.candidate.system.name} is assumed"
@@ -168,7 +168,7 @@ def _assumed(case: Case) -> Iterator[Warn]:
         yield Warn(rule="preference", text=text)
 
 
-def _module(case: Case, kernel: KernelFlavour | None) -> Module:
+def _module(case: CandidateCase, kernel: KernelFlavour | None) -> Module:
     flavour = case.candidate.flavour
     if kernel is None:
         return Module(flavour=flavour, build="dkms")
@@ -181,7 +181,7 @@ def _module(case: Case, kernel: KernelFlavour | None) -> Module:
     )
 
 
-def _cuda(case: Case) -> Cuda:
+def _cuda(case: CandidateCase) -> Cuda:
     candidate, catalog = case.candidate, case.question.catalog
     last = min(
         (row.last_cuda for row in (catalog.architectures[gpu.architecture] for gpu in case.models) if row.last_cuda),
@@ -201,7 +201,7 @@ def _cuda(case: Case) -> Cuda:
     )
 
 
-def _support(case: Case) -> Any:
+def _support(case: CandidateCase) -> Any:
     if case.question.cuda is None:
         return None
     if case.candidate.compat is not None:
@@ -209,7 +209,7 @@ def _support(case: Case) -> Any:
     return "native" if is_native(case.question, case.candidate) else "minor-version"
 
 
-def _restart(case: Case) -> tuple[str, str]:
+def _restart(case: CandidateCase) -> tuple[str, str]:
     """What is to be restarted, and why."""
     candidate, node = case.candidate, case.question.node
     loaded = node.loaded_version
@@ -225,14 +225,14 @@ def _restart(case: Case) -> tuple[str, str]:
     return "load-module", "of a node without a driver; reboot where nouveau holds the GPUs"
 
 
-def _secure_boot(case: Case) -> list[Warn]:
+def _secure_boot(case: CandidateCase) -> list[Warn]:
     if not case.question.node.secure_boot or _kernel_flavour(case) is not None:
         return []
     text = "secure boot is on and DKMS signs with a key of its own: a person at the console has to enrol it once"
     return [Warn(rule="catalog", text=text)]
 
 
-def _why_source(case: Case) -> Reason:
+def _why_source(case: CandidateCase) -> Reason:
     rule = case.question.source_rule
     words = {
         "wish": "wished",
@@ -242,7 +242,7 @@ def _why_source(case: Case) -> Reason:
     return Reason(rule=rule, text=words[rule])
 
 
-def _why_driver(case: Case) -> Reason:
+def _why_driver(case: CandidateCase) -> Reason:
     candidate, wish = case.candidate, case.question.request.driver
     branch = candidate.branch
     kind = {"LTSB": "long-term support", "PB": "production", "NFB": "new feature", None: "of unknown type"}[branch.type]
@@ -263,7 +263,7 @@ def _why_driver(case: Case) -> Reason:
     return Reason(rule="wish", text=f"{named}; {release}")
 
 
-def _why_module(case: Case, kernel: KernelFlavour | None) -> Reason:
+def _why_module(case: CandidateCase, kernel: KernelFlavour | None) -> Reason:
     candidate = case.candidate
     build = (
         f"{case.source_name} has modules signed for each kernel"
@@ -285,7 +285,7 @@ def _why_module(case: Case, kernel: KernelFlavour | None) -> Reason:
     return Reason(rule="preference", text=text)
 
 
-def _why_cuda(case: Case) -> Reason:
+def _why_cuda(case: CandidateCase) -> Reason:
     candidate, row = case.candidate, case.question.cuda
     if row is None:
         return Reason(
@@ -301,7 +301,7 @@ def _why_cuda(case: Case) -> Reason:
     return Reason(rule=rule, text=words[support])
 
 
-def _why_packages(case: Case, driver_packages: tuple[PackageChoice, ...]) -> Reason:
+def _why_packages(case: CandidateCase, driver_packages: tuple[PackageChoice, ...]) -> Reason:
     if driver_packages:
         return Reason(
             rule="R15-distro-repo", text=f"names of {case.source_name} for branch {case.candidate.branch.number}"

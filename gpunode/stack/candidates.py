@@ -7,7 +7,7 @@ from typing import Literal
 
 from packaging.version import Version as Number
 
-from gpunode.catalog import Branch, ForwardCompat, Offer, System
+from gpunode.catalog import Branch, ForwardCompat, OriginOffer, System
 from gpunode.catalog.origins import upstream_version
 from gpunode.errors import UsageError
 from gpunode.stack.model import Arch, Flavour, Origin
@@ -35,7 +35,7 @@ class Candidate:
     """The cuda-compat package that the wished CUDA would need on this driver."""
 
     @property
-    def offer(self) -> Offer | None:
+    def offer(self) -> OriginOffer | None:
         """What the source has for the system; None: nothing."""
         return self.system.origins.get(self.source)
 

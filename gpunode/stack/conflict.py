@@ -7,9 +7,9 @@ from itertools import combinations
 from gpunode.catalog import System
 from gpunode.stack.assemble import assemble
 from gpunode.stack.candidates import candidates
-from gpunode.stack.model import Clash, Conflict, NodePicture, Offer, Request, Stack, Term
+from gpunode.stack.model import Clash, Conflict, NearbyStack, NodePicture, Request, Stack, Term
 from gpunode.stack.question import Question, number, restrict, terms
-from gpunode.stack.rules import Case, rules
+from gpunode.stack.rules import CandidateCase, rules
 
 MOST_OFFERS = 4
 MACHINE = ("gpu", "platform", "os", "arch", "kernel", "installed")
@@ -17,7 +17,7 @@ MACHINE = ("gpu", "platform", "os", "arch", "kernel", "installed")
 
 
 @dataclass(frozen=True)
-class Change:
+class Relaxation:
     """One way to ask for less, or for something else nearby."""
 
     kind: str
@@ -27,12 +27,12 @@ class Change:
     node: NodePicture
 
 
-def first_case(question: Question, off: Collection[str] = ()) -> Case | None:
+def first_case(question: Question, off: Collection[str] = ()) -> CandidateCase | None:
     """The best candidate that no rule refuses."""
     if rules.hopeless(question, off):
         return None
     for candidate in candidates(question):
-        case = Case(question, candidate)
+        case = CandidateCase(question, candidate)
         if not rules.refused(case, off):
             return case
     return None
@@ -104,7 +104,7 @@ Refused = tuple[tuple[int, bool], tuple[tuple[str, str], ...]]
 def _refused(question: Question, off: Collection[str]) -> list[Refused]:
     found = []
     for candidate in candidates(question):
-        verdicts = rules.verdicts(Case(question, candidate), off)
+        verdicts = rules.verdicts(CandidateCase(question, candidate), off)
         said = tuple((rule, verdict.text) for rule, verdict in verdicts if verdict.refuses)
         found.append(((len({rule for rule, _ in said}), candidate.compat is not None), said))
     return found
@@ -119,9 +119,9 @@ def _no_candidate(question: Question) -> str:
     return f"the installed driver is {installed.version} from {' and '.join(installed.origins)}"
 
 
-def _offers(question: Question, smallest: Collection[Term], off: Collection[str]) -> Iterator[Offer]:
+def _offers(question: Question, smallest: Collection[Term], off: Collection[str]) -> Iterator[NearbyStack]:
     """The nearest stacks. What leaves the smallest conflict as it is cannot help and is not tried."""
-    found: dict[str, Offer] = {}
+    found: dict[str, NearbyStack] = {}
     for change in _changes(question):
         if change.kind in found or len(found) == MOST_OFFERS or not _touches(change, smallest):
             continue
@@ -131,13 +131,13 @@ def _offers(question: Question, smallest: Collection[Term], off: Collection[str]
     yield from found.values() or _relaxed_offers(question, off)
 
 
-def _touches(change: Change, smallest: Collection[Term]) -> bool:
+def _touches(change: Relaxation, smallest: Collection[Term]) -> bool:
     """The change is about a term of the conflict, or about the source, which is part of every question."""
     kind = change.kind.removeprefix("--")
     return kind == "source" or any(kind in (term.name, f"without {term.value}") for term in smallest)
 
 
-def _relaxed_offers(question: Question, off: Collection[str]) -> Iterator[Offer]:
+def _relaxed_offers(question: Question, off: Collection[str]) -> Iterator[NearbyStack]:
     """Where no single change helps: the machine, and as many wishes as can hold with it, from either end."""
     everything = terms(question.request, question.node)
     machine = [term for term in everything if term.name in MACHINE]
@@ -154,16 +154,16 @@ def _relaxed_offers(question: Question, off: Collection[str]) -> Iterator[Offer]
         if case is not None and dropped not in told and not seen:
             told.add(dropped)
             stack = assemble(case, off)
-            yield Offer(change=tuple(f"without {term}" for term in dropped), summary=summary(stack), stack=stack)
+            yield NearbyStack(change=tuple(f"without {term}" for term in dropped), summary=summary(stack), stack=stack)
 
 
-def _offer(question: Question, change: Change, off: Collection[str]) -> Offer | None:
+def _offer(question: Question, change: Relaxation, off: Collection[str]) -> NearbyStack | None:
     case = first_case(replace(question, request=change.request, node=change.node), off)
     if case is None:
         return None
     stack = assemble(case, off)
     text = change.text.format(branch=stack.driver.branch, module=stack.module.flavour)
-    return Offer(change=(text,), summary=summary(stack), stack=stack)
+    return NearbyStack(change=(text,), summary=summary(stack), stack=stack)
 
 
 def summary(stack: Stack) -> str:
@@ -173,18 +173,18 @@ def summary(stack: Stack) -> str:
     return f"{stack.driver.branch} {stack.module.flavour}{with_cuda} from {stack.source} on {stack.os}"
 
 
-def _changes(question: Question) -> Iterator[Change]:
+def _changes(question: Question) -> Iterator[Relaxation]:
     """Single changes, the least painful first. What was seen on a machine is not changed."""
     yield from _other_wishes(question)
     if not question.node.observed:
         yield from _other_nodes(question)
 
 
-def _other_wishes(question: Question) -> Iterator[Change]:
+def _other_wishes(question: Question) -> Iterator[Relaxation]:
     request = question.request
 
-    def asked(kind: str, text: str, **update: str | None) -> Change:
-        return Change(kind, text, request.model_copy(update=update), question.node)
+    def asked(kind: str, text: str, **update: str | None) -> Relaxation:
+        return Relaxation(kind, text, request.model_copy(update=update), question.node)
 
     if request.cuda:
         for series in _other_series(question, request.cuda):
@@ -205,11 +205,11 @@ def _other_wishes(question: Question) -> Iterator[Change]:
         yield asked("--source", f"--source {source}", source=source)
 
 
-def _other_nodes(question: Question) -> Iterator[Change]:
+def _other_nodes(question: Question) -> Iterator[Relaxation]:
     node = question.node
 
-    def other(kind: str, text: str, **update: object) -> Change:
-        return Change(kind, text, question.request, node.model_copy(update=update))
+    def other(kind: str, text: str, **update: object) -> Relaxation:
+        return Relaxation(kind, text, question.request, node.model_copy(update=update))
 
     for system in _systems(question):
         yield other("--os", f"--os {system}", os=system)

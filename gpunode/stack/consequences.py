@@ -6,7 +6,7 @@ from gpunode.catalog.driver_rules import DMA_BUF_CUDA, DMA_BUF_KERNEL, against_d
 from gpunode.catalog.origins import table
 from gpunode.stack.model import Pin, Preference
 from gpunode.stack.naming import DRIVER_VARIANTS, applies, fill, package_set, version_word
-from gpunode.stack.rules import Case, Choice, rules
+from gpunode.stack.rules import CandidateCase, Choice, rules
 
 PIN_PRIORITY = 1001
 """Above 1000 apt goes back to an older version, which a pin that is to hold must be able to."""
@@ -19,7 +19,7 @@ PIN_PRIORITY = 1001
     "the end",
     facts="branches",
 )
-def eol(case: Case) -> Iterator[Choice]:
+def eol(case: CandidateCase) -> Iterator[Choice]:
     """The earlier of two dates, where sources differ."""
     branch = case.candidate.branch
     if branch.eol is None:
@@ -37,7 +37,7 @@ def eol(case: Case) -> Iterator[Choice]:
     facts="systems, packages, pinning",
     needs=("systems.first_branch",),
 )
-def pin(case: Case) -> Iterator[Choice]:
+def pin(case: CandidateCase) -> Iterator[Choice]:
     """Return how the version is held: our own preferences with apt, module streams and locks with rpm."""
     candidate, catalog = case.candidate, case.question.catalog
     row = next(
@@ -61,12 +61,12 @@ def pin(case: Case) -> Iterator[Choice]:
         yield Choice("pin", Pin(mechanism=row.kind, pattern=pattern), f"a {row.kind} {held}")
 
 
-def _stream(case: Case) -> str | None:
+def _stream(case: CandidateCase) -> str | None:
     row = package_set(case, "driver", DRIVER_VARIANTS)
     return None if row is None or row.stream is None else fill(case, row.stream)
 
 
-def _closure_globs(case: Case) -> tuple[str, ...]:
+def _closure_globs(case: CandidateCase) -> tuple[str, ...]:
     """Names that the closure's packages may have. The version in the pin keeps all others out of it."""
     rows = [row for row in table().closures if row.origin == case.candidate.source and row.packages]
     return tuple(name for row in rows for name in row.packages) or (
@@ -84,7 +84,7 @@ def _closure_globs(case: Case) -> tuple[str, ...]:
     "first. What the container toolkit superseded (nvidia-docker2) goes too",
     facts="origins.yml, container_toolkit",
 )
-def remove(case: Case) -> Iterator[Choice]:
+def remove(case: CandidateCase) -> Iterator[Choice]:
     """What a switch of source replaces, and what the container toolkit superseded."""
     installed = case.question.node.installed
     if installed is None:
@@ -103,7 +103,7 @@ def remove(case: Case) -> Iterator[Choice]:
     means="GPUDirect RDMA over dma-buf needs the open modules, kernel 5.12, CUDA 11.7 and Turing or younger",
     facts="NVIDIA's GPUDirect RDMA documentation (in the code)",
 )
-def gpudirect(case: Case) -> Iterator[Choice]:
+def gpudirect(case: CandidateCase) -> Iterator[Choice]:
     """dma-buf: what GPUDirect RDMA needs of this stack."""
     kernel = case.question.kernel_release
     candidate = case.candidate

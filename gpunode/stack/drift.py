@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gpunode.catalog import Catalog
 from gpunode.errors import UsageError
 from gpunode.stack.inert import refuse_templates
-from gpunode.stack.model import Installed, Model, NodePicture, Origin, Request, Stack
+from gpunode.stack.model import Installed, NodePicture, Origin, Request, Stack, StackModel
 from gpunode.stack.question import number
 from gpunode.stack.resolve import resolve
 
@@ -21,7 +21,7 @@ LOCK_NAME = "gpunode_stack"
 State = Literal["in-step", "not-installed", "differs-from-lock", "newer-available"]
 
 
-class Drift(Model):
+class Drift(StackModel):
     """What was locked, what is installed, what would be chosen today."""
 
     hosts: tuple[str, ...]

@@ -8,15 +8,15 @@ from pydantic import Field
 from gpunode.catalog import Catalog
 from gpunode.errors import UsageError
 from gpunode.stack.candidates import Candidate, candidates
-from gpunode.stack.model import Model, NodePicture, Request, Stack
+from gpunode.stack.model import NodePicture, Request, Stack, StackModel
 from gpunode.stack.question import Question, must_be_known
 from gpunode.stack.resolve import resolve
-from gpunode.stack.rules import Case, Verdict, rules
+from gpunode.stack.rules import CandidateCase, Objection, rules
 
 MOST_SAYINGS = 20
 
 
-class Saying(Model):
+class Saying(StackModel):
     """One sentence of a rule, and the drivers that it is about."""
 
     refuses: bool
@@ -25,7 +25,7 @@ class Saying(Model):
     """``580.178.04 open``; empty: it is about the question as such."""
 
 
-class Explanation(Model):
+class Explanation(StackModel):
     """One rule before one question."""
 
     rule: str
@@ -64,7 +64,7 @@ def explain_rule(text: str, request: Request, node: NodePicture, catalog: Catalo
     for verdict in rule.ask(question) if rule.ask is not None else ():
         said.setdefault((verdict.refuses, verdict.text), [])
     for candidate in candidates(question) if rule.judge is not None else ():
-        for verdict in _judged(rule.judge, Case(question, candidate)):
+        for verdict in _judged(rule.judge, CandidateCase(question, candidate)):
             said.setdefault((verdict.refuses, verdict.text), []).append(_called(candidate))
     answer = resolve(request, node, catalog, today)
     stack = answer if isinstance(answer, Stack) else None
@@ -82,7 +82,7 @@ def explain_rule(text: str, request: Request, node: NodePicture, catalog: Catalo
     )
 
 
-def _judged(judge: object, case: Case) -> list[Verdict]:
+def _judged(judge: object, case: CandidateCase) -> list[Objection]:
     return list(judge(case)) if callable(judge) else []
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from gpunode.catalog import Gpu, Offer, driver_rules
+from gpunode.catalog import Gpu, OriginOffer, driver_rules
 from gpunode.catalog.hardware import FIRST_OPEN_BRANCH
 from gpunode.stack.candidates import is_native, past_eol
 from gpunode.stack.libraries import compat_on_host
 from gpunode.stack.model import Flavour
 from gpunode.stack.naming import DRIVER_VARIANTS, package_set
 from gpunode.stack.question import GpuTerm, Question, number
-from gpunode.stack.rules import Case, Verdict, over_gpus, refuse, rules, warn
+from gpunode.stack.rules import CandidateCase, Objection, over_gpus, refuse, rules, warn
 from gpunode.stack.services import container_toolkit, dcgm
 
 
@@ -23,7 +23,7 @@ from gpunode.stack.services import container_toolkit, dcgm
         "cuda_majors.floor",
     ),
 )
-def minor_floor(case: Case) -> Iterator[Verdict]:
+def minor_floor(case: CandidateCase) -> Iterator[Objection]:
     """CUDA 13 on 570 does not start."""
     candidate = case.candidate
     if candidate.compat is not None:
@@ -44,7 +44,7 @@ def minor_floor(case: Case) -> Iterator[Verdict]:
     facts="toolkits",
     needs=("toolkits.branch",),
 )
-def native(case: Case) -> Iterator[Verdict]:
+def native(case: CandidateCase) -> Iterator[Objection]:
     """CUDA 13.2 on 580 starts, and cannot compile PTX of 13.2."""
     candidate = case.candidate
     if candidate.compat is not None or is_native(case.question, candidate):
@@ -63,11 +63,11 @@ def native(case: Case) -> Iterator[Verdict]:
     facts="gpus, architectures",
     needs=("gpus.last_branch?",),
 )
-def last_branch(case: Case) -> Iterator[Verdict]:
+def last_branch(case: CandidateCase) -> Iterator[Objection]:
     """595 does not know a V100 any more."""
     branch = case.candidate.branch.number
 
-    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+    def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         last = driver_rules.last_branch(gpu, branch)
         if last is None:
             return None
@@ -77,13 +77,13 @@ def last_branch(case: Case) -> Iterator[Verdict]:
 
 
 @rules.asks("R04-arch-cuda")
-def too_old_for_cuda(question: Question) -> Iterator[Verdict]:
+def too_old_for_cuda(question: Question) -> Iterator[Objection]:
     """CUDA 13 has no code for a V100."""
     catalog = question.catalog
     for whose, row in question.cuda_wishes:
         major = catalog.cuda_majors[str(row.major)]
 
-        def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+        def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
             architecture = catalog.architectures[gpu.architecture]
             last = architecture.last_cuda
             if last is not None and row.major > last:  # noqa: B023 (called before the next round)
@@ -101,10 +101,10 @@ def too_old_for_cuda(question: Question) -> Iterator[Verdict]:
         yield from over_gpus(question, against)
 
 
-def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Verdict]:
+def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Objection]:
     """GPUs that a CUDA is too old to know."""
 
-    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+    def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         first = driver_rules.first_cuda(question.catalog, gpu, cuda)
         if first is None:
             return None
@@ -124,14 +124,14 @@ def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Verdict]:
         "architectures.first_cuda",
     ),
 )
-def wish_too_young(question: Question) -> Iterator[Verdict]:
+def wish_too_young(question: Question) -> Iterator[Objection]:
     """CUDA 12.2 does not know a B200."""
     for whose, row in question.cuda_wishes:
         yield from _unknown_to(question, f"CUDA {row.series} for {whose}", row.series)
 
 
 @rules.judges("R05-arch-first-cuda")
-def driver_too_young(case: Case) -> Iterator[Verdict]:
+def driver_too_young(case: CandidateCase) -> Iterator[Objection]:
     """Neither does a driver of that time."""
     branch = case.candidate.branch
     if branch.native_cuda is not None:
@@ -145,12 +145,12 @@ def _needed(question: Question) -> set[str]:
     return {flavours.copy().pop() for flavours in alone if len(flavours) == 1 and flavours != {"either"}}
 
 
-def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
+def _flavour_needed(case: CandidateCase, needed: Flavour) -> Iterator[Objection]:
     question = case.question
     if _needed(question) >= {"open", "proprietary"} or case.candidate.flavour == needed:
         return
 
-    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+    def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         only = driver_rules.modules(question.catalog, gpu, case.candidate.flavour)
         if only is None or only.value != needed:
             return None
@@ -165,7 +165,7 @@ def _flavour_needed(case: Case, needed: Flavour) -> Iterator[Verdict]:
     facts="gpus, architectures",
     needs=("gpus.modules",),
 )
-def open_required(case: Case) -> Iterator[Verdict]:
+def open_required(case: CandidateCase) -> Iterator[Objection]:
     """A B200 with proprietary modules does not start."""
     yield from _flavour_needed(case, "open")
 
@@ -176,7 +176,7 @@ def open_required(case: Case) -> Iterator[Verdict]:
     facts="gpus, architectures",
     needs=("gpus.modules",),
 )
-def proprietary_required(case: Case) -> Iterator[Verdict]:
+def proprietary_required(case: CandidateCase) -> Iterator[Objection]:
     """A V100 has no GSP, which the open modules need."""
     yield from _flavour_needed(case, "proprietary")
 
@@ -187,7 +187,7 @@ def proprietary_required(case: Case) -> Iterator[Verdict]:
     facts="branches",
     needs=("branches.modules",),
 )
-def flavour_in_branch(case: Case) -> Iterator[Verdict]:
+def flavour_in_branch(case: CandidateCase) -> Iterator[Objection]:
     """620 has no proprietary modules, 510 no open ones."""
     branch, flavour = case.candidate.branch, case.candidate.flavour
     if flavour not in branch.modules:
@@ -202,7 +202,7 @@ def flavour_in_branch(case: Case) -> Iterator[Verdict]:
     means="A GPU that needs the open modules and one that needs the proprietary ones cannot share a node",
     facts="gpus, architectures",
 )
-def mixed_flavour(question: Question) -> Iterator[Verdict]:
+def mixed_flavour(question: Question) -> Iterator[Objection]:
     """V100 and B200 in one node: one kernel, one module, no flavour."""
     if not _needed(question) >= {"open", "proprietary"}:
         return
@@ -216,7 +216,7 @@ def mixed_flavour(question: Question) -> Iterator[Verdict]:
     )
 
 
-def _unlisted(case: Case, term: GpuTerm, gpu: Gpu) -> Verdict | None:
+def _unlisted(case: CandidateCase, term: GpuTerm, gpu: Gpu) -> Objection | None:
     """A release whose list of GPUs does not have the id."""
     candidate, branch = case.candidate, case.candidate.branch.number
     first = driver_rules.first_listed(gpu, branch, candidate.number)
@@ -237,7 +237,7 @@ def _unlisted(case: Case, term: GpuTerm, gpu: Gpu) -> Verdict | None:
     facts="gpus, platforms",
     needs=("gpus.first_listed",),
 )
-def gpu_min_driver(case: Case) -> Iterator[Verdict]:
+def gpu_min_driver(case: CandidateCase) -> Iterator[Objection]:
     """A release below the documented minimum, or whose README does not name the GPU, does not drive it."""
     candidate, platform = case.candidate, case.question.platform
     lowest = None if platform is None else driver_rules.min_driver(platform, candidate.number)
@@ -245,7 +245,7 @@ def gpu_min_driver(case: Case) -> Iterator[Verdict]:
         text = f"{platform.name} needs driver {lowest.value} or newer, and this is {candidate.version}"
         yield refuse(text, sure=lowest.sure)
 
-    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+    def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         own = driver_rules.min_driver(gpu, candidate.number)
         if own is not None:
             text = f"{term.named(gpu)} needs driver {own.value} or newer, and this is {candidate.version}"
@@ -259,7 +259,7 @@ def gpu_min_driver(case: Case) -> Iterator[Verdict]:
 
 
 @rules.judges("R13-branch-eol")
-def branch_eol(case: Case) -> Iterator[Verdict]:
+def branch_eol(case: CandidateCase) -> Iterator[Objection]:
     """535 ended in June 2026."""
     branch, question = case.candidate.branch, case.question
     if past_eol(case.candidate, question):
@@ -273,7 +273,7 @@ def branch_eol(case: Case) -> Iterator[Verdict]:
 
 
 @rules.judges("R14-compat-matrix")
-def compat_matrix(case: Case) -> Iterator[Verdict]:
+def compat_matrix(case: CandidateCase) -> Iterator[Objection]:
     """cuda-compat-13-0 on 535 and 570, in their lifetime, on data-centre GPUs."""
     candidate = case.candidate
     compat, branch = candidate.compat, candidate.branch
@@ -294,7 +294,7 @@ def compat_matrix(case: Case) -> Iterator[Verdict]:
         "without it once the driver is newer"
     )
 
-    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+    def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         if gpu.market == "datacenter":
             return None
         text = f"{compat.package} works on data-centre GPUs only, and {term.label} is none (error 804)"
@@ -304,7 +304,7 @@ def compat_matrix(case: Case) -> Iterator[Verdict]:
 
 
 @rules.judges("R15-distro-repo")
-def distro_repo(case: Case) -> Iterator[Verdict]:
+def distro_repo(case: CandidateCase) -> Iterator[Objection]:
     """The ubuntu2604 repository starts at 595; Debian 12 holds 535 alone."""
     candidate, offer = case.candidate, case.candidate.offer
     system, branch = candidate.system, candidate.branch.number
@@ -327,7 +327,7 @@ def distro_repo(case: Case) -> Iterator[Verdict]:
         yield warn(f"{candidate.version} is none of the releases of branch {branch} that the catalog knows")
 
 
-def _out_of_reach(case: Case, offer: Offer) -> Iterator[Verdict]:
+def _out_of_reach(case: CandidateCase, offer: OriginOffer) -> Iterator[Objection]:
     """Bounds of what the source has for the system. What is installed came from somewhere: of it they only warn."""
     candidate = case.candidate
     branch = candidate.branch.number
@@ -351,7 +351,7 @@ def _release_of(package_version: str, release: str) -> bool:
 
 
 @rules.asks("R16-repo-mix")
-def repo_mix(question: Question) -> Iterator[Verdict]:
+def repo_mix(question: Question) -> Iterator[Objection]:
     """One publisher for the driver closure; a switch is a wish."""
     installed = question.installed
     if installed is None:
@@ -371,7 +371,7 @@ def repo_mix(question: Question) -> Iterator[Verdict]:
 
 
 @rules.asks("R11-fm-exact")
-def board_unknown(question: Question) -> Iterator[Verdict]:
+def board_unknown(question: Question) -> Iterator[Objection]:
     """Whether there is an NVSwitch is known, or it is said that it is not."""
     board = question.board
     if board.unknown is not None:
@@ -386,7 +386,7 @@ def board_unknown(question: Question) -> Iterator[Verdict]:
     "archive); a stack without DCGM or container toolkit says so",
     facts="systems, platforms, dcgm, packages",
 )
-def no_service(case: Case) -> Iterator[Verdict]:
+def no_service(case: CandidateCase) -> Iterator[Objection]:
     """An HGX board with Debian's driver has no fabric manager, and no CUDA at all then."""
     board = case.question.board
     for service in board.services:
@@ -410,13 +410,13 @@ def no_service(case: Case) -> Iterator[Verdict]:
     facts="gpus, platforms",
     needs=("gpus.hosts",),
 )
-def host_arch(case: Case) -> Iterator[Verdict]:
+def host_arch(case: CandidateCase) -> Iterator[Objection]:
     """A GH200 is a superchip with an Arm CPU."""
     arch, platform = case.candidate.arch, case.question.platform
     if platform is not None and arch not in platform.hosts:
         yield refuse(f"{platform.name} is a machine with {' or '.join(platform.hosts)}", sure=platform.sure("hosts"))
 
-    def against(term: GpuTerm, gpu: Gpu) -> Verdict | None:
+    def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         if arch in gpu.hosts:
             return None
         return refuse(
@@ -433,7 +433,7 @@ def host_arch(case: Case) -> Iterator[Verdict]:
     facts="branches",
     needs=("branches.kernel_floor",),
 )
-def kernel_floor(case: Case) -> Iterator[Verdict]:
+def kernel_floor(case: CandidateCase) -> Iterator[Objection]:
     """No module builds against a kernel that old, open or proprietary."""
     release, branch = case.question.kernel_release, case.candidate.branch
     floor = branch.kernel_floor

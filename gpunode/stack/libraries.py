@@ -8,7 +8,7 @@ from gpunode.catalog import Framework, Toolkit
 from gpunode.stack.model import Frameworks, Library, PackageChoice
 from gpunode.stack.naming import choices, package_set
 from gpunode.stack.question import number
-from gpunode.stack.rules import Case, Choice, Verdict, refuse, rules
+from gpunode.stack.rules import CandidateCase, Choice, Objection, refuse, rules
 
 
 @rules.decides(
@@ -19,7 +19,7 @@ from gpunode.stack.rules import Case, Choice, Verdict, refuse, rules
     facts="forward_compat",
     needs=("forward_compat.works_on",),
 )
-def cuda_compat(case: Case) -> Iterator[Choice]:
+def cuda_compat(case: CandidateCase) -> Iterator[Choice]:
     """The package that carries a newer CUDA on an older branch: on the host only for the host's own toolkit."""
     compat = case.candidate.compat
     if compat is None:
@@ -38,13 +38,13 @@ def cuda_compat(case: Case) -> Iterator[Choice]:
     yield Choice("cuda_compat", Library(version=None, packages=(compat.package,)), why, packages)
 
 
-def compat_on_host(case: Case) -> bool:
+def compat_on_host(case: CandidateCase) -> bool:
     """The host's own toolkit needs the package; containers use the one inside their image."""
     row = case.question.toolkit
     return row is not None and case.candidate.number < number(case.question.floor(row))
 
 
-def _host_toolkit(case: Case, row: Toolkit) -> tuple[PackageChoice, ...] | None:
+def _host_toolkit(case: CandidateCase, row: Toolkit) -> tuple[PackageChoice, ...] | None:
     """The source's packages of a toolkit; None where it has none of that version."""
     names = package_set(case, "cuda-toolkit", (None, "full"))
     if names is None:
@@ -65,7 +65,7 @@ def _host_toolkit(case: Case, row: Toolkit) -> tuple[PackageChoice, ...] | None:
     facts="systems, packages",
     needs=("systems.first_toolkit",),
 )
-def toolkit_in_source(case: Case) -> Iterator[Verdict]:
+def toolkit_in_source(case: CandidateCase) -> Iterator[Objection]:
     """Debian 12 has 11.8 and nothing else."""
     row, offer = case.question.toolkit, case.candidate.offer
     if row is None or offer is None:
@@ -82,7 +82,7 @@ def toolkit_in_source(case: Case) -> Iterator[Verdict]:
 
 
 @rules.decides("R24-toolkit-source", "toolkit")
-def toolkit(case: Case) -> Iterator[Choice]:
+def toolkit(case: CandidateCase) -> Iterator[Choice]:
     """A toolkit on the host only where it is requested."""
     row = case.question.toolkit
     if row is None:
@@ -108,7 +108,7 @@ def toolkit(case: Case) -> Iterator[Choice]:
         "cuda_majors.min_compute_capability",
     ),
 )
-def host_libraries(case: Case) -> Iterator[Choice]:
+def host_libraries(case: CandidateCase) -> Iterator[Choice]:
     """cuDNN and NCCL beside a toolkit on the host, in builds that know the GPUs."""
     row = case.question.toolkit
     if row is None:
@@ -119,7 +119,7 @@ def host_libraries(case: Case) -> Iterator[Choice]:
     yield _nccl(case, row)
 
 
-def _cudnn(case: Case, toolkit_row: Toolkit) -> Choice:
+def _cudnn(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
     lowest = min((gpu.capability for gpu in case.models), default=None)
     rows = sorted(case.question.catalog.cudnn.values(), key=lambda row: number(row.since), reverse=True)
     for row in rows:
@@ -138,12 +138,12 @@ def _cudnn(case: Case, toolkit_row: Toolkit) -> Choice:
     return Choice("cudnn", None, f"no cuDNN for CUDA {toolkit_row.major} runs on every GPU of the node")
 
 
-def _exact(case: Case, version: str) -> str:
+def _exact(case: CandidateCase, version: str) -> str:
     """The pattern of one upstream version: deb versions carry a revision, rpm's version field does not."""
     return f"{version}-*" if case.candidate.system.family == "deb" else version
 
 
-def _nccl(case: Case, toolkit_row: Toolkit) -> Choice:
+def _nccl(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
     names = package_set(case, "nccl")
     if names is None:
         return Choice("nccl", None, f"{case.source_name} has no NCCL")
@@ -164,7 +164,7 @@ def _nccl(case: Case, toolkit_row: Toolkit) -> Choice:
 
 
 @rules.decides("R20-framework", "frameworks")
-def frameworks(case: Case) -> Iterator[Choice]:
+def frameworks(case: CandidateCase) -> Iterator[Choice]:
     """The newest wheels that this driver and these GPUs run."""
     found = {name: _newest(case, name) for name in ("pytorch", "tensorflow")}
     if not any(found.values()):
@@ -180,12 +180,12 @@ def frameworks(case: Case) -> Iterator[Choice]:
     yield Choice("frameworks", value, "the newest releases whose wheels reach this driver's CUDA and know the GPUs")
 
 
-def framework_builds(case: Case, row: Framework) -> list[str]:
+def framework_builds(case: CandidateCase, row: Framework) -> list[str]:
     """The CUDA series of a framework release whose wheels run on the case's driver and GPUs."""
     return [cuda for cuda in row.builds if _driver_runs(case, cuda) and _gpus_run(case, row, cuda)]
 
 
-def _newest(case: Case, name: str) -> tuple[str, str] | None:
+def _newest(case: CandidateCase, name: str) -> tuple[str, str] | None:
     """Release and CUDA: the requested release of the framework that was requested, of another one the newest."""
     asked = case.question.framework
     rows = [row for row in case.question.catalog.frameworks.values() if row.name == name]
@@ -200,12 +200,12 @@ def _newest(case: Case, name: str) -> tuple[str, str] | None:
     return None
 
 
-def _driver_runs(case: Case, cuda: str) -> bool:
+def _driver_runs(case: CandidateCase, cuda: str) -> bool:
     major = case.question.catalog.cuda_majors.get(cuda.split(".", maxsplit=1)[0])
     return major is not None and case.candidate.number >= number(major.floor)
 
 
-def _gpus_run(case: Case, framework: Framework, cuda: str) -> bool:
+def _gpus_run(case: CandidateCase, framework: Framework, cuda: str) -> bool:
     least = framework.min_compute_capability
     if case.candidate.arch not in framework.arches:
         return False

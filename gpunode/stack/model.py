@@ -16,13 +16,13 @@ Flavour = Literal["open", "proprietary"]
 Arch = Literal["x86_64", "aarch64"]
 
 
-class Model(BaseModel):
+class StackModel(BaseModel):
     """Base: immutable, closed. Its validator is built when the first one is made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
-class Request(Model):
+class Request(StackModel):
     """The wishes. None: no wish, the resolver's preference decides."""
 
     source: Origin | None = None
@@ -43,7 +43,7 @@ class Request(Model):
     """What rule R13 does with a branch whose end of life has passed."""
 
 
-class GpuGroup(Model):
+class GpuGroup(StackModel):
     """GPUs of one kind in the node."""
 
     label: str
@@ -54,7 +54,7 @@ class GpuGroup(Model):
     """None: not said."""
 
 
-class InstalledPackage(Model):
+class InstalledPackage(StackModel):
     """A package of the GPU stack that is on the node."""
 
     name: str
@@ -65,7 +65,7 @@ class InstalledPackage(Model):
     """The driver closure it belongs to; None where it may have a version of its own."""
 
 
-class Installed(Model):
+class Installed(StackModel):
     """The driver that the node's package database holds."""
 
     version: str | None = None
@@ -92,7 +92,7 @@ class Installed(Model):
         return tuple(sorted(found | ({"a .run file"} if self.runfile else set())))
 
 
-class NodePicture(Model):
+class NodePicture(StackModel):
     """A node as far as the resolver needs it. None: not known or not said, any would do."""
 
     os: str | None = None
@@ -121,7 +121,7 @@ class NodePicture(Model):
     """What was seen and could not be placed in the catalog."""
 
 
-class Reason(Model):
+class Reason(StackModel):
     """Why a field is as it is."""
 
     rule: str
@@ -129,14 +129,14 @@ class Reason(Model):
     text: str
 
 
-class Warn(Model):
+class Warn(StackModel):
     """What the user should know about a stack that holds."""
 
     rule: str
     text: str
 
 
-class PackageChoice(Model):
+class PackageChoice(StackModel):
     """One package, exactly as the node's package manager knows it."""
 
     name: str
@@ -149,7 +149,7 @@ class PackageChoice(Model):
     """Belongs to the driver closure: must carry same version as the driver."""
 
 
-class Driver(Model):
+class Driver(StackModel):
     """The driver release."""
 
     branch: int
@@ -163,7 +163,7 @@ class Driver(Model):
     """Kind of package set: ``headless``, ``compute`` …"""
 
 
-class Module(Model):
+class Module(StackModel):
     """The kernel module."""
 
     flavour: Flavour
@@ -174,7 +174,7 @@ class Module(Model):
     """Kernel and module packages that must move together from now on."""
 
 
-class Cuda(Model):
+class Cuda(StackModel):
     """What containers may run."""
 
     wished: str | None
@@ -188,7 +188,7 @@ class Cuda(Model):
     """How the wished CUDA is reached; None without a wish."""
 
 
-class Library(Model):
+class Library(StackModel):
     """A component with a version of its own."""
 
     version: str | None
@@ -196,7 +196,7 @@ class Library(Model):
     packages: tuple[str, ...]
 
 
-class Service(Model):
+class Service(StackModel):
     """A component that must carry the driver's version, or belongs to the board."""
 
     version: str | None
@@ -207,7 +207,7 @@ class Service(Model):
     """To be loaded before it starts."""
 
 
-class Preference(Model):
+class Preference(StackModel):
     """One stanza of an apt preferences file."""
 
     packages: tuple[str, ...]
@@ -215,7 +215,7 @@ class Preference(Model):
     priority: int
 
 
-class Pin(Model):
+class Pin(StackModel):
     """How the decision is held."""
 
     mechanism: Literal["preferences", "module-stream", "versionlock", "addlock"]
@@ -225,14 +225,14 @@ class Pin(Model):
     """Module stream, or what is locked."""
 
 
-class Restart(Model):
+class Restart(StackModel):
     """What must be restarted before the stack is in force."""
 
     kind: Literal["none", "load-module", "reload-module", "reboot"]
     """``reload-module``: on an idle node the module can be exchanged, otherwise a reboot."""
 
 
-class Frameworks(Model):
+class Frameworks(StackModel):
     """Newest framework releases whose published wheels run on this stack, with their CUDA."""
 
     pytorch: str | None
@@ -241,7 +241,7 @@ class Frameworks(Model):
     tensorflow_cuda: str | None
 
 
-class Stack(Model):
+class Stack(StackModel):
     """One matched set. Every field below ``gpus`` has its reason in ``reasons``."""
 
     schema_name: Literal["gpunode.stack/1"] = Field(SCHEMA, alias="schema")
@@ -289,7 +289,7 @@ class Stack(Model):
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
-class Term(Model):
+class Term(StackModel):
     """One thing that was asked or seen: the parts of which a conflict is made."""
 
     name: str
@@ -302,14 +302,14 @@ class Term(Model):
         return f"{self.name} {self.value}"
 
 
-class Clash(Model):
+class Clash(StackModel):
     """A rule that does not hold, in words about this case."""
 
     rule: str
     text: str
 
 
-class Offer(Model):
+class NearbyStack(StackModel):
     """A stack near the request, and what to change for it."""
 
     change: tuple[str, ...]
@@ -319,12 +319,12 @@ class Offer(Model):
     stack: Stack
 
 
-class Conflict(Model):
+class Conflict(StackModel):
     """No stack holds: the smallest set of terms that cannot hold together, why, and the nearest stacks that do."""
 
     terms: tuple[Term, ...]
     clashes: tuple[Clash, ...]
-    offers: tuple[Offer, ...]
+    offers: tuple[NearbyStack, ...]
 
     @property
     def message(self) -> str:

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from gpunode.catalog import PackageSet
 from gpunode.catalog.software import Pinning, System
 from gpunode.stack.model import PackageChoice
-from gpunode.stack.rules import Case
+from gpunode.stack.rules import CandidateCase
 
 DRIVER_VARIANTS = ("headless", "compute", "full")
 """Kinds of driver packages, the preferred one first: a server needs no X."""
@@ -15,13 +15,13 @@ OWN_VERSION = {"debian": ("nvidia-persistenced", "nvidia-modprobe"), "ubuntu": (
 and precompiled modules, which carry their kernel's."""
 
 
-def version_word(case: Case) -> str:
+def version_word(case: CandidateCase) -> str:
     """The release, or the shell pattern of releases where the repository sets it."""
     candidate = case.candidate
     return f"{candidate.branch.number}.*" if candidate.decided_by == "repository" else candidate.version
 
 
-def applies(case: Case, row: PackageSet | Pinning) -> bool:
+def applies(case: CandidateCase, row: PackageSet | Pinning) -> bool:
     """A row of names or of pinning is for this system and branch."""
     return is_for(row, case.candidate.system, case.candidate.branch.number)
 
@@ -37,7 +37,7 @@ def is_for(row: PackageSet | Pinning, system: System, branch: int) -> bool:
 
 
 def package_set(
-    case: Case, component: str, variants: Sequence[str | None] = (None,), *, release: int | None = None
+    case: CandidateCase, component: str, variants: Sequence[str | None] = (None,), *, release: int | None = None
 ) -> PackageSet | None:
     """The row that names a component (in its own major ``release``) here; the first of ``variants`` that has one."""
     candidate = case.candidate
@@ -58,7 +58,7 @@ def package_set(
     return next((by_variant[variant] for variant in variants if variant in by_variant), None)
 
 
-def fill(case: Case, template: str, *, cuda: str = "", kernel: str = "") -> str:
+def fill(case: CandidateCase, template: str, *, cuda: str = "", kernel: str = "") -> str:
     """A name or version template with this case's values; ``cuda`` is a series (``13.0``)."""
     return template.format(
         branch=case.candidate.branch.number,
@@ -75,7 +75,7 @@ def alternatives(template: str) -> tuple[str, ...]:
 
 
 def choices(
-    case: Case, row: PackageSet, *, cuda: str = "", kernel: str = "", version: str | None = None
+    case: CandidateCase, row: PackageSet, *, cuda: str = "", kernel: str = "", version: str | None = None
 ) -> tuple[PackageChoice, ...]:
     """A row's packages for this case; ``version`` replaces the row's pattern."""
     pattern = version if version is not None else row.version

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from gpunode.catalog import Catalog
 from gpunode.stack.drift import Drift, Wanted, drifts, joined, read_lock, with_lock
-from gpunode.stack.model import Conflict, Model, NodePicture, Request, Stack
+from gpunode.stack.model import Conflict, NodePicture, Request, Stack, StackModel
 from gpunode.stack.resolve import resolve
 
 SCHEMA: Literal["gpunode.plan/1"] = "gpunode.plan/1"
@@ -27,7 +27,7 @@ class PlanHost:
     """The host's variable ``gpunode_stack``."""
 
 
-class PlanGroup(Model):
+class PlanGroup(StackModel):
     """Nodes with one answer: exactly one of ``stack``, ``conflict`` and ``undetermined`` is set."""
 
     hosts: tuple[str, ...]
@@ -38,7 +38,7 @@ class PlanGroup(Model):
     drift: tuple[Drift, ...] = ()
 
 
-class Plan(Model):
+class Plan(StackModel):
     """The document of ``gpunode plan``."""
 
     schema_name: Literal["gpunode.plan/1"] = Field(SCHEMA, alias="schema")

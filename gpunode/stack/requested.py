@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpunode.stack.libraries import covers, framework_builds
 from gpunode.stack.naming import package_set
-from gpunode.stack.rules import Case, Verdict, refuse, rules, warn
+from gpunode.stack.rules import CandidateCase, Objection, refuse, rules, warn
 
 
 @rules.judges(
@@ -12,7 +12,7 @@ from gpunode.stack.rules import Case, Verdict, refuse, rules, warn
     means="The release is inside the requested range; of each branch the newest one inside is taken",
     facts="branches",
 )
-def driver_range(case: Case) -> Iterator[Verdict]:
+def driver_range(case: CandidateCase) -> Iterator[Objection]:
     """``>=580,<595`` leaves 580 and 590; of each branch the newest release inside is taken."""
     question, candidate = case.question, case.candidate
     if question.driver_range is None:
@@ -29,7 +29,7 @@ def driver_range(case: Case) -> Iterator[Verdict]:
     "compute capabilities",
     facts="frameworks, wheels",
 )
-def framework_requested(case: Case) -> Iterator[Verdict]:
+def framework_requested(case: CandidateCase) -> Iterator[Objection]:
     """PyTorch 2.9 on a driver and GPUs that one of its published wheels runs on."""
     row = case.question.framework
     if row is None:
@@ -50,7 +50,7 @@ def framework_requested(case: Case) -> Iterator[Verdict]:
         )
 
 
-def _wheels_known(case: Case, version: str) -> bool:
+def _wheels_known(case: CandidateCase, version: str) -> bool:
     rows = case.question.catalog.wheels.values()
     return any(row.arch == case.candidate.arch and covers(row.since, row.until, version) for row in rows)
 
@@ -61,7 +61,7 @@ def _wheels_known(case: Case, version: str) -> bool:
     "warning",
     facts="packages",
 )
-def kernel_policy(case: Case) -> Iterator[Verdict]:
+def kernel_policy(case: CandidateCase) -> Iterator[Objection]:
     """Modules that the distribution signed fit one kernel: they are held together, or they move on together."""
     policy = case.question.request.kernel_policy
     if policy is None:

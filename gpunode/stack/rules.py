@@ -18,7 +18,7 @@ from gpunode.stack.question import GpuTerm, Question
 
 
 @dataclass(frozen=True)
-class Case:
+class CandidateCase:
     """One candidate before the question; what every rule is asked about."""
 
     question: Question
@@ -44,7 +44,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Objection:
     """What a rule says against a candidate."""
 
     text: str
@@ -52,14 +52,14 @@ class Verdict:
     """False: a warning."""
 
 
-def refuse(text: str, *, sure: bool = True) -> Verdict:
+def refuse(text: str, *, sure: bool = True) -> Objection:
     """A refusal; of facts that are less than sure only a warning is left."""
-    return Verdict(text, sure) if sure else Verdict(f"{text} (not sure)", False)
+    return Objection(text, sure) if sure else Objection(f"{text} (not sure)", False)
 
 
-def warn(text: str) -> Verdict:
+def warn(text: str) -> Objection:
     """A warning."""
-    return Verdict(text, False)
+    return Objection(text, False)
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Choice:
         return Reason(rule=rule, text=self.text)
 
 
-Ask = Callable[[Question], Iterator[Verdict]]
-Judge = Callable[[Case], Iterator[Verdict]]
-Decide = Callable[[Case], Iterator[Choice]]
+Ask = Callable[[Question], Iterator[Objection]]
+Judge = Callable[[CandidateCase], Iterator[Objection]]
+Decide = Callable[[CandidateCase], Iterator[Choice]]
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Rule:
     """Fields of the stack that it decides."""
 
 
-class Declared(TypedDict):
+class RuleDeclaration(TypedDict):
     """What a rule declares with one of its functions."""
 
     means: NotRequired[str]
@@ -125,7 +125,7 @@ class Rules:
     def __getitem__(self, rule_id: str) -> Rule:
         return self._rules[rule_id]
 
-    def asks(self, rule_id: str, **declared: Unpack[Declared]) -> Callable[[Ask], Ask]:
+    def asks(self, rule_id: str, **declared: Unpack[RuleDeclaration]) -> Callable[[Ask], Ask]:
         """Register the function by which a rule refuses or warns before any candidate is looked at."""
         rule = self._declared(rule_id, declared)
 
@@ -135,7 +135,7 @@ class Rules:
 
         return register
 
-    def judges(self, rule_id: str, **declared: Unpack[Declared]) -> Callable[[Judge], Judge]:
+    def judges(self, rule_id: str, **declared: Unpack[RuleDeclaration]) -> Callable[[Judge], Judge]:
         """Register the function by which a rule refuses or warns."""
         rule = self._declared(rule_id, declared)
 
@@ -145,7 +145,7 @@ class Rules:
 
         return register
 
-    def decides(self, rule_id: str, *fields: str, **declared: Unpack[Declared]) -> Callable[[Decide], Decide]:
+    def decides(self, rule_id: str, *fields: str, **declared: Unpack[RuleDeclaration]) -> Callable[[Decide], Decide]:
         """Register the function by which a rule decides fields of the stack."""
         rule = self._declared(rule_id, declared)
 
@@ -155,7 +155,7 @@ class Rules:
 
         return register
 
-    def _declared(self, rule_id: str, declared: Declared) -> Rule:
+    def _declared(self, rule_id: str, declared: RuleDeclaration) -> Rule:
         """Return a rule, with what one of its decorators declares. Raise ValueError where a second one does."""
         if rule_id not in self._rules:
             self._rules[rule_id] = Rule(rule_id)
@@ -167,7 +167,7 @@ class Rules:
             rule.means, rule.facts, rule.needs = declared["means"], declared["facts"], declared.get("needs", ())
         return rule
 
-    def verdicts(self, case: Case, off: Collection[str] = ()) -> Iterator[tuple[str, Verdict]]:
+    def verdicts(self, case: CandidateCase, off: Collection[str] = ()) -> Iterator[tuple[str, Objection]]:
         """Everything that the rules say against a candidate, lazily."""
         for rule in self._rules.values():
             if rule.id in off:
@@ -182,7 +182,7 @@ class Rules:
                 found = gaps(need, case.question, case.candidate)
                 yield from ((rule.id, warn(text)) for text in in_words(found))
 
-    def objections(self, question: Question, off: Collection[str] = ()) -> Iterator[tuple[str, Verdict]]:
+    def objections(self, question: Question, off: Collection[str] = ()) -> Iterator[tuple[str, Objection]]:
         """What the rules say before any candidate is looked at, lazily."""
         for rule in self._rules.values():
             if rule.ask is not None and rule.id not in off:
@@ -193,7 +193,7 @@ class Rules:
         """A rule refuses every candidate of the question."""
         return any(verdict.refuses for _, verdict in self.objections(question, off))
 
-    def refused(self, case: Case, off: Collection[str] = ()) -> bool:
+    def refused(self, case: CandidateCase, off: Collection[str] = ()) -> bool:
         """A rule refuses this candidate of a question that is not hopeless."""
         judged = (rule.judge(case) for rule in self if rule.judge is not None and rule.id not in off)
         return any(verdict.refuses for verdicts in judged for verdict in verdicts)
@@ -203,7 +203,7 @@ rules = Rules()
 """All rules; the modules of this room that have their functions fill it."""
 
 
-def over_gpus(question: Question, against: Callable[[GpuTerm, Gpu], Verdict | None]) -> Iterator[Verdict]:
+def over_gpus(question: Question, against: Callable[[GpuTerm, Gpu], Objection | None]) -> Iterator[Objection]:
     """Ask about every GPU of the node. Where a name covers several models, only all of them together refuse."""
     for term in question.gpus:
         said = [(gpu, against(term, gpu)) for gpu in term.models]

@@ -6,10 +6,10 @@ from gpunode.catalog import Dcgm
 from gpunode.stack.model import Library, Service
 from gpunode.stack.naming import choices, package_set, version_word
 from gpunode.stack.question import number
-from gpunode.stack.rules import Case, Choice, rules
+from gpunode.stack.rules import CandidateCase, Choice, rules
 
 
-def _service(case: Case, field: str, component: str, why: str) -> Choice:
+def _service(case: CandidateCase, field: str, component: str, why: str) -> Choice:
     """A component of the board: its packages, in the driver's version where it belongs to the closure."""
     row = package_set(case, component)
     if row is None:
@@ -32,7 +32,7 @@ def _service(case: Case, field: str, component: str, why: str) -> Choice:
     means="A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version, from its source",
     facts="platforms, packages",
 )
-def fabric_manager(case: Case) -> Iterator[Choice]:
+def fabric_manager(case: CandidateCase) -> Iterator[Choice]:
     """NVSwitches need a fabric manager that is exactly the driver's."""
     board = case.question.board
     if "fabric-manager" not in board.services:
@@ -57,7 +57,7 @@ def fabric_manager(case: Case) -> Iterator[Choice]:
     "GB300 get IMEX and no fabric manager",
     facts="platforms, packages",
 )
-def nvlink5(case: Case) -> Iterator[Choice]:
+def nvlink5(case: CandidateCase) -> Iterator[Choice]:
     """NVLink 5: a subnet manager on HGX boards, IMEX in racks."""
     board = case.question.board
     if "nvlsm" in board.services:
@@ -82,7 +82,7 @@ def nvlink5(case: Case) -> Iterator[Choice]:
     " too",
     facts="dcgm",
 )
-def dcgm(case: Case) -> Iterator[Choice]:
+def dcgm(case: CandidateCase) -> Iterator[Choice]:
     """DCGM by the CUDA major of the driver."""
     branch, system = case.candidate.branch.number, case.candidate.system
     if case.lacks("dcgm"):
@@ -107,7 +107,7 @@ def dcgm(case: Case) -> Iterator[Choice]:
     yield Choice("dcgm", None, f"no DCGM is known for {system.name} and branch {branch}")
 
 
-def _dcgm_majors(case: Case, row: Dcgm) -> list[int]:
+def _dcgm_majors(case: CandidateCase, row: Dcgm) -> list[int]:
     """CUDA majors of the packages: the driver's, and an older one where GPUs need it."""
     branch = case.candidate.branch.number
     major = row.cuda_major_by_branch[max(first for first in row.cuda_major_by_branch if first <= branch)]
@@ -122,7 +122,7 @@ def _dcgm_majors(case: Case, row: Dcgm) -> list[int]:
     means="The container toolkit's four packages carry one version",
     facts="container_toolkit",
 )
-def container_toolkit(case: Case) -> Iterator[Choice]:
+def container_toolkit(case: CandidateCase) -> Iterator[Choice]:
     """Four packages, one version."""
     if case.lacks("container-toolkit"):
         yield Choice("container_toolkit", None, f"{case.source_name} has no container toolkit")

@@ -58,7 +58,7 @@ TITLES = {
 """Settings in the order in which they are applied: what changes the mode of a GPU drops what was set before."""
 
 
-class RefusedError(Exception):
+class SettingRefusedError(Exception):
     """nvidia-smi did not do what was asked for; the text is its answer."""
 
 
@@ -235,10 +235,10 @@ def call(*arguments: str, limit_s: float = CALL_LIMIT_S) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left there
             process.communicate(timeout=5)
-        raise RefusedError(f"no answer within {limit_s:g} s") from None
+        raise SettingRefusedError(f"no answer within {limit_s:g} s") from None
     text = output[:MAX_BYTES].decode("utf-8", "replace")
     if process.returncode != 0:
-        raise RefusedError(_first_line(text) or f"exit status {process.returncode}")
+        raise SettingRefusedError(_first_line(text) or f"exit status {process.returncode}")
     return text
 
 
@@ -254,7 +254,7 @@ def change(gpu: Gpu, done: str, *arguments: str) -> None:
     """
     text = call("-i", gpu["uuid"], *arguments)
     if re.search(done, text, re.IGNORECASE) is None:
-        raise RefusedError(_first_line(text) or "no answer")
+        raise SettingRefusedError(_first_line(text) or "no answer")
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
@@ -316,7 +316,7 @@ def instances(gpu: Gpu) -> list[str]:
     """Return the profiles of a GPU's MIG instances, largest first."""
     try:
         text = call("mig", "-lgi", "-i", gpu["uuid"])
-    except RefusedError as err:
+    except SettingRefusedError as err:
         if re.search(r"no (gpu instances|mig-enabled devices) found", str(err), re.IGNORECASE):
             return []
         raise
@@ -334,11 +334,13 @@ def set_layout(gpu: Gpu, wanted: list[str]) -> None:
     known = profiles(gpu)
     lacking = [name for name in wanted if name not in known]
     if lacking:
-        raise RefusedError(f"the model has no profile {', '.join(sorted(set(lacking)))}; it has {', '.join(known)}")
+        raise SettingRefusedError(
+            f"the model has no profile {', '.join(sorted(set(lacking)))}; it has {', '.join(known)}"
+        )
     before = instances(gpu)
     try:
         _make(gpu, wanted)
-    except RefusedError:
+    except SettingRefusedError:
         if before:
             _make(gpu, before)
         raise
@@ -362,7 +364,7 @@ def apply_one(gpu: Gpu, setting: str, value: Any) -> str:
         if not gpu.get("mig_mode"):
             if gpu.get("mig_mode_pending"):
                 return "pending"
-            raise RefusedError("MIG mode is off")
+            raise SettingRefusedError("MIG mode is off")
         set_layout(gpu, value)
     elif setting == "compute_mode":
         change(gpu, r"set compute mode to|compute mode is already", "-c", str(value).upper())
@@ -381,7 +383,7 @@ def apply_one(gpu: Gpu, setting: str, value: Any) -> str:
 
 def _apply_mode(gpu: Gpu, setting: str, value: bool) -> str:
     if in_force(setting, gpu) is None:
-        raise RefusedError(f"the card has no {TITLES[setting]}")
+        raise SettingRefusedError(f"the card has no {TITLES[setting]}")
     if pending(setting, gpu) != value:
         if setting == "ecc":
             change(gpu, r"abled ecc support|ecc support is already", "-e", "1" if value else "0")
@@ -399,7 +401,7 @@ def seen(gpu: Gpu) -> dict[str, Any]:
     """Return a GPU as it is now."""
     found = [one for one in parsed(call("-q", "-x", "-i", gpu["uuid"])) if one["uuid"] == gpu["uuid"]]
     if not found:
-        raise RefusedError("the GPU no longer responds")
+        raise SettingRefusedError("the GPU no longer responds")
     # Asked for alone it is the first.
     return {**found[0], "index": gpu["index"]}
 
@@ -462,7 +464,7 @@ class Card:
                     self.set(setting, value, last)
                 else:
                     self.restore(setting, value)
-            except RefusedError as err:
+            except SettingRefusedError as err:
                 self.note(setting, value, "refused", str(err))
 
     def set(self, setting: str, value: Any, last: Mapping[str, Any]) -> None:
@@ -553,7 +555,7 @@ def main(argv: list[str]) -> int:
     try:
         text = place(SETTINGS).read_bytes()[:MAX_BYTES] if argv == ["apply"] else b'{"rules": []}'
         cards = bring_all(json.loads(text)["rules"])
-    except (OSError, ValueError, KeyError, TypeError, RefusedError, ElementTree.ParseError) as err:
+    except (OSError, ValueError, KeyError, TypeError, SettingRefusedError, ElementTree.ParseError) as err:
         tell(f"no further setting could be applied: {type(err).__name__}: {err}", 3)
         return 1
     if argv == ["restore"]:

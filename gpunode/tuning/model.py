@@ -2,18 +2,14 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from gpunode.frozen import FrozenByName
 
 SCHEMA: Literal["gpunode.env/1"] = "gpunode.env/1"
 
 
-class Part(BaseModel):
-    """Base: immutable, closed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class Setting(Part):
+class Setting(FrozenByName):
     """One value that a workload or a node should be given."""
 
     name: str
@@ -25,14 +21,14 @@ class Setting(Part):
     """Where the rule comes from."""
 
 
-class LeftAlone(Part):
+class LeftAlone(FrozenByName):
     """Something that people set by habit, and why it is not set here."""
 
     name: str
     reason: str
 
 
-class NodeTuning(Part):
+class NodeTuning(FrozenByName):
     """What belongs to a node, whatever runs on it."""
 
     environment: tuple[Setting, ...] = ()
@@ -45,7 +41,7 @@ class NodeTuning(Part):
     left_alone: tuple[LeftAlone, ...] = ()
 
 
-class Tuning(Part):
+class Tuning(FrozenByName):
     """The settings of one node for one workload."""
 
     host: str
@@ -61,7 +57,7 @@ class Tuning(Part):
     node: NodeTuning = NodeTuning()
 
 
-class Tunings(Part):
+class Tunings(FrozenByName):
     """The document ``gpunode.env/1``."""
 
     schema_name: Literal["gpunode.env/1"] = Field(SCHEMA, alias="schema")

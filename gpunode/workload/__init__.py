@@ -5,7 +5,17 @@
 
 from gpunode.workload.container import hides_image
 from gpunode.workload.image import ImageFile, read_image_file
-from gpunode.workload.launch import Wish, failed, launch
-from gpunode.workload.way import LaunchFailure, Stream, Way
+from gpunode.workload.launch import WorkloadRequest, failed, launch
+from gpunode.workload.way import LaunchFailure, ProgramStream, Transport
 
-__all__ = ["ImageFile", "LaunchFailure", "Stream", "Way", "Wish", "failed", "hides_image", "launch", "read_image_file"]
+__all__ = [
+    "ImageFile",
+    "LaunchFailure",
+    "ProgramStream",
+    "Transport",
+    "WorkloadRequest",
+    "failed",
+    "hides_image",
+    "launch",
+    "read_image_file",
+]

@@ -22,7 +22,7 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 from gpunode.workload.causes import explained
 from gpunode.workload.engine import Engine, raw_socket
 from gpunode.workload.image import Image
-from gpunode.workload.output import Output
+from gpunode.workload.output import BoundedOutput
 from gpunode.workload.way import LaunchFailure
 
 KIND = "nvidia.com/gpu"
@@ -91,7 +91,7 @@ class Devices:
 
 
 @dataclass(frozen=True)
-class Program:
+class PythonProgram:
     """What Python is given: its ``-c``, arguments, and what it reads first from stdin."""
 
     code: str
@@ -124,12 +124,12 @@ def hides_image(directory: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Job:
+class ContainerJob:
     """What one container is made for."""
 
     image: Image
     devices: Devices
-    program: Program
+    program: PythonProgram
     limit_s: float
     """As the watchdog inside has it."""
     as_nobody: bool = True
@@ -180,7 +180,7 @@ class Confinement:
         return None
 
 
-def run(engine: Engine, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
+def run(engine: Engine, job: ContainerJob, output: BoundedOutput, known: Confinement | None = None) -> Confinement:
     """Run the program in a container of its own; what it says goes into ``output``, and no container is left.
 
     Returns what could be withheld from it; ``known`` is what a run before this one found out.
@@ -208,7 +208,7 @@ def run(engine: Engine, job: Job, output: Output, known: Confinement | None = No
                 remove(engine, container)
 
 
-def _listen(sock: socket.socket, job: Job, deadline: float, output: Output) -> None:
+def _listen(sock: socket.socket, job: ContainerJob, deadline: float, output: BoundedOutput) -> None:
     head = b""
     kind, left = 0, 0
 
@@ -255,7 +255,7 @@ def converse(sock: socket.socket, stdin: bytes, take: Callable[[bytes], None], d
         take(data)
 
 
-def _user(engine: Engine, job: Job) -> str | None:
+def _user(engine: Engine, job: ContainerJob) -> str | None:
     """Who runs the payload in place of the image's user; None where that is not root, or has to be."""
     with engine.doing("image", f"looking at image {job.image.name}"):
         config = engine.api.inspect_image(job.image.id).get("Config") or {}
@@ -271,7 +271,7 @@ def _memory(engine: Engine) -> int | None:
     return int(total * MEMORY_SHARE)
 
 
-def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
+def _create(engine: Engine, job: ContainerJob, confinement: Confinement) -> str:
     api, memory = engine.api, _memory(engine) if confinement.memory else None
     ulimits = [Ulimit(name="memlock", soft=-1, hard=-1), Ulimit(name="stack", soft=STACK_BYTES, hard=STACK_BYTES)]
     host = api.create_host_config(
@@ -319,7 +319,7 @@ def _create(engine: Engine, job: Job, confinement: Confinement) -> str:
     return str(created["Id"])
 
 
-def _plain(err: LaunchFailure, engine: Engine, job: Job) -> LaunchFailure:
+def _plain(err: LaunchFailure, engine: Engine, job: ContainerJob) -> LaunchFailure:
     """Return what the engine said of a start that failed, in words of what is wrong."""
     known = explained(err.said, job.image.name) if err.kind == "start" else None
     if known is None:

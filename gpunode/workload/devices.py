@@ -14,7 +14,7 @@ _WRITTEN = "/var/run/cdi/nvidia.yaml"
 
 
 @dataclass(frozen=True)
-class Device:
+class ContainerDevice:
     """A whole GPU, or one MIG device of one."""
 
     gpu: int
@@ -54,7 +54,7 @@ def without_empty_mig(use: Use, node: NodeFacts) -> Use:
     return replace(use, indices=(), skipped=reason)
 
 
-def of_gpus(use: Use, node: NodeFacts) -> Iterator[Device]:
+def of_gpus(use: Use, node: NodeFacts) -> Iterator[ContainerDevice]:
     """The GPUs of a run, one in MIG mode as its MIG devices: CUDA computes on those alone.
 
     Raises LaunchFailure where nvidia-smi does not tell which MIG device one is.
@@ -66,9 +66,9 @@ def of_gpus(use: Use, node: NodeFacts) -> Iterator[Device]:
             for one in gpu.mig_devices:
                 if one.index is None:
                     raise LaunchFailure("unknown", f"nvidia-smi reports no index of a MIG device of gpu{gpu.index}")
-                yield Device(gpu.index, mig=one.index)
+                yield ContainerDevice(gpu.index, mig=one.index)
         else:
-            yield Device(gpu.index, gpu.uuid)
+            yield ContainerDevice(gpu.index, gpu.uuid)
 
 
 def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
     raise LaunchFailure("no-gpu-support", f"{what}: {remedy}. {_instead(use)}")
 
 
-def _name(device: Device, known: Iterable[str]) -> str | None:
+def _name(device: ContainerDevice, known: Iterable[str]) -> str | None:
     return next((name for name in device.cdi_names if name in known), None)
 
 

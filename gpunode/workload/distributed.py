@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpunode.workload import container, engine
-from gpunode.workload.container import Devices, Job, Network
+from gpunode.workload.container import ContainerJob, Devices, Network
 from gpunode.workload.image import Image
 from gpunode.workload.launch import STOP_S, sent
-from gpunode.workload.output import Output
+from gpunode.workload.output import BoundedOutput
 from gpunode.workload.payload.pack import MAIN
-from gpunode.workload.way import LaunchFailure, Way
+from gpunode.workload.way import LaunchFailure, Transport
 
 PORT = 29400
 """Of rank 0, for the first part; each part of the payload has the next one."""
@@ -29,7 +29,7 @@ LEAST_MEMBERS = 2
 class Member:
     """One container of the group."""
 
-    way: Way
+    way: Transport
     ranks: int = 1
     devices: Devices = field(default_factory=lambda: Devices("none"))
 
@@ -68,7 +68,7 @@ def measure_group(members: Sequence[Member], request: GroupRequest) -> GroupResu
         raise ValueError("a group has at least two members")
     firsts = [sum(member.ranks for member in members[:number]) for number in range(len(members))]
     size = sum(member.ranks for member in members)
-    outputs = {first: Output() for first in firsts}
+    outputs = {first: BoundedOutput() for first in firsts}
     result = GroupResult()
 
     def run(first: int, member: Member) -> None:
@@ -99,7 +99,7 @@ def seats_of(request: GroupRequest, first: int, ranks: int, size: int, nodes: in
     ]
 
 
-def _run(member: Member, request: GroupRequest, output: Output, seats: list[dict[str, Any]]) -> None:
+def _run(member: Member, request: GroupRequest, output: BoundedOutput, seats: list[dict[str, Any]]) -> None:
     deadline = time.monotonic() + request.run_limit_s
     settings = json.dumps({"level": request.level, "seats": seats})
     limit_s = request.run_limit_s - STOP_S
@@ -108,7 +108,7 @@ def _run(member: Member, request: GroupRequest, output: Output, seats: list[dict
         with found.doing("image", f"looking at image {request.image}"):
             image = Image(request.image, str(found.api.inspect_image(request.image)["Id"]), brought=False)
         network = Network(request.network, f"rank-{seats[0]['rank']}")
-        job = Job(image, member.devices, sent(MAIN, limit_s, *words), limit_s, network=network)
+        job = ContainerJob(image, member.devices, sent(MAIN, limit_s, *words), limit_s, network=network)
         container.run(replace(found, deadline=deadline), job, output)
         output.judge(limit_s)
 

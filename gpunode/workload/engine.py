@@ -18,7 +18,7 @@ import urllib3.connection
 from docker.errors import APIError, DockerException
 
 from gpunode.workload.causes import shortened
-from gpunode.workload.way import LaunchFailure, Stream, Way
+from gpunode.workload.way import LaunchFailure, ProgramStream, Transport
 
 LOWEST_API = (1, 40)
 """Docker 19.03: the first that can be asked for GPUs."""
@@ -37,7 +37,7 @@ class _Connection(urllib3.connection.HTTPConnection):
     def __init__(self, connections: "_Connections") -> None:
         super().__init__("node.invalid", timeout=API_TIMEOUT_S)
         self._connections = connections
-        self._stream: Stream | None = None
+        self._stream: ProgramStream | None = None
 
     def connect(self) -> None:
         self._stream = self._connections.open()
@@ -51,13 +51,13 @@ class _Connection(urllib3.connection.HTTPConnection):
 
 
 class _Connections(urllib3.HTTPConnectionPool):
-    def __init__(self, way: Way, root: bool) -> None:
+    def __init__(self, way: Transport, root: bool) -> None:
         super().__init__("node.invalid", maxsize=4)
         self._way = way
         self._root = root
-        self.opened: list[Stream] = []
+        self.opened: list[ProgramStream] = []
 
-    def open(self) -> Stream:
+    def open(self) -> ProgramStream:
         stream = self._way.engine(root=self._root)
         self.opened.append(stream)
         return stream
@@ -69,7 +69,7 @@ class _Connections(urllib3.HTTPConnectionPool):
 class _Adapter(requests.adapters.HTTPAdapter):
     """Takes every request to the node's engine, over streams that the way opens."""
 
-    def __init__(self, way: Way, *, root: bool) -> None:
+    def __init__(self, way: Transport, *, root: bool) -> None:
         super().__init__()
         self._connections = _Connections(way, root)
 
@@ -180,7 +180,7 @@ class Engine:
 
 
 @contextmanager
-def found(way: Way, deadline: float) -> Iterator[Engine]:
+def found(way: Transport, deadline: float) -> Iterator[Engine]:
     """Return the engine behind the way, as who may use it; closed at the end of the context.
 
     Where root has none, the user may have a rootless one, and the other way round.

@@ -12,14 +12,14 @@ from gpunode.facts.models.workload import Record, RecordContainer
 from gpunode.facts.node import SmiGpu
 from gpunode.workload import container, devices, engine, gpus
 from gpunode.workload.causes import REGENERATE
-from gpunode.workload.container import KIND, Confinement, Devices, Job, Program
+from gpunode.workload.container import KIND, Confinement, ContainerJob, Devices, PythonProgram
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use
 from gpunode.workload.image import Image, ImageFile, provide
-from gpunode.workload.output import DEFAULTS, LAUNCHERS, Output
+from gpunode.workload.output import DEFAULTS, LAUNCHERS, BoundedOutput
 from gpunode.workload.payload import payload_zip
 from gpunode.workload.payload.pack import LIMITS, MAIN
-from gpunode.workload.way import LaunchFailure, Way
+from gpunode.workload.way import LaunchFailure, Transport
 
 TESTS = {
     "standard": "versions,gpus,frameworks,copy,gemm,nccl",
@@ -49,7 +49,7 @@ names["watch"](payload, sys.argv[4:], float(sys.argv[3]))
 
 
 @dataclass(frozen=True)
-class Wish:
+class WorkloadRequest:
     """What is to be run, the same for all nodes."""
 
     image: Callable[[NodeFacts], str]
@@ -81,16 +81,18 @@ class _Run:
     use: Use = field(default_factory=Use)
     values: dict[str, Any] = field(default_factory=dict)
     container: RecordContainer | None = None
-    output: Output = field(default_factory=Output)
+    output: BoundedOutput = field(default_factory=BoundedOutput)
     defaults: Record | None = None
 
 
-def launch(way: Way, node: NodeFacts, wish: Wish, deadline: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def launch(
+    way: Transport, node: NodeFacts, wish: WorkloadRequest, deadline: float, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
     """Run the payload and return its records with the launcher's own, ``container``, as the last.
 
     ``deadline`` is a time.monotonic() value; ``say`` is told in a line what is going on.
     """
-    run = _Run(node, output=Output(say))
+    run = _Run(node, output=BoundedOutput(say))
     run.values["level"] = wish.level
     kind, error = "done", None
     try:
@@ -113,7 +115,9 @@ def failed(node: NodeFacts, reason: str, level: str) -> list[dict[str, Any]]:
     return _records(_Run(node, values={"level": level}), "unknown", reason)
 
 
-def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callable[[str], None]) -> None:
+def _in_container(
+    run: _Run, way: Transport, wish: WorkloadRequest, deadline: float, say: Callable[[str], None]
+) -> None:
     name = wish.image(run.node)
     run.container = RecordContainer(image=name)  # told also where the engine refuses
     with engine.found(way, deadline) as found:
@@ -128,7 +132,7 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
         say("running")
         ends = min(deadline, time.monotonic() + wish.run_limit_s)
         limit_s = _limit(ends)
-        job = Job(
+        job = ContainerJob(
             image, given, _program(run, wish, limit_s), limit_s, devices.open_to_all(run.node), storage=wish.storage
         )
         began = time.monotonic()
@@ -141,8 +145,8 @@ def _in_container(run: _Run, way: Way, wish: Wish, deadline: float, say: Callabl
 
 def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
     """Return the limits of a container for which none are asked: what a user's plain ``docker run`` gets here."""
-    started, output = time.monotonic(), Output()
-    job = Job(image, Devices("none"), sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
+    started, output = time.monotonic(), BoundedOutput()
+    job = ContainerJob(image, Devices("none"), sent(LIMITS, DEFAULTS_S), DEFAULTS_S, plain=True)
     reason = None
     try:
         container.run(replace(found, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
@@ -196,7 +200,7 @@ def _need_podman_cdi(found: Engine, *, described: bool, known: bool) -> None:
         )
 
 
-def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
+def _on_host(run: _Run, way: Transport, wish: WorkloadRequest, deadline: float) -> None:
     deadline = min(deadline, time.monotonic() + wish.run_limit_s)
     limit_s = _limit(deadline)
     program = _program(run, wish, limit_s)
@@ -221,7 +225,7 @@ def _on_host(run: _Run, way: Way, wish: Wish, deadline: float) -> None:
     _need_all(run.output, time.monotonic() - began, limit_s)
 
 
-def _need_all(output: Output, took_s: float, limit_s: float) -> None:
+def _need_all(output: BoundedOutput, took_s: float, limit_s: float) -> None:
     """Raise LaunchFailure where the payload came to its end by leaving parts out for lack of time."""
     names = [str(record["record"]) for record in output.records if record.get("undetermined") is not None]
     if names and took_s >= limit_s - STOP_S:
@@ -240,7 +244,7 @@ def _limit(deadline: float) -> float:
     return limit_s
 
 
-def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
+def _program(run: _Run, wish: WorkloadRequest, limit_s: float) -> PythonProgram:
     settings = {
         **wish.settings,
         # What was in use when they were chosen: a GPU that shows more when the payload starts is somebody's.
@@ -255,12 +259,12 @@ def _program(run: _Run, wish: Wish, limit_s: float) -> Program:
     return sent(MAIN, limit_s, *words)
 
 
-def sent(main: str, limit_s: float, *words: str) -> Program:
+def sent(main: str, limit_s: float, *words: str) -> PythonProgram:
     """Return the payload as a container's Python is given it, with the watchdog and its limit."""
     watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
     payload = payload_zip(main)
     lengths = (str(len(watchdog)), str(len(payload)))
-    return Program(START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
+    return PythonProgram(START, (*lengths, f"{limit_s:.1f}", *words), watchdog + payload)
 
 
 def _handed(run: _Run) -> list[SmiGpu]:

@@ -18,7 +18,7 @@ _DOING = 80
 """Characters of what a progress line says."""
 
 
-class Output:
+class BoundedOutput:
     """Takes stdout and stderr in pieces. Raises LaunchFailure ``flood`` where there is more than any payload says."""
 
     def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:  # noqa: ARG005

@@ -16,7 +16,7 @@ class LaunchFailure(Exception):  # noqa: N818 - it is what the record says, not 
         self.said = message if said is None else said
 
 
-class Stream(Protocol):
+class ProgramStream(Protocol):
     """A program on the node, its stdin and stdout as one socket."""
 
     @property
@@ -30,7 +30,7 @@ class Stream(Protocol):
         """End the program."""
 
 
-class Way(Protocol):
+class Transport(Protocol):
     """The way to one node: byte streams over the connection that is open already.
 
     Both raise LaunchFailure where the node does not let them begin.
@@ -44,8 +44,8 @@ class Way(Protocol):
     def user(self) -> str:
         """Who logged in."""
 
-    def engine(self, *, root: bool) -> Stream:
+    def engine(self, *, root: bool) -> ProgramStream:
         """A new connection to the engine's API."""
 
-    def python(self, program: str, arguments: tuple[str, ...]) -> Stream:
+    def python(self, program: str, arguments: tuple[str, ...]) -> ProgramStream:
         """The node's Python running ``program`` (as ``python3 -I -c``), as who logged in."""

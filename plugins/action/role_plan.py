@@ -20,7 +20,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.controller import (
 try:
     from gpunode.errors import GpunodeError
     from gpunode.provisioning.due import judged
-    from gpunode.provisioning.manifest import Manifest, Question
+    from gpunode.provisioning.manifest import Manifest, NodeQuestion
     from gpunode.text import printable
     from gpunode.variables import plain
 except ImportError:
@@ -119,7 +119,7 @@ class ActionModule(GpunodeAction):  # type: ignore[misc]
             f"{self.host}: role {role}: the plan needed more than {ROUNDS} rounds: report this as a bug"
         )
 
-    def answers(self, questions: dict[str, Question]) -> dict[str, Any]:
+    def answers(self, questions: dict[str, NodeQuestion]) -> dict[str, Any]:
         """Return the node's answers; what was asked before in this run is not asked again."""
         digests = {
             name: hashlib.sha256(json.dumps([one.kind, one.body], sort_keys=True).encode()).hexdigest()[:24]

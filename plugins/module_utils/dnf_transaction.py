@@ -54,13 +54,13 @@ LOCKLIST = "/etc/dnf/plugins/versionlock.list"
 STOP_LIMIT_S = 120
 
 
-class RefusedError(Exception):
+class TransactionRefusedError(Exception):
     """Why nothing was done, in one line."""
 
 
 def out_of_time(*_):
     """Handle SIGALRM."""
-    raise RefusedError("exceeded its time limit")
+    raise TransactionRefusedError("exceeded its time limit")
 
 
 def split_locks(path, mark):
@@ -222,7 +222,9 @@ def best_of(base, entry):
         if fits(package):
             return package
     have = ", ".join(dict.fromkeys(package.evr for package in native[:8])) or "no package of that name"
-    raise RefusedError(f"the node's repositories do not have {f'{name} {pattern}'.strip()}; they have {have}")
+    raise TransactionRefusedError(
+        f"the node's repositories do not have {f'{name} {pattern}'.strip()}; they have {have}"
+    )
 
 
 def mark(base, question, target):
@@ -233,7 +235,7 @@ def mark(base, question, target):
     for name in question["bound"]:
         package = at(base, name, target)
         if package is None:
-            raise RefusedError(f"{name} {target} exists only for another architecture")
+            raise TransactionRefusedError(f"{name} {target} exists only for another architecture")
         base.package_install(package)
     for name in question["free"]:
         if not installed.filter(name=name) and not dnf.subject.Subject(name).get_best_query(base.sack).installed():
@@ -262,7 +264,7 @@ def streams(base, question):
         return None
     name, stream = question["stream"].split(":", 1)
     if not modules.get_modules(question["stream"])[0]:
-        raise RefusedError(f"module-stream: no repository has the stream {question['stream']}")
+        raise TransactionRefusedError(f"module-stream: no repository has the stream {question['stream']}")
     before = base._moduleContainer.getEnabledStream(name)
     if before != stream:
         modules.enable([question["stream"]])
@@ -312,12 +314,12 @@ def resolved(base, question):
         if name not in known and not any(fnmatch.fnmatch(name, one) for one in question["expendable"])
     ]
     if others:
-        raise RefusedError(f"would-remove: dnf would remove {', '.join(others[:5])}")
+        raise TransactionRefusedError(f"would-remove: dnf would remove {', '.join(others[:5])}")
     never = sorted(
         name for name in {*coming, *going} if any(fnmatch.fnmatch(name, one) for one in question.get("never", []))
     )
     if never:
-        raise RefusedError(f"it would also touch {', '.join(never[:5])}, which this role does not manage")
+        raise TransactionRefusedError(f"it would also touch {', '.join(never[:5])}, which this role does not manage")
     install = [{"name": name, "version": version} for name, version in sorted(coming.items())]
     return {"target": target, "install": install, "remove": going, "stream": stream}
 
@@ -336,7 +338,7 @@ def fetch(base):
             else:
                 result, said = base.package_signature_check(package)
         if result != 0:
-            raise RefusedError(f"repository-unsigned: not signed as required: {said or package}")
+            raise TransactionRefusedError(f"repository-unsigned: not signed as required: {said or package}")
 
 
 def locks_that_change(question):
@@ -420,7 +422,7 @@ def carried_out(question):
                 break
             except dnf.exceptions.LockError as err:
                 if time.monotonic() > end:
-                    raise RefusedError(f"package-lock: {err}") from None
+                    raise TransactionRefusedError(f"package-lock: {err}") from None
                 time.sleep(2)
         with base:
             answer = resolved(base, question)
@@ -434,7 +436,7 @@ def carried_out(question):
                 # A job may have begun since the plan was made, while packages were fetched.
                 users = question.get("gpu_users", list)()
                 if users:
-                    raise RefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
+                    raise TransactionRefusedError(f"busy: GPUs are in use by {', '.join(users)}, nothing was installed")
                 signal.alarm(0)
                 if question.get("state") != "absent":
                     remember(question.get("memory"), base)
@@ -466,7 +468,7 @@ def answered(question):
     say, sys.stdout = sys.stdout, sys.stderr
     try:
         return carried_out(question)
-    except (RefusedError, dnf.exceptions.Error, OSError) as err:
+    except (TransactionRefusedError, dnf.exceptions.Error, OSError) as err:
         return {"error": " ".join(str(err).split())}
     finally:
         signal.alarm(0)

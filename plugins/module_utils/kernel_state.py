@@ -13,7 +13,7 @@ CHOSEN = re.compile(r"\[([^\]\s]+)\]")
 LARGEST = 4096
 
 
-class RefusedError(Exception):
+class KernelChangeRefusedError(Exception):
     """Why nothing was changed, in one line."""
 
 
@@ -56,9 +56,9 @@ def remembered(memory: str, root: str = "") -> dict[str, str]:
     try:
         document: Any = json.loads(text)
     except ValueError as err:
-        raise RefusedError(f"{memory} is not valid JSON: {err}") from None
+        raise KernelChangeRefusedError(f"{memory} is not valid JSON: {err}") from None
     if not isinstance(document, dict) or not all(inside(str(path)) for path in document):
-        raise RefusedError(f"{memory} contains no kernel settings")
+        raise KernelChangeRefusedError(f"{memory} contains no kernel settings")
     return {str(path): str(value) for path, value in document.items()}
 
 
@@ -80,7 +80,9 @@ def brought_about(
     """
     for path in wanted:
         if not inside(path):
-            raise RefusedError(f"{path} is not a kernel setting: expected a path below {' or '.join(TREES)}")
+            raise KernelChangeRefusedError(
+                f"{path} is not a kernel setting: expected a path below {' or '.join(TREES)}"
+            )
     before = remembered(memory, root)
     goals = {**{path: value for path, value in before.items() if path not in wanted}, **wanted}
     now = {path: value_of(path, root) for path in goals}

@@ -21,7 +21,7 @@ LONGEST_PROGRAM = 60
 """Lines of a program that is shown when it comes or goes."""
 
 
-class RefusedError(Exception):
+class FileRefusedError(Exception):
     """Why a file was not changed, in one line."""
 
 
@@ -103,13 +103,13 @@ def refuse_foreign(file: dict[str, Any], pretend: bool) -> None:
     """Raise RefusedError where a folder is in a file's place, or the file is not the one that the content is from."""
     found = there(file["path"])
     if found is not None and stat.S_ISDIR(found.st_mode):
-        raise RefusedError(f"{file['path']} is a directory, expected a file: move it")
+        raise FileRefusedError(f"{file['path']} is a directory, expected a file: move it")
     expected = file["expect_sha256"]
     # In check mode the content may be computed from a file that a role before would have written.
     if expected is not None and not pretend:
         now = content_of(file["path"], found)
         if (hashlib.sha256(now).hexdigest() if now is not None else "absent") != expected:
-            raise RefusedError(f"{file['path']} was changed by another process: run this again")
+            raise FileRefusedError(f"{file['path']} was changed by another process: run this again")
 
 
 def validate(file: dict[str, Any]) -> None:
@@ -125,10 +125,10 @@ def validate(file: dict[str, Any]) -> None:
                 argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=VALIDATION_LIMIT_S
             )
         except (OSError, subprocess.TimeoutExpired) as err:
-            raise RefusedError(f"{file['path']} was not validated: {err}") from None
+            raise FileRefusedError(f"{file['path']} was not validated: {err}") from None
     if done.returncode != 0:
         said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-        raise RefusedError(f"{file['path']} is not valid: {'; '.join(said[-3:])}".replace(str(draft), file["path"]))
+        raise FileRefusedError(f"{file['path']} is not valid: {'; '.join(said[-3:])}".replace(str(draft), file["path"]))
 
 
 def difference(file: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def made(folder: dict[str, Any], pretend: bool) -> dict[str, Any] | None:
     path, mode = Path(folder["path"]), int(folder["mode"], 8)
     found = there(folder["path"])
     if found is not None and not stat.S_ISDIR(found.st_mode):
-        raise RefusedError(f"{path} is not a directory: move it")
+        raise FileRefusedError(f"{path} is not a directory: move it")
     if found is not None and stat.S_IMODE(found.st_mode) == mode:
         return None
     if not pretend:
@@ -242,11 +242,11 @@ def _uid(name: str) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise RefusedError(f"user {name} does not exist on the node") from None
+        raise FileRefusedError(f"user {name} does not exist on the node") from None
 
 
 def _gid(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise RefusedError(f"group {name} does not exist on the node") from None
+        raise FileRefusedError(f"group {name} does not exist on the node") from None

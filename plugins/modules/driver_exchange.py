@@ -73,7 +73,7 @@ SETTLE_S = 15
 LOADED = Path("/proc/driver/nvidia/version")
 
 
-class RefusedError(Exception):
+class ExchangeRefusedError(Exception):
     """Why the modules were not exchanged."""
 
 
@@ -139,10 +139,10 @@ def refuse(version: str, units: list[str]) -> None:
     kernel = os.uname().release
     there = on_disk(kernel)
     if there != version:
-        raise RefusedError(f"kernel {kernel} would load module {there or 'none'}, not {version}")
+        raise ExchangeRefusedError(f"kernel {kernel} would load module {there or 'none'}, not {version}")
     reasons = in_the_way(units)
     if reasons:
-        raise RefusedError("; ".join(reasons[:5]))
+        raise ExchangeRefusedError("; ".join(reasons[:5]))
 
 
 def exchange(version: str, units: list[str]) -> None:
@@ -150,23 +150,23 @@ def exchange(version: str, units: list[str]) -> None:
     if units:
         error = done(["systemctl", "stop", *units])
         if error:
-            raise RefusedError(f"systemctl stop: {error}")
+            raise ExchangeRefusedError(f"systemctl stop: {error}")
     end = time.monotonic() + SETTLE_S
     while in_the_way([]) and time.monotonic() < end:
         time.sleep(0.5)
     reasons = in_the_way([])
     if reasons:
-        raise RefusedError("; ".join(reasons[:5]))
+        raise ExchangeRefusedError("; ".join(reasons[:5]))
     before = known_modules()
     there = [name for name in FAMILY if name in before]
     for name in there:
         error = done(["rmmod", name])
         if error and name in known_modules():
-            raise RefusedError(f"module {name} stays: {error}")
+            raise ExchangeRefusedError(f"module {name} stays: {error}")
     for name in dict.fromkeys([*reversed(there), "nvidia_uvm"]):
         error = done(["modprobe", name])
         if error and name in ("nvidia", "nvidia_uvm"):
-            raise RefusedError(f"module {name} {version} does not load: {error}")
+            raise ExchangeRefusedError(f"module {name} {version} does not load: {error}")
 
 
 def started(units: list[str], versions: dict[str, Any], requested: str) -> list[str]:
@@ -200,7 +200,7 @@ def main() -> None:
         module.exit_json(changed=False, reason="", loaded=version)
     try:
         refuse(version, units)
-    except (RefusedError, OSError, subprocess.SubprocessError) as err:
+    except (ExchangeRefusedError, OSError, subprocess.SubprocessError) as err:
         reason = " ".join(str(err).split())
         module.warn(f"the loaded module remains until a reboot: {reason}")
         module.exit_json(changed=False, reason=reason, loaded=loaded_version())
@@ -209,7 +209,7 @@ def main() -> None:
     reasons = []
     try:
         exchange(version, units)
-    except (RefusedError, OSError, subprocess.SubprocessError) as err:
+    except (ExchangeRefusedError, OSError, subprocess.SubprocessError) as err:
         reasons.append(" ".join(str(err).split()))
     reasons += started(units, module.params["unit_versions"], version)
     if reasons:

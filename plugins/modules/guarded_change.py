@@ -134,7 +134,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils import as_if, managed
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard, GuardError, last_line
-from ansible_collections.gpunode.node.plugins.module_utils.managed import RefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 
 FILE_DEFAULTS: dict[str, Any] = {
     "content": None,
@@ -158,7 +158,7 @@ def outcome_text(outcome: dict[str, Any]) -> str:
     return f"{text}; failed: {'; '.join(outcome['failed'])}" if outcome["failed"] else text
 
 
-class Change:
+class GuardedChange:
     """The change as the module got it."""
 
     def __init__(self, module: AnsibleModule) -> None:
@@ -181,7 +181,7 @@ class Change:
             return []
         for argv, (status, output, errors) in zip(given["validate"], judged):  # noqa: B905 - Python 3.9 on nodes
             if status != 0:
-                raise RefusedError(f"{' '.join(argv)}: {last_line(errors or output)}: nothing was changed")
+                raise FileRefusedError(f"{' '.join(argv)}: {last_line(errors or output)}: nothing was changed")
         if not show or shown[1] == before:
             return []
         name = f"output of {' '.join(show[0])}"
@@ -234,7 +234,7 @@ class Change:
                 self.arm()
             try:
                 managed.brought_about(self.files, self.folders, pretend=False)
-            except (RefusedError, OSError) as err:
+            except (FileRefusedError, OSError) as err:
                 self.undo(err)
         return {"changed": True, "changed_paths": paths, "diff": [*diffs, *shown] if module._diff else []}
 
@@ -242,7 +242,7 @@ class Change:
         """Have the node revert by itself, or refuse."""
         given = self.module.params
         if shutil.which("systemd-run") is None:
-            raise RefusedError("the node has no systemd-run and cannot revert on its own: nothing was changed")
+            raise FileRefusedError("the node has no systemd-run and cannot revert on its own: nothing was changed")
         record = {
             "name": given["name"],
             "token": given["token"],
@@ -253,7 +253,7 @@ class Change:
         try:
             self.guard.arm(record, given["program"], given["limit_s"])
         except GuardError as err:
-            raise RefusedError(f"the node cannot revert on its own: {err}: nothing was changed") from None
+            raise FileRefusedError(f"the node cannot revert on its own: {err}: nothing was changed") from None
 
     def undo(self, err: Exception) -> None:
         """Restore all after a step that failed, and fail with its error. The caller holds the guard's lock."""
@@ -261,7 +261,7 @@ class Change:
             raise err
         outcome = self.guard.restore("at once")
         said = outcome_text(outcome) if outcome else "it was reverted already"
-        raise RefusedError(f"{err}: {said}") from None
+        raise FileRefusedError(f"{err}: {said}") from None
 
 
 def stepped(module: AnsibleModule) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def stepped(module: AnsibleModule) -> dict[str, Any]:
     given = module.params
     guard = Guard(given["name"])
     if given["step"] == "apply":
-        return Change(module).apply()
+        return GuardedChange(module).apply()
     if given["step"] == "outcome":
         return {"changed": False, "armed": guard.armed, "outcome": guard.read("outcome.json")}
     with guard.locked():
@@ -308,7 +308,7 @@ def main() -> None:
         module.fail_json(msg=f"name: {module.params['name']!r} has characters other than letters, digits and _")
     try:
         module.exit_json(**stepped(module))
-    except (RefusedError, GuardError, OSError) as err:
+    except (FileRefusedError, GuardError, OSError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
 
 

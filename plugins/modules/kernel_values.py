@@ -53,7 +53,7 @@ refused:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils import kernel_state
-from ansible_collections.gpunode.node.plugins.module_utils.kernel_state import RefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.kernel_state import KernelChangeRefusedError
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     wanted = {str(path): str(value) for path, value in module.params["values"].items()}
     try:
         diffs, refused = kernel_state.brought_about(wanted, module.params["memory"], pretend=module.check_mode)
-    except (RefusedError, OSError) as err:
+    except (KernelChangeRefusedError, OSError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
     for line in refused:
         module.warn(line)

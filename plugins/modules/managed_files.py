@@ -119,7 +119,7 @@ changed_paths:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpunode.node.plugins.module_utils import managed
-from ansible_collections.gpunode.node.plugins.module_utils.managed import RefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 
 FILE = {
     "path": {"type": "str", "required": True},
@@ -159,7 +159,7 @@ def main() -> None:
     )
     try:
         paths, diff = managed.brought_about(files, folders, pretend=module.check_mode)
-    except (RefusedError, OSError) as err:
+    except (FileRefusedError, OSError) as err:
         module.fail_json(msg=" ".join(str(err).split()))
     # With `diff: false` on the task no diff is to be shown.
     module.exit_json(changed=bool(paths), changed_paths=paths, diff=diff if module._diff else [])

@@ -18,11 +18,11 @@ from gpunode.lab.engine import connect
 from gpunode.lab.workload_image import write_workload_image
 from gpunode.probe import Bundle
 from gpunode.workload import LaunchFailure, read_image_file
-from gpunode.workload.container import Devices, Job, Program, run
+from gpunode.workload.container import ContainerJob, Devices, PythonProgram, run
 from gpunode.workload.engine import found
 from gpunode.workload.image import provide
 from gpunode.workload.launch import START
-from gpunode.workload.output import Output
+from gpunode.workload.output import BoundedOutput
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 
@@ -88,13 +88,13 @@ class Trying:
             archive.writestr("__main__.py", PAYLOAD)
         watchdog = files("gpunode.workload").joinpath("watchdog.py").read_bytes()
         lengths = (str(len(watchdog)), str(len(packed.getvalue())))
-        program = Program(START, (*lengths, "60"), watchdog + packed.getvalue())
-        output = Output()
+        program = PythonProgram(START, (*lengths, "60"), watchdog + packed.getvalue())
+        output = BoundedOutput()
         try:
             with found(NodeWay(node, deadline), deadline) as engine:
                 assert engine.knows_cdi
                 image = provide(engine, "python", read_image_file(self.image), lambda _: None)
-                run(engine, Job(image, self.devices, program, 60), output)
+                run(engine, ContainerJob(image, self.devices, program, 60), output)
                 output.judge(60)
         except LaunchFailure as err:
             self.failure = err

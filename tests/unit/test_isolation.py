@@ -11,9 +11,9 @@ import pytest
 from pydantic_core import from_json
 
 from gpunode.errors import UsageError
-from gpunode.isolation import Exceeded, Limits, Workers
+from gpunode.isolation import AnswerLimits, Exceeded, Workers
 
-LIMITS = Limits(cpu_s=1, wall_s=60, memory_mib=64, answer_mib=1)
+LIMITS = AnswerLimits(cpu_s=1, wall_s=60, memory_mib=64, answer_mib=1)
 
 
 def work(what: str, data: bytes) -> bytes:
@@ -80,7 +80,7 @@ def test_what_exceeds_its_limits_is_told_and_the_next_is_served(workers: Workers
 
 
 def test_one_that_waits_for_ever_is_ended() -> None:
-    with Workers(work, Limits(wall_s=1)) as workers, pytest.raises(Exceeded, match="took more than 1 s"):
+    with Workers(work, AnswerLimits(wall_s=1)) as workers, pytest.raises(Exceeded, match="took more than 1 s"):
         workers("sleep", b"")
 
 
@@ -125,5 +125,5 @@ def test_a_document_that_is_too_large_in_memory_is_told_as_that(monkeypatch: pyt
     def read(document: str) -> bytes:
         return str(len(from_json(document))).encode()
 
-    with Workers(read, Limits(wall_s=60)) as workers, pytest.raises(Exceeded, match="256 MiB of memory"):
+    with Workers(read, AnswerLimits(wall_s=60)) as workers, pytest.raises(Exceeded, match="256 MiB of memory"):
         workers(text)

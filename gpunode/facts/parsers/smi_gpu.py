@@ -20,7 +20,7 @@ from gpunode.facts.models.smi import (
     SmiProcess,
     SupportedClocks,
 )
-from gpunode.facts.parsers.tree import Node
+from gpunode.facts.parsers.tree import TreeLabel
 from gpunode.facts.parsers.values import (
     bus_id,
     device_and_vendor,
@@ -71,7 +71,7 @@ _REASON_PREFIXES = ("clocks_throttle_reason_", "clocks_event_reason_")
 _REASON_NAMES = {"idle": "gpu_idle", "display_clock_setting": "display_clocks_setting"}
 
 
-def document(root: Node, gpus: list[SmiGpu], messages: list[str]) -> SmiLog:
+def document(root: TreeLabel, gpus: list[SmiGpu], messages: list[str]) -> SmiLog:
     """Return the whole answer: the head's fields, the GPUs, and what nvidia-smi printed beside them."""
     attached = integer(root.get("attached_gpus"))
     if attached is not None and attached != len(gpus):
@@ -85,7 +85,7 @@ def document(root: Node, gpus: list[SmiGpu], messages: list[str]) -> SmiLog:
     )
 
 
-def gpu(node: Node, index: int, printed_bus_id: str | None) -> SmiGpu:
+def gpu(node: TreeLabel, index: int, printed_bus_id: str | None) -> SmiGpu:
     """Return one GPU; ``printed_bus_id`` is the one of its heading, ``index`` its position in the output."""
     serial = text_or_none(node.get("serial", "serial_number"))
     temperature, power = node.child("temperature"), node.child("gpu_power_readings", "power_readings")
@@ -155,7 +155,7 @@ def _sum(values: list[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _ecc(node: Node) -> Ecc:
+def _ecc(node: TreeLabel) -> Ecc:
     errors = node.child("ecc_errors")
     return Ecc(
         enabled=flag(node.get("ecc_mode/current_ecc", "ecc_mode/current")),
@@ -168,7 +168,7 @@ def _ecc(node: Node) -> Ecc:
     )
 
 
-def _ecc_count(period: Node, kind: str) -> int | None:
+def _ecc_count(period: TreeLabel, kind: str) -> int | None:
     """The printed total where there is one, else the sum of the known parts."""
     bits = period.child("single_bit" if kind == "corrected" else "double_bit")
     total = integer(bits.get("total"))
@@ -190,7 +190,7 @@ def _any(flags: list[bool | None]) -> bool | None:
     return any(known) if known else None
 
 
-def _retired_pages(node: Node) -> RetiredPages:
+def _retired_pages(node: TreeLabel) -> RetiredPages:
     pending = (
         "pending",
         "pending_blacklist",
@@ -205,7 +205,7 @@ def _retired_pages(node: Node) -> RetiredPages:
     )
 
 
-def _remapped_rows(node: Node) -> RemappedRows:
+def _remapped_rows(node: TreeLabel) -> RemappedRows:
     return RemappedRows(
         correctable=integer(node.get("remapped_row_corr", "correctable_error")),
         uncorrectable=integer(node.get("remapped_row_unc", "uncorrectable_error")),
@@ -214,7 +214,7 @@ def _remapped_rows(node: Node) -> RemappedRows:
     )
 
 
-def _pcie(pci: Node) -> SmiPcie:
+def _pcie(pci: TreeLabel) -> SmiPcie:
     link = pci.child("pci_gpu_link_info", "gpu_link_info")
     generation = link.child("pcie_gen", "pcie_generation")
     width = link.child("link_widths", "link_width")
@@ -232,17 +232,17 @@ def _watts(text: str | None) -> Number | None:
     return quantity(text, "W")
 
 
-def _first_watts(power: Node, labels: tuple[str, ...]) -> Number | None:
+def _first_watts(power: TreeLabel, labels: tuple[str, ...]) -> Number | None:
     """Return the first of the values that is a number."""
     values = (_watts(power.first_below(label)) for label in labels)
     return next((value for value in values if value is not None), None)
 
 
-def _megahertz(node: Node, *labels: str) -> Number | None:
+def _megahertz(node: TreeLabel, *labels: str) -> Number | None:
     return quantity(node.get(*labels), "MHz")
 
 
-def _clocks(node: Node) -> SmiClocks:
+def _clocks(node: TreeLabel) -> SmiClocks:
     return SmiClocks(
         sm=_megahertz(node, "sm_clock", "sm"),
         memory=_megahertz(node, "mem_clock", "memory"),
@@ -250,13 +250,13 @@ def _clocks(node: Node) -> SmiClocks:
     )
 
 
-def _application_clocks(node: Node) -> ApplicationClocks:
+def _application_clocks(node: TreeLabel) -> ApplicationClocks:
     return ApplicationClocks(
         graphics=_megahertz(node, "graphics_clock", "graphics"), memory=_megahertz(node, "mem_clock", "memory")
     )
 
 
-def _supported_clocks(node: Node) -> SupportedClocks:
+def _supported_clocks(node: TreeLabel) -> SupportedClocks:
     """The memory clocks, and the lowest graphics clock; the highest is among the maximum clocks."""
     blocks = node.all("supported_mem_clock")
     graphics = [quantity(one.value, "MHz") for block in blocks for one in block.all("supported_graphics_clock")]
@@ -267,7 +267,7 @@ def _supported_clocks(node: Node) -> SupportedClocks:
     )
 
 
-def _throttle_reasons(node: Node) -> tuple[str, ...] | None:
+def _throttle_reasons(node: TreeLabel) -> tuple[str, ...] | None:
     """Return the active reasons; None where the block is absent, ``N/A``, or has a value for none of them."""
     active = []
     known = False
@@ -282,7 +282,7 @@ def _throttle_reasons(node: Node) -> tuple[str, ...] | None:
     return tuple(active) if known else None
 
 
-def _fabric(node: Node) -> SmiFabric:
+def _fabric(node: TreeLabel) -> SmiFabric:
     health = node.child("health")
     return SmiFabric(
         state=text_or_none(node.get("state")),
@@ -300,11 +300,11 @@ def _fabric(node: Node) -> SmiFabric:
     )
 
 
-def _mig_device_nodes(node: Node) -> list[Node]:
+def _mig_device_nodes(node: TreeLabel) -> list[TreeLabel]:
     return node.child("mig_devices").all("mig_device") + node.all("mig_device")
 
 
-def _mig_device(node: Node) -> SmiMigDevice:
+def _mig_device(node: TreeLabel) -> SmiMigDevice:
     return SmiMigDevice(
         index=integer(node.get("index")),
         gpu_instance_id=integer(node.get("gpu_instance_id")),
@@ -313,7 +313,7 @@ def _mig_device(node: Node) -> SmiMigDevice:
     )
 
 
-def _processes(node: Node) -> tuple[SmiProcess, ...] | None:
+def _processes(node: TreeLabel) -> tuple[SmiProcess, ...] | None:
     """Return None where no list was printed, or where the driver has none (``Not Supported``)."""
     if not node.has("processes", "compute_processes"):
         return None
@@ -323,7 +323,7 @@ def _processes(node: Node) -> tuple[SmiProcess, ...] | None:
     return tuple(process for entry in block.all("process_info") if (process := _process(entry)))
 
 
-def _process(node: Node) -> SmiProcess | None:
+def _process(node: TreeLabel) -> SmiProcess | None:
     pid = integer(node.get("pid", "process_id"))
     if pid is None:
         return None
@@ -335,7 +335,7 @@ def _process(node: Node) -> SmiProcess | None:
     )
 
 
-def _errors(node: Node) -> tuple[str, ...]:
+def _errors(node: TreeLabel) -> tuple[str, ...]:
     """Return the distinct texts of fields that report a fault, in order, as printed but for brackets."""
     texts: dict[str, None] = {}
     for leaf in node.leaves():

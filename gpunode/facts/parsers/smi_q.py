@@ -5,7 +5,7 @@ import re
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiGpu, SmiLog
 from gpunode.facts.parsers import smi_error, smi_gpu
-from gpunode.facts.parsers.tree import Node, label_of
+from gpunode.facts.parsers.tree import TreeLabel, label_of
 from gpunode.facts.parsers.values import MOST_GPUS, bus_id, found, lines_of, version
 
 _BANNER = re.compile(r"\s*=+NVSMI LOG=+\s*")
@@ -44,10 +44,10 @@ def parse(text: str) -> SmiLog | Failure:
     return smi_gpu.document(root, gpus, _messages(lines))
 
 
-def _tree(lines: list[str]) -> tuple[Node, bool]:
+def _tree(lines: list[str]) -> tuple[TreeLabel, bool]:
     """Head and GPUs by indentation, and whether somebody left lines out (``[...]``)."""
-    root = Node("")
-    open_nodes: list[tuple[int, Node]] = [(-1, root)]
+    root = TreeLabel("")
+    open_nodes: list[tuple[int, TreeLabel]] = [(-1, root)]
     elided = False
     for raw in lines:
         line = raw[:_LINE_LIMIT].expandtabs(8).rstrip()
@@ -58,7 +58,7 @@ def _tree(lines: list[str]) -> tuple[Node, bool]:
             continue
         heading = _HEADING.fullmatch(line)
         if heading:
-            node = Node("gpu", heading[2])
+            node = TreeLabel("gpu", heading[2])
             if sum(child.label == "gpu" for child in root.children) >= MOST_GPUS:
                 raise ParseError(f"expected the text of nvidia-smi -q, found more than {MOST_GPUS} GPUs")
             root.children.append(node)
@@ -66,7 +66,7 @@ def _tree(lines: list[str]) -> tuple[Node, bool]:
             continue
         indent = len(line) - len(line.lstrip())
         label, colon, value = line.partition(":")
-        node = Node(label_of(label), value.strip() if colon else None)
+        node = TreeLabel(label_of(label), value.strip() if colon else None)
         while open_nodes[-1][0] >= indent:
             open_nodes.pop()
         open_nodes[-1][1].children.append(node)
@@ -76,17 +76,17 @@ def _tree(lines: list[str]) -> tuple[Node, bool]:
     return root, elided
 
 
-def _gather_processes(block: Node) -> None:
+def _gather_processes(block: TreeLabel) -> None:
     """Give each ``Process ID`` line its own node, as the XML has it; one without its last line was cut: left out."""
     for processes in (node for node in block.children if node.label in {"processes", "compute_processes"}):
         processes.children = [
-            Node("process_info", None, [Node("pid", entry.value), *entry.children])
+            TreeLabel("process_info", None, [TreeLabel("pid", entry.value), *entry.children])
             for entry in processes.all("process_id")
             if entry.has("used_gpu_memory")
         ]
 
 
-def _headless(root: Node) -> SmiLog | None:
+def _headless(root: TreeLabel) -> SmiLog | None:
     """A fragment without the GPU's heading as one GPU; None where nothing in it is a fact of a GPU."""
     gpu = smi_gpu.gpu(root, 0, None)
     if not _knows_something(gpu):
@@ -107,17 +107,17 @@ def _knows_something(gpu: SmiGpu) -> bool:
     return False
 
 
-def _major(root: Node) -> int | None:
+def _major(root: TreeLabel) -> int | None:
     text = version(root.get("kmd_version")) or version(root.get("driver_version"))
     return int(text.split(".")[0]) if text else None
 
 
-def _is_whole_listing(block: Node) -> bool:
+def _is_whole_listing(block: TreeLabel) -> bool:
     """Without ``-d`` a GPU's block begins with its name."""
     return block.has("product_name")
 
 
-def _refuse_repeated(blocks: list[Node]) -> None:
+def _refuse_repeated(blocks: list[TreeLabel]) -> None:
     seen: set[str | None] = set()
     for block in blocks:
         address = bus_id(block.value)
@@ -126,7 +126,7 @@ def _refuse_repeated(blocks: list[Node]) -> None:
         seen.add(address)
 
 
-def _refuse_cut(block: Node, driver: int | None) -> None:
+def _refuse_cut(block: TreeLabel, driver: int | None) -> None:
     """Sums and lists would come out wrong, not absent, where a block breaks off."""
     where = f"GPU {block.value}" if block.value else "a GPU"
     if not block.children:
@@ -152,21 +152,21 @@ def _refuse_cut(block: Node, driver: int | None) -> None:
         raise ParseError(f"expected a value for '{block.children[-1].label}' of {where}, found the text cut there")
 
 
-def _ecc_is_whole(errors: Node) -> bool:
+def _ecc_is_whole(errors: TreeLabel) -> bool:
     volatile = {leaf.label for leaf in errors.child("volatile").leaves()}
     aggregate = {leaf.label for leaf in errors.child("aggregate").leaves() if leaf.value}
     return volatile <= aggregate or not errors.has("volatile")
 
 
-def _retired_pages_are_whole(pages: Node) -> bool:
+def _retired_pages_are_whole(pages: TreeLabel) -> bool:
     return not pages.children or any(child.label.startswith("pending") for child in pages.children)
 
 
-def _remapped_rows_are_whole(rows: Node) -> bool:
+def _remapped_rows_are_whole(rows: TreeLabel) -> bool:
     return not rows.children or rows.has("remapping_failure_occurred")
 
 
-def _reasons_are_whole(block: Node, driver: int | None) -> bool:
+def _reasons_are_whole(block: TreeLabel, driver: int | None) -> bool:
     reasons = block.child("clocks_event_reasons", "clocks_throttle_reasons")
     if not reasons.children:
         return True
@@ -175,7 +175,7 @@ def _reasons_are_whole(block: Node, driver: int | None) -> bool:
     return reasons.has("display_clock_setting")
 
 
-def _refuse_shorter_last(blocks: list[Node]) -> None:
+def _refuse_shorter_last(blocks: list[TreeLabel]) -> None:
     """In a listing with ``-d`` all GPUs have the same fields; a last one that has only the first of them was cut."""
     if len(blocks) < 2 or any(_is_whole_listing(block) for block in blocks):
         return

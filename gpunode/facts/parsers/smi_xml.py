@@ -6,7 +6,7 @@ from xml.parsers import expat
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.smi import Failure, SmiLog
 from gpunode.facts.parsers import smi_error, smi_gpu
-from gpunode.facts.parsers.tree import Node, label_of
+from gpunode.facts.parsers.tree import TreeLabel, label_of
 from gpunode.facts.parsers.values import MOST_GPUS, found, lines_of, shorten
 
 _ROOT = "nvidia_smi_log"
@@ -48,7 +48,7 @@ class _Builder:
     """Builds the tree while expat reads, and keeps each GPU's ``id`` attribute."""
 
     def __init__(self) -> None:
-        self.root = Node("")
+        self.root = TreeLabel("")
         self.bus_ids: list[str | None] = []
         self._open = [self.root]
         self._text: list[str] = []
@@ -57,7 +57,7 @@ class _Builder:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if len(self._open) > _DEPTH:
             raise ParseError(f"expected the XML of nvidia-smi -q -x, found elements nested more than {_DEPTH} deep")
-        node = Node(label_of(tag))
+        node = TreeLabel(label_of(tag))
         if len(self._open) == 1 and tag != _ROOT:
             raise ParseError(f"expected the root element <{_ROOT}>, found <{shorten(tag)}>")
         self._elements += 1
@@ -82,7 +82,7 @@ class _Builder:
         self._text.clear()
 
 
-def _tree(text: str) -> tuple[Node, list[str | None]]:
+def _tree(text: str) -> tuple[TreeLabel, list[str | None]]:
     """The root's node and each GPU's ``id`` attribute."""
     builder = _Builder()
     parser = expat.ParserCreate("utf-8")

@@ -13,24 +13,24 @@ def label_of(name: str) -> str:
 
 
 @dataclass(slots=True)
-class Node:
+class TreeLabel:
     """One label of the output: its value where it has one, and what stands below it."""
 
     label: str
     value: str | None = None
-    children: list["Node"] = field(default_factory=list)
+    children: list["TreeLabel"] = field(default_factory=list)
 
-    def all(self, label: str) -> list["Node"]:
+    def all(self, label: str) -> list["TreeLabel"]:
         """The children of that label, in order."""
         return [child for child in self.children if child.label == label]
 
-    def child(self, *labels: str) -> "Node":
+    def child(self, *labels: str) -> "TreeLabel":
         """The first child with one of the labels; an empty node where there is none."""
         for label in labels:
             for child in self.children:
                 if child.label == label:
                     return child
-        return Node("")
+        return TreeLabel("")
 
     def has(self, *labels: str) -> bool:
         """True where a child has one of the labels."""
@@ -46,7 +46,7 @@ class Node:
                 return node.value
         return None
 
-    def leaves(self) -> Iterator["Node"]:
+    def leaves(self) -> Iterator["TreeLabel"]:
         """All nodes below with a value, in order."""
         pending = list(reversed(self.children))
         while pending:

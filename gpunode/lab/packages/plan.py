@@ -11,9 +11,9 @@ from packaging.version import Version
 from gpunode.lab.packages.recorded import Offer, offers, recorded, stem
 from gpunode.lab.packages.rows import (
     Content,
-    Package,
+    PackageRow,
     Payload,
-    Repository,
+    ServedRepository,
     content_rows,
     packages,
     releases,
@@ -69,14 +69,14 @@ def plan() -> dict[str, object]:
     }
 
 
-def _pin(repository: Repository) -> str:
+def _pin(repository: ServedRepository) -> str:
     """The preferences that cuda-keyring brings for the repository; empty where none are recorded."""
     if not repository.keyring:
         return ""
     return str((recorded(repository.recorded)["repository"].get("pin") or {}).get("content", ""))
 
 
-def contents(repository: Repository) -> list[Built]:
+def contents(repository: ServedRepository) -> list[Built]:
     """All packages of a repository, in all their releases."""
     return _contents(next(name for name, row in repositories().items() if row.path == repository.path))
 
@@ -95,18 +95,18 @@ def _contents(name: str) -> list[Built]:
     return declared + [_recorded(offer, repository) for offer in recorded_in(repository) if offer.name not in names]
 
 
-def recorded_in(repository: Repository) -> Iterator[Offer]:
+def recorded_in(repository: ServedRepository) -> Iterator[Offer]:
     """What the recorded index of a repository says that it holds."""
     if repository.recorded:
         yield from offers(repository.recorded, repository.releases)
 
 
-def _recorded(offer: Offer, repository: Repository) -> Built:
+def _recorded(offer: Offer, repository: ServedRepository) -> Built:
     """A package of a recorded index with the lab's content."""
     content = content_rows(repository.contents).get(stem(offer.name)) or Content(description=offer.name)
     relations = {key: tuple(entries) for key, entries in offer.relations.items()}
     relations["depends"] = (*relations.get("depends", ()), *content.needs)
-    row = Package(
+    row = PackageRow(
         name=offer.name,
         over="recorded",
         version=offer.version,
@@ -125,7 +125,7 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return _BRACES.sub(lambda match: values.get(match[1], match[0]), text)
 
 
-def _built(row: Package, given: Mapping[str, str], repository: Repository) -> Built:
+def _built(row: PackageRow, given: Mapping[str, str], repository: ServedRepository) -> Built:
     values = {"release": "", **given, "revision": given.get(repository.family, "1")}
     version = filled(row.version, values)
     values |= {"version": version, "libdir": _LIBRARIES[repository.family]}
@@ -194,7 +194,7 @@ def _file(built: Built, path: str, text: str, mode: str) -> None:
     built.files.append({"path": path, "text": text, "mode": mode})
 
 
-def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
+def _debian_scripts(built: Built, row: PackageRow, values: Mapping[str, str]) -> None:
     """Maintainer scripts that do what debhelper's do, where it matters to a node."""
     steps: dict[str, list[str]] = {"postinst": [], "prerm": [], "postrm": []}
     for user in row.users:
@@ -227,7 +227,7 @@ def _debian_scripts(built: Built, row: Package, values: Mapping[str, str]) -> No
     built.scripts = {name: "#!/bin/sh\nset -e\n" + "".join(parts) for name, parts in steps.items() if parts}
 
 
-def _rpm_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
+def _rpm_scripts(built: Built, row: PackageRow, values: Mapping[str, str]) -> None:
     """Scriptlets, where they decide what is on a node: accounts, libraries, modules, headers and their index."""
     steps: dict[str, list[str]] = {"pre": [], "post": [], "preun": [], "postun": []}
     if built.libraries:  # what file triggers of glibc do there
@@ -249,7 +249,7 @@ def _rpm_scripts(built: Built, row: Package, values: Mapping[str, str]) -> None:
     built.scripts |= {name: "".join(parts) for name, parts in steps.items() if parts}
 
 
-def names(repository: Repository) -> Iterator[tuple[str, str]]:
+def names(repository: ServedRepository) -> Iterator[tuple[str, str]]:
     """Name and version of every package."""
     for built in contents(repository):
         yield built.name, built.version

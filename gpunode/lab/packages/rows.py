@@ -73,7 +73,7 @@ class Alternative(_Strict):
     priority: str
 
 
-class Package(_Strict):
+class PackageRow(_Strict):
     """One row: a package in every release of the list ``over``. Text may hold the list's keys in braces."""
 
     name: str
@@ -129,7 +129,7 @@ class Content(_Strict):
     repack: str = ""
 
 
-class Repository(_Strict):
+class ServedRepository(_Strict):
     """One repository: where it is served and what it holds."""
 
     path: str
@@ -173,9 +173,11 @@ def releases() -> dict[str, list[dict[str, str]]]:
 
 
 @cache
-def repositories() -> dict[str, Repository]:
+def repositories() -> dict[str, ServedRepository]:
     """The repositories by name."""
-    return {name: _typed(Repository, row, f"repositories.yml: {name}") for name, row in loaded("repositories").items()}
+    return {
+        name: _typed(ServedRepository, row, f"repositories.yml: {name}") for name, row in loaded("repositories").items()
+    }
 
 
 def repository_of(system: str) -> str:
@@ -184,11 +186,11 @@ def repository_of(system: str) -> str:
 
 
 @cache
-def packages(name: str) -> tuple[Package, ...]:
+def packages(name: str) -> tuple[PackageRow, ...]:
     """The package rows of ``data/NAME.yml``, each over the file's ``defaults``; UsageError names one that is bad."""
     content = loaded(name)
     defaults = content.get("defaults", {})
-    rows = [_typed(Package, defaults | row, f"{name}.yml: {row.get('name')}") for row in content["packages"]]
+    rows = [_typed(PackageRow, defaults | row, f"{name}.yml: {row.get('name')}") for row in content["packages"]]
     for row in rows:
         if row.over not in releases():
             raise UsageError(f"{name}.yml: {row.name}: over: releases.yml has no list {row.over}")

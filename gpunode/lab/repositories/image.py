@@ -19,7 +19,7 @@ from gpunode.lab.lock import locked
 from gpunode.lab.mirror import find_mirror
 from gpunode.lab.packages.plan import contents, plan
 from gpunode.lab.packages.rows import repositories
-from gpunode.lab.recipe import Recipe, System, architecture
+from gpunode.lab.recipe import LabSystem, Recipe, architecture
 
 KIND = "vendor"
 _TOOLS = (
@@ -74,7 +74,7 @@ def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | Non
     """
     if architecture() != "amd64":
         raise UndeterminedError("the lab's vendor repository is made for x86_64 alone: use a lab without --hardware")
-    recipe = ToolsRecipe(System("vendor-tools", "bookworm", "vendor"), "amd64", find_mirror(mirror))
+    recipe = ToolsRecipe(LabSystem("vendor-tools", "bookworm", "vendor"), "amd64", find_mirror(mirror))
     inputs = list(_inputs())
     digest = hashlib.sha256(json.dumps([recipe.digest, *inputs]).encode()).hexdigest()[:12]
     tag = f"{REPOSITORY}:{KIND}-{digest}"

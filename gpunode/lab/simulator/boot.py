@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from . import devices, faults, kernel, kmsg, modprobe, modules, mounts, nics, numa, pci, smi_mig, state
-from .node import Node
+from .node import NodeSnapshot
 
 REPORT = "/var/log/gpunode-lab-boot.log"
 GPUS = "/var/log/gpunode-lab-gpus.log"
@@ -65,7 +65,7 @@ def _log_settings() -> None:
     """Note how the GPUs are set before any program of the node could set them."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with state.path(GPUS).open("a", encoding="utf-8") as stream:
-        for gpu in Node().gpus:
+        for gpu in NodeSnapshot().gpus:
             default = float(gpu.get("power_limit_w", 0))
             locked = "locked" if gpu.now.get("locked_sm_clock_mhz") else "not locked"
             stream.write(

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from . import state
-from .node import LIBRARY_FOLDERS, Node, loaded, package_release
+from .node import LIBRARY_FOLDERS, NodeSnapshot, loaded, package_release
 from .versions import numbers
 
 KIND = "nvidia.com/gpu"
@@ -88,7 +88,7 @@ def mounts(release: str) -> list[str]:
     return [*libraries(release), *programs(), *sockets, *own]
 
 
-def usable() -> tuple[Node, str]:
+def usable() -> tuple[NodeSnapshot, str]:
     """The node and its driver's release. Raises CdiError where there is no GPU to hand out."""
     node = loaded()
     release = node.library

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import cdi
 from .cdi_hook import HookError, inside, make_link, update_ldcache
-from .gpu import Gpu
+from .gpu import SimulatedGpu
 from .node import package_release
 
 LIMIT_S = 120
@@ -73,7 +73,7 @@ def info() -> str:
     return text
 
 
-def configure(pid: int, root: Path, gpus: list[Gpu]) -> None:
+def configure(pid: int, root: Path, gpus: list[SimulatedGpu]) -> None:
     """Mount the driver's files and make the device files in the mount namespace of that process."""
     names = [path for gpu in gpus for path in cdi.device_files(gpu.minor)]
     own = "/usr/lib/gpunode-lab/bin/nvidia-container-cli"

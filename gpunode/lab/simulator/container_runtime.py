@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cdi, container_cli, ctk_config, state
-from .node import Node
+from .node import NodeSnapshot
 
 RUNTIMES = ("runc", "crun")
 ASKED = "NVIDIA_VISIBLE_DEVICES"
@@ -83,7 +83,7 @@ def chosen(asked: str | None) -> list[Any] | None:
     """The GPUs that ``NVIDIA_VISIBLE_DEVICES`` names; None where it names none. Raises CdiError."""
     if asked in (None, "", "void"):
         return None
-    node: Node
+    node: NodeSnapshot
     node, _ = cdi.usable()
     if asked == "none":
         return []

@@ -16,7 +16,7 @@ DEFAULT_STRATEGIES = ("index", "uuid")
 SPECIFICATIONS = ("/etc/cdi", "/var/run/cdi")
 
 
-class UsageError(Exception):
+class CtkUsageError(Exception):
     """A command line that nvidia-ctk does not understand."""
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     try:
         command = commands.get((words[0], words[1])) if len(words) > 1 else None
         return command(words[2:]) if command else _unknown(words)
-    except (UsageError, cdi.CdiError, ctk_config.ConfigError) as err:
+    except (CtkUsageError, cdi.CdiError, ctk_config.ConfigError) as err:
         note("error", str(err))
         return 1
 
@@ -61,12 +61,12 @@ def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[st
         key, equals, value = word.partition("=")
         name = key.lstrip("-")
         if not key.startswith("-") or name not in (*with_value, *switches):
-            raise UsageError(f"flag provided but not defined: {key}")
+            raise CtkUsageError(f"flag provided but not defined: {key}")
         if name in switches:
             value = value if equals else "true"
         elif not equals:
             if not left:
-                raise UsageError(f"flag needs an argument: {key}")
+                raise CtkUsageError(f"flag needs an argument: {key}")
             value = left.pop(0)
         found.setdefault(name, []).append(value)
     return found
@@ -86,7 +86,7 @@ def generate(words: list[str]) -> int:
     output = (options.get("output") or [os.environ.get("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", "")])[-1]
     form = (options.get("format") or ["json" if output.endswith(".json") else "yaml"])[-1]
     if form not in ("yaml", "json"):
-        raise UsageError(f"invalid format: {form}")
+        raise CtkUsageError(f"invalid format: {form}")
     text = json.dumps(document, indent=2) + "\n" if form == "json" else "---\n" + cdi.yaml(document)
     note("info", f"Using driver version {cdi.usable()[1]}")
     if output:

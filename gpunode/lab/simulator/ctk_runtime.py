@@ -45,7 +45,7 @@ def configure(words: list[str]) -> int:
     chosen = {key: values[-1] for key, values in options.items()}
     runtime = chosen.get("runtime", "docker")
     if runtime not in FILES:
-        raise ctk.UsageError(f"unrecognized runtime '{runtime}'")
+        raise ctk.CtkUsageError(f"unrecognized runtime '{runtime}'")
     default = chosen.get("set-as-default") == "true"
     with_cdi = chosen.get("cdi.enabled") == "true"
     name = chosen.get("nvidia-runtime-name", "nvidia")

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from . import daemon
-from .gpu import Gpu
-from .node import Node, package_release
+from .gpu import SimulatedGpu
+from .node import NodeSnapshot, package_release
 from .readings import ecc_counts, remapped
 
 NO_ENGINE = (
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     """Run dcgmi with these arguments; its exit code."""
     if argv[:1] in (["-v"], ["--version"]):
         return _say(f"Version : {package_release() or 'unknown'}\nBuild Type : Release\n")
-    node = Node()
+    node = NodeSnapshot()
     if not daemon.is_running(node.running.get("host_engine")):
         sys.stdout.write(NO_ENGINE)
         return FAILED
@@ -39,7 +39,7 @@ def _say(text: str) -> int:
     return 0
 
 
-def discovery(node: Node) -> str:
+def discovery(node: NodeSnapshot) -> str:
     """``dcgmi discovery -l``: GPUs, and the NVSwitches that show on the bus."""
     rule = "+--------+----------------------------------------------------------------------+"
     lines = [f"{len(node.gpus)} GPU{'s' if len(node.gpus) != 1 else ''} found.", rule]
@@ -55,7 +55,7 @@ def discovery(node: Node) -> str:
     return "\n".join([*lines, "+-----------+"]) + "\n"
 
 
-def _diagnosis(node: Node, argv: list[str]) -> int:
+def _diagnosis(node: NodeSnapshot, argv: list[str]) -> int:
     level = argv[argv.index("-r") + 1] if "-r" in argv[:-1] else None
     if level not in ("1", "short", "software") or not {"-j", "--json"}.intersection(argv):
         sys.stderr.write("dcgmi: a simulated GPU node runs diag -r 1 -j alone: there is no GPU to load (gpunode lab)\n")
@@ -76,7 +76,7 @@ def _diagnosis(node: Node, argv: list[str]) -> int:
     return FAILED_DIAGNOSIS if failed else 0
 
 
-def software(node: Node) -> list[dict[str, Any]]:
+def software(node: NodeSnapshot) -> list[dict[str, Any]]:
     """The software test of level 1, as DCGM 4 lists it: one test, a result for each GPU."""
     results = []
     for gpu in node.gpus:
@@ -90,7 +90,7 @@ def software(node: Node) -> list[dict[str, Any]]:
     return [{"name": "software", "results": results, "test_summary": {"status": worst}}]
 
 
-def _problems(gpu: Gpu) -> list[str]:
+def _problems(gpu: SimulatedGpu) -> list[str]:
     found = []
     if gpu.lost:
         found.append(f"GPU {gpu.index} was lost. Reboot the system to recover this GPU.")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from . import daemon, state
-from .node import Node, package_release
+from .node import NodeSnapshot, package_release
 
 TOOL = "nv-fabricmanager"
 CONFIG = "/usr/share/nvidia/nvswitch/fabricmanager.cfg"
@@ -36,7 +36,7 @@ def _start(options: dict[str, str]) -> int:
         sys.stderr.write(f"failed to open/read config file {options.get('c', CONFIG)}\n")
         return 1
     log = state.path(config.get("LOG_FILE_NAME") or "/var/log/fabricmanager.log")
-    node = Node()
+    node = NodeSnapshot()
     why = refusal(node, package_release())
     if why:
         daemon.say(TOOL, why)
@@ -70,7 +70,7 @@ CONFIGURED = (
 )
 
 
-def refusal(node: Node, own: str | None) -> str | None:
+def refusal(node: NodeSnapshot, own: str | None) -> str | None:
     """Why this fabric manager does not start on this node, in its own words; None where it does."""
     if node.release is None:
         return (
@@ -90,7 +90,7 @@ def refusal(node: Node, own: str | None) -> str | None:
     return None
 
 
-def _sees_switches(node: Node) -> bool:
+def _sees_switches(node: NodeSnapshot) -> bool:
     """NVSwitches show on the bus up to NVLink 4; later ones are reached through the subnet manager."""
     if "nvlsm" in node.services:
         return daemon.is_running(node.running.get("nvlsm"))

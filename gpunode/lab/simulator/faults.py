@@ -44,7 +44,7 @@ _AMPERE_ON = ("ampere", "hopper", "blackwell")
 
 
 @dataclass(frozen=True)
-class Kind:
+class FaultKind:
     """One fault: what has it (``node``, ``gpu``, ``link``), what it is, its details with their defaults, its means."""
 
     where: str
@@ -145,31 +145,31 @@ def _entry_only(fault: Fault) -> None:
     """The simulated tools read it from the list."""
 
 
-KINDS: dict[str, Kind] = {
-    "library-mismatch": Kind(
+KINDS: dict[str, FaultKind] = {
+    "library-mismatch": FaultKind(
         "node",
         "a second NVML library of another release is installed, and the linker takes it",
         {},
         replaced.add_library,
         replaced.remove_library,
     ),
-    "gpu-lost": Kind("gpu", "falls off the bus (Xid 79); after a reboot it is not there", {}, _lose, _find_again),
-    "ecc-uncorrected": Kind("gpu", "uncorrectable memory errors (Xid 48, 94)", {"count": 1}, _uncorrected),
-    "remap-pending": Kind("gpu", "a row waits for a reset to be remapped (Xid 63)", {}, _remap),
-    "xid": Kind("gpu", "the driver reports this Xid", {"number": 31, "text": ""}, _xid),
-    "nvlink-down": Kind("link", "a link is down (Xid 74)", {}, _link_down),
-    "pcie-narrow": Kind("gpu", "the PCIe link runs at less than it can", {"width": 8, "gen": 0}, _narrow, _widen),
-    "throttle": Kind("gpu", "its clocks are held down", {"reason": "hw_thermal_slowdown"}, _throttle),
-    "smi-hangs": Kind("node", "nvidia-smi does not come back", {}, _entry_only),
-    "fabric-manager-version": Kind(
+    "gpu-lost": FaultKind("gpu", "falls off the bus (Xid 79); after a reboot it is not there", {}, _lose, _find_again),
+    "ecc-uncorrected": FaultKind("gpu", "uncorrectable memory errors (Xid 48, 94)", {"count": 1}, _uncorrected),
+    "remap-pending": FaultKind("gpu", "a row waits for a reset to be remapped (Xid 63)", {}, _remap),
+    "xid": FaultKind("gpu", "the driver reports this Xid", {"number": 31, "text": ""}, _xid),
+    "nvlink-down": FaultKind("link", "a link is down (Xid 74)", {}, _link_down),
+    "pcie-narrow": FaultKind("gpu", "the PCIe link runs at less than it can", {"width": 8, "gen": 0}, _narrow, _widen),
+    "throttle": FaultKind("gpu", "its clocks are held down", {"reason": "hw_thermal_slowdown"}, _throttle),
+    "smi-hangs": FaultKind("node", "nvidia-smi does not come back", {}, _entry_only),
+    "fabric-manager-version": FaultKind(
         "node",
         "the fabric manager's program is of another release",
         {"version": ""},
         replaced.swap_fabric_manager,
         replaced.restore_fabric_manager,
     ),
-    "fabric-not-completed": Kind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only, _join_fabric),
-    "gpu-busy": Kind("gpu", "a process holds the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
+    "fabric-not-completed": FaultKind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only, _join_fabric),
+    "gpu-busy": FaultKind("gpu", "a process holds the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
 }
 
 
@@ -254,7 +254,7 @@ def heal(name: str | None, component: str | None) -> list[Fault]:
     return healed
 
 
-def known(name: str) -> Kind:
+def known(name: str) -> FaultKind:
     """The fault of that name; FaultError names those there are."""
     if name not in KINDS:
         raise FaultError(f"{name}: no such fault; there are {', '.join(KINDS)}")
@@ -272,7 +272,7 @@ def _same(one: Fault, other: Fault) -> bool:
     return all(one.get(key) == other.get(key) for key in keys)
 
 
-def _component(name: str, kind: Kind, component: str | None) -> str | None:
+def _component(name: str, kind: FaultKind, component: str | None) -> str | None:
     hardware = state.hardware()
     if kind.where == "node":
         if component not in (None, _NODE):

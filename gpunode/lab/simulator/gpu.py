@@ -6,16 +6,16 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .node import Node
+    from .node import NodeSnapshot
 
 OLDEST_FIRST = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin")
 NAMES = {"ada": "Ada Lovelace"}
 
 
-class Gpu:
+class SimulatedGpu:
     """A GPU of the node, read anew with each start of a tool."""
 
-    def __init__(self, node: Node, entry: dict[str, Any]) -> None:
+    def __init__(self, node: NodeSnapshot, entry: dict[str, Any]) -> None:
         self.node = node
         self.entry = entry
         self.number: int = int(entry["index"])

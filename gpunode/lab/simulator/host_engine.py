@@ -6,7 +6,7 @@ import os
 import sys
 
 from . import daemon, state
-from .node import Node, package_release
+from .node import NodeSnapshot, package_release
 
 TOOL = "nv-hostengine"
 PID_FILE = "/var/run/nvhostengine.pid"
@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     if "-t" in argv or "--term" in argv:
         return _terminate()
     background = not {"-n", "--no-daemon"}.intersection(argv)
-    if daemon.is_running(Node().running.get("host_engine")):
+    if daemon.is_running(NodeSnapshot().running.get("host_engine")):
         sys.stderr.write("Host engine already running.\n")
         return 1
     file = argv[argv.index("--pid") + 1] if "--pid" in argv[:-1] else PID_FILE
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 
 def _terminate() -> int:
-    pid = Node().running.get("host_engine")
+    pid = NodeSnapshot().running.get("host_engine")
     if not isinstance(pid, int) or not daemon.is_running(pid):
         sys.stderr.write("Unable to terminate host engine, it may not be running.\n")
         return 1

@@ -7,7 +7,7 @@ import sys
 
 from . import daemon, state
 from .fabric_manager import settings
-from .node import Node, package_release
+from .node import NodeSnapshot, package_release
 
 TOOL = "nvidia-imex"
 CONFIG = "/etc/nvidia-imex/config.cfg"
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"failed to open/read config file {name}\n")
         return 1
     log = state.path(config.get("LOG_FILE_NAME") or "/var/log/nvidia-imex.log")
-    why = refusal(Node(), package_release())
+    why = refusal(NodeSnapshot(), package_release())
     if why:
         daemon.say(TOOL, why)
         daemon.log_line(log, f"[ERROR] {why}")
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     return (daemon.foreground if config.get("DAEMONIZE") == "0" else daemon.fork)(state.path(PID_FILE), start, stop)
 
 
-def refusal(node: Node, own: str | None) -> str | None:
+def refusal(node: NodeSnapshot, own: str | None) -> str | None:
     """Why IMEX does not start on this node; None where it does."""
     if node.release is None:
         return "Unable to load the NVIDIA driver: the NVIDIA kernel module is not loaded"

@@ -356,39 +356,39 @@ capabilities | Capabilities | 560-
 
 
 @dataclass
-class Row:
+class LayoutRow:
     """One line of the layout with what stands below it."""
 
     tag: str
     label: str
     versions: str = ""
     condition: str = ""
-    below: list[Row] = field(default_factory=list)
+    below: list[LayoutRow] = field(default_factory=list)
 
 
-def rows(version: str, traits: frozenset[str]) -> list[Row]:
+def rows(version: str, traits: frozenset[str]) -> list[LayoutRow]:
     """The rows that this driver version prints of a GPU with these traits, in order."""
     return _chosen(_ROWS, numbers(version), traits)
 
 
-def _chosen(candidates: list[Row], version: tuple[int, ...], traits: frozenset[str]) -> list[Row]:
+def _chosen(candidates: list[LayoutRow], version: tuple[int, ...], traits: frozenset[str]) -> list[LayoutRow]:
     chosen = []
     for row in candidates:
         wanted = row.condition.lstrip("!")
         fits = not wanted or (wanted in traits) != row.condition.startswith("!")
         if fits and in_range(row.versions, version):
-            chosen.append(Row(row.tag, row.label, below=_chosen(row.below, version, traits)))
+            chosen.append(LayoutRow(row.tag, row.label, below=_chosen(row.below, version, traits)))
     return chosen
 
 
-def _parsed(text: str) -> list[Row]:
-    top: list[Row] = []
+def _parsed(text: str) -> list[LayoutRow]:
+    top: list[LayoutRow] = []
     open_rows = [top]
     for line in text.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         cells = [cell.strip() for cell in line.split("|")]
         tag, label, versions, condition = [*cells, "", ""][:4]
-        row = Row(tag, label, versions, condition)
+        row = LayoutRow(tag, label, versions, condition)
         del open_rows[depth + 1 :]
         open_rows[depth].append(row)
         open_rows.append(row.below)

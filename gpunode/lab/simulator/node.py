@@ -8,7 +8,7 @@ import subprocess
 from typing import Any
 
 from . import state
-from .gpu import Gpu
+from .gpu import SimulatedGpu
 from .versions import numbers
 
 LIBRARY_FOLDERS = ("usr/lib/{arch}-linux-gnu", "usr/lib64", "usr/lib", "lib/{arch}-linux-gnu", "usr/local/lib")
@@ -16,7 +16,7 @@ DEVICE_OWNER = "etc/gpunode/lab-node"
 MODPROBE_S = 60
 
 
-class Node:
+class NodeSnapshot:
     """One look at the node. ``release`` is the version of the module in memory, None where none is loaded."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Node:
         self.release: str | None = module.get("version")
         self.flavour: str | None = module.get("flavour")
         self.library = library_release()
-        gpus = [Gpu(self, entry) for entry in self.hardware.get("gpus", [])]
+        gpus = [SimulatedGpu(self, entry) for entry in self.hardware.get("gpus", [])]
         self.gpus = [gpu for gpu in gpus if self._is_visible(gpu)]
         for index, gpu in enumerate(self.gpus):
             gpu.index = index
@@ -41,7 +41,7 @@ class Node:
         """The tool runs in a container of the node's."""
         return not (state.ROOT / DEVICE_OWNER).exists()
 
-    def _is_visible(self, gpu: Gpu) -> bool:
+    def _is_visible(self, gpu: SimulatedGpu) -> bool:
         """On the node itself those that the driver took are; in a container those whose device file was put into it."""
         taken = self.running.get("gpus")
         if taken and str(gpu.number) not in taken:
@@ -82,9 +82,9 @@ class Node:
         return [entry for entry in listed if (state.ROOT / f"proc/{entry.get('pid')}").exists()]
 
 
-def loaded() -> Node:
+def loaded() -> NodeSnapshot:
     """The node as it is once somebody has asked the driver's library: root's first call loads the module."""
-    node = Node()
+    node = NodeSnapshot()
     modprobe = state.path("/usr/sbin/modprobe")
     if node.library is None or node.release is not None or os.geteuid() != 0 or not modprobe.exists():
         return node
@@ -97,7 +97,7 @@ def loaded() -> Node:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    return Node()
+    return NodeSnapshot()
 
 
 def library_release() -> str | None:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from . import daemon, state
-from .node import Node, package_release
+from .node import NodeSnapshot, package_release
 
 TOOL = "nvlsm"
 NEEDED = ("ib_umad", "mlx5_core")
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         else:
             sys.stderr.write(f"nvlsm: unrecognized option '{word}'\n")
             return 1
-    node = Node()
+    node = NodeSnapshot()
     loaded = node.running.get("modules") or []
     missing = [name for name in NEEDED if name not in loaded]
     if missing or "nvlsm" not in node.services:

@@ -7,7 +7,7 @@ import pwd
 import sys
 
 from . import daemon, smi_settings, state
-from .node import Node, package_release
+from .node import NodeSnapshot, package_release
 
 TOOL = "nvidia-persistenced"
 PID_FILE = "/var/run/nvidia-persistenced/nvidia-persistenced.pid"
@@ -56,7 +56,7 @@ def _failed(why: str) -> int:
 
 
 def _start(persistence: bool) -> int:
-    node = Node()
+    node = NodeSnapshot()
     if daemon.is_running(node.running.get("persistenced")):
         return _failed("Failed to lock PID file: Resource temporarily unavailable")
     if node.release is None or not node.gpus:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .gpu import Gpu
+from .gpu import SimulatedGpu
 
 THROTTLES = ("sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 """Reasons that something else than the load holds clocks down, as a fault can be one."""
 
 
-def clocks(gpu: Gpu) -> dict[str, int]:
+def clocks(gpu: SimulatedGpu) -> dict[str, int]:
     """Clocks in force in MHz: graphics, sm, memory, video."""
     idle = gpu.get("idle_clocks_mhz") or {}
     top = maximum_clocks(gpu)
@@ -25,14 +25,14 @@ def clocks(gpu: Gpu) -> dict[str, int]:
     return {"graphics": sm, "sm": sm, "memory": memory, "video": video if gpu.busy else int(idle.get("video", video))}
 
 
-def maximum_clocks(gpu: Gpu) -> dict[str, int]:
+def maximum_clocks(gpu: SimulatedGpu) -> dict[str, int]:
     """Maximum clocks in MHz."""
     sm = int(gpu.get("max_sm_clock_mhz", 0))
     video = int(gpu.get("video_clock_mhz", 0))
     return {"graphics": sm, "sm": sm, "memory": int(gpu.get("max_memory_clock_mhz", 0)), "video": video}
 
 
-def application_clocks(gpu: Gpu, default: bool = False) -> tuple[int, int]:
+def application_clocks(gpu: SimulatedGpu, default: bool = False) -> tuple[int, int]:
     """(memory, graphics) in MHz."""
     top = maximum_clocks(gpu)
     chosen = None if default else gpu.now.get("application_clocks_mhz")
@@ -42,7 +42,7 @@ def application_clocks(gpu: Gpu, default: bool = False) -> tuple[int, int]:
     return int(usual.get("memory", top["memory"])), int(usual.get("graphics", top["sm"]))
 
 
-def reasons(gpu: Gpu) -> dict[str, bool]:
+def reasons(gpu: SimulatedGpu) -> dict[str, bool]:
     """Which throttle reasons are active, by their short names."""
     fault = gpu.fault("throttle") or {}
     which = str(fault.get("reason", "hw_thermal_slowdown")) if fault else ""
@@ -59,7 +59,7 @@ def reasons(gpu: Gpu) -> dict[str, bool]:
     }
 
 
-def memory(gpu: Gpu) -> dict[str, int]:
+def memory(gpu: SimulatedGpu) -> dict[str, int]:
     """Memory in MiB: total, reserved, used, free."""
     total = int(gpu.get("memory_total_mib", 0))
     reserved = int(gpu.get("memory_reserved_mib", total // 150))
@@ -67,7 +67,7 @@ def memory(gpu: Gpu) -> dict[str, int]:
     return {"total": total, "reserved": reserved, "used": used, "free": total - reserved - used}
 
 
-def ecc_counts(gpu: Gpu) -> dict[str, int]:
+def ecc_counts(gpu: SimulatedGpu) -> dict[str, int]:
     """``volatile/dram_uncorrectable`` and so on to counts."""
     counts = {
         f"{period}/{place}": 0
@@ -85,7 +85,7 @@ def ecc_counts(gpu: Gpu) -> dict[str, int]:
     return counts
 
 
-def remapped(gpu: Gpu) -> dict[str, int | bool]:
+def remapped(gpu: SimulatedGpu) -> dict[str, int | bool]:
     """Remapped rows: correctable, uncorrectable, pending, failure."""
     kept = gpu.kept.get("remapped") or {}
     pending = gpu.fault("remap-pending") is not None
@@ -97,21 +97,21 @@ def remapped(gpu: Gpu) -> dict[str, int | bool]:
     }
 
 
-def temperature_c(gpu: Gpu) -> int:
+def temperature_c(gpu: SimulatedGpu) -> int:
     """The chip's temperature: idle, busy, or hot by the fault."""
     if gpu.fault("throttle"):
         return int((gpu.get("temperatures_c") or {}).get("slowdown", int(gpu.get("tlimit_base_c", 87)) + 2))
     return 59 if gpu.busy else 31 + gpu.number % 4
 
 
-def power_w(gpu: Gpu) -> float:
+def power_w(gpu: SimulatedGpu) -> float:
     """The power draw: idle, or most of the limit."""
     if gpu.busy:
         return round(gpu.power_limit_w * 0.9, 2)
     return float(gpu.get("idle_power_w", max(gpu.power_limit_w * 0.1, 1.0)))
 
 
-def fabric(gpu: Gpu) -> dict[str, str]:
+def fabric(gpu: SimulatedGpu) -> dict[str, str]:
     """State, status, clique and cluster of a GPU behind NVSwitches; empty for others."""
     if not gpu.in_fabric:
         return {}

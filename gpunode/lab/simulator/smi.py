@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from . import smi_mig, smi_nvlink, smi_query, smi_settings, smi_table, smi_text, smi_topo, smi_xml, state
-from .gpu import Gpu
-from .node import Node, loaded, package_release
+from .gpu import SimulatedGpu
+from .node import NodeSnapshot, loaded, package_release
 from .versions import numbers
 
 SUCCESS, INVALID, NOT_FOUND = 0, 2, 6
@@ -84,7 +84,7 @@ def _run(argv: list[str]) -> int:
     return _say(smi_table.table(node, gpus))
 
 
-def ready() -> Node:
+def ready() -> NodeSnapshot:
     """The node, once module and library agree and a GPU is there. Raises SmiError as nvidia-smi fails."""
     node = loaded()
     if node.library is None:
@@ -149,7 +149,7 @@ def invalid(word: str) -> SmiError:
     )
 
 
-def chosen(node: Node, which: str | None) -> list[Gpu]:
+def chosen(node: NodeSnapshot, which: str | None) -> list[SimulatedGpu]:
     """The GPUs of ``-i``: indices, UUIDs or bus ids. Raises SmiError where one is none."""
     if which is None:
         return node.gpus
@@ -162,7 +162,7 @@ def chosen(node: Node, which: str | None) -> list[Gpu]:
     return found
 
 
-def _is_named(gpu: Gpu, word: str) -> bool:
+def _is_named(gpu: SimulatedGpu, word: str) -> bool:
     bus = gpu.bus_id.lower()
     return word in (str(gpu.index), gpu.uuid) or word.lower() in (bus, bus[4:])
 
@@ -179,7 +179,7 @@ def _format(options: dict[str, str]) -> set[str]:
     return wanted
 
 
-def _query(node: Node, gpus: list[Gpu], options: dict[str, str]) -> int:
+def _query(node: NodeSnapshot, gpus: list[SimulatedGpu], options: dict[str, str]) -> int:
     if "xml" in options:
         return _say(smi_xml.document(node, gpus))
     sections = None
@@ -191,7 +191,7 @@ def _query(node: Node, gpus: list[Gpu], options: dict[str, str]) -> int:
     return _say(smi_text.document(node, gpus, sections))
 
 
-def _version(node: Node) -> str:
+def _version(node: NodeSnapshot) -> str:
     driver = node.driver
     short = ".".join(driver.split(".")[:2])
     lines = [
@@ -210,7 +210,7 @@ def _version(node: Node) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _topo(node: Node, argv: list[str]) -> int:
+def _topo(node: NodeSnapshot, argv: list[str]) -> int:
     if argv in (["-m"], ["--matrix"]):
         return _say(smi_topo.matrix(node))
     if argv in (["-p2p", "r"], ["--p2pstatus", "r"]):
@@ -218,7 +218,7 @@ def _topo(node: Node, argv: list[str]) -> int:
     raise invalid("topo")
 
 
-def _mig(node: Node, argv: list[str]) -> int:
+def _mig(node: NodeSnapshot, argv: list[str]) -> int:
     which, argv = _without_id(argv)
     root = os.geteuid() == 0 or bool(os.environ.get("GPUNODE_LAB_ROOT"))
     try:
@@ -237,7 +237,7 @@ def _without_id(argv: list[str]) -> tuple[str | None, list[str]]:
     return argv[place + 1], argv[:place] + argv[place + 2 :]
 
 
-def _nvlink(node: Node, argv: list[str]) -> int:
+def _nvlink(node: NodeSnapshot, argv: list[str]) -> int:
     which, argv = _without_id(argv)
     listings = {
         "-s": smi_nvlink.status, "--status": smi_nvlink.status, "-e": smi_nvlink.errors,

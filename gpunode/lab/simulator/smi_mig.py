@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import state
-from .gpu import Gpu
+from .gpu import SimulatedGpu
 
 NOT_FOUND, IN_USE, UNKNOWN, INVALID, NO_ROOM = 6, 19, 255, 2, 255
 OFF = "No MIG-enabled devices found.\n"
@@ -88,28 +88,28 @@ class MigError(Exception):
         self.text = text
 
 
-def profiles(gpu: Gpu) -> list[Profile]:
+def profiles(gpu: SimulatedGpu) -> list[Profile]:
     """The profiles of a GPU's model; none where no recording has them."""
     return MODELS.get(str(gpu.get("mig_profiles")), [])
 
 
-def instances(gpu: Gpu) -> list[dict[str, Any]]:
+def instances(gpu: SimulatedGpu) -> list[dict[str, Any]]:
     """GPU instances as the state has them: id, profile, start, compute; ordered by id."""
     return sorted(gpu.now.get("mig_instances") or [], key=lambda one: int(one["id"])) if gpu.mig else []
 
 
-def devices(gpu: Gpu) -> list[tuple[dict[str, Any], Profile]]:
+def devices(gpu: SimulatedGpu) -> list[tuple[dict[str, Any], Profile]]:
     """MIG devices: GPU instances that have a compute instance, with their profile."""
     named = {profile.name: profile for profile in profiles(gpu)}
     return [(one, named[one["profile"]]) for one in instances(gpu) if one["compute"]]
 
 
-def uuid(gpu: Gpu, instance: dict[str, Any]) -> str:
+def uuid(gpu: SimulatedGpu, instance: dict[str, Any]) -> str:
     """A MIG device's UUID, the same as long as the instance lives."""
     return f"MIG-{gpu.uuid[4:-4]}{int(instance['id']):02x}00"
 
 
-def run(gpus: list[Gpu], argv: list[str], root: bool) -> tuple[int, str]:
+def run(gpus: list[SimulatedGpu], argv: list[str], root: bool) -> tuple[int, str]:
     """Exit code and text of ``nvidia-smi mig`` with these words, ``-i`` taken out. Raises MigError."""
     if not argv or argv[0] not in _COMMANDS:
         raise MigError(
@@ -137,7 +137,7 @@ def _table(title: str, head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _list_profiles(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+def _list_profiles(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, str]:
     head = [
         " GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  ",
         "                                Free/Total   GiB              CE    JPEG  OFA  ",
@@ -156,7 +156,7 @@ def _list_profiles(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
     return 0, _table("GPU instance profiles:", head, rows)
 
 
-def _list_instances(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+def _list_instances(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, str]:
     head = [
         " GPU   Name             Profile  Instance   Placement  ",
         "                          ID       ID       Start:Size ",
@@ -173,12 +173,12 @@ def _list_instances(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
     return (0, _table("GPU instances:", head, rows)) if rows else (NOT_FOUND, "No GPU instances found: Not Found\n")
 
 
-def _taken(gpu: Gpu, listed: list[dict[str, Any]]) -> set[int]:
+def _taken(gpu: SimulatedGpu, listed: list[dict[str, Any]]) -> set[int]:
     named = {profile.name: profile for profile in profiles(gpu)}
     return {slot for one in listed for slot in range(one["start"], one["start"] + named[one["profile"]].size)}
 
 
-def _place(gpu: Gpu, profile: Profile, listed: list[dict[str, Any]]) -> int | None:
+def _place(gpu: SimulatedGpu, profile: Profile, listed: list[dict[str, Any]]) -> int | None:
     taken = _taken(gpu, listed)
     if sum(1 for one in listed if one["profile"] == profile.name) >= profile.total:
         return None
@@ -186,7 +186,7 @@ def _place(gpu: Gpu, profile: Profile, listed: list[dict[str, Any]]) -> int | No
     return next(free, None)
 
 
-def _room(gpu: Gpu, profile: Profile) -> int:
+def _room(gpu: SimulatedGpu, profile: Profile) -> int:
     """How many more instances of a profile find room."""
     listed = list(instances(gpu))
     count = 0
@@ -196,7 +196,7 @@ def _room(gpu: Gpu, profile: Profile) -> int:
     return count
 
 
-def _create(gpus: list[Gpu], words: list[str]) -> tuple[int, str]:
+def _create(gpus: list[SimulatedGpu], words: list[str]) -> tuple[int, str]:
     wanted, text = (words[0] if words else "").split(","), ""
     for gpu in gpus:
         for word in wanted:
@@ -223,14 +223,14 @@ def _create(gpus: list[Gpu], words: list[str]) -> tuple[int, str]:
     return 0, text
 
 
-def _not_created(gpu: Gpu, word: str, why: str) -> str:
+def _not_created(gpu: SimulatedGpu, word: str, why: str) -> str:
     return (
         f"Unable to create a GPU instance on GPU {gpu.index:2} using profile {word}: {why}\n"
         f"Failed to create GPU instances: {why}\n"
     )
 
 
-def _destroy_compute(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+def _destroy_compute(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, str]:
     text = ""
     for gpu in gpus:
         if gpu.busy:
@@ -246,7 +246,7 @@ def _destroy_compute(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
     return (0, text) if text else (NOT_FOUND, "No compute instances found: Not Found\n")
 
 
-def _destroy(gpus: list[Gpu], _words: list[str]) -> tuple[int, str]:
+def _destroy(gpus: list[SimulatedGpu], _words: list[str]) -> tuple[int, str]:
     text = ""
     for gpu in gpus:
         with state.change() as (_, running):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .gpu import Gpu
+from .gpu import SimulatedGpu
 
 COUNTERS = ("Replay Errors", "Recovery Errors", "CRC Errors")
 COUNTERS_OF_NVLINK_5 = (
@@ -32,17 +32,17 @@ NONE = "Device does not have or support Nvlink"
 ALL_INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive"
 
 
-def status(gpus: list[Gpu]) -> str:
+def status(gpus: list[SimulatedGpu]) -> str:
     """``nvlink --status``: the speed of each link, or that it is inactive."""
     return _listing(gpus, _status)
 
 
-def errors(gpus: list[Gpu]) -> str:
+def errors(gpus: list[SimulatedGpu]) -> str:
     """``nvlink -e``: error counters."""
     return _listing(gpus, _errors)
 
 
-def _listing(gpus: list[Gpu], of_link: Callable[[Gpu, int], list[str]]) -> str:
+def _listing(gpus: list[SimulatedGpu], of_link: Callable[[SimulatedGpu, int], list[str]]) -> str:
     lines = []
     for gpu in gpus:
         if gpu.lost:
@@ -61,12 +61,12 @@ def _listing(gpus: list[Gpu], of_link: Callable[[Gpu, int], list[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _status(gpu: Gpu, link: int) -> list[str]:
+def _status(gpu: SimulatedGpu, link: int) -> list[str]:
     speed = f"{float(gpu.get('nvlink_speed_gb_per_s', 25)):.3f}".rstrip("0").rstrip(".")
     return [f"Link {link}: " + ("<inactive>" if gpu.link_is_down(link) else f"{speed} GB/s")]
 
 
-def _errors(gpu: Gpu, link: int) -> list[str]:
+def _errors(gpu: SimulatedGpu, link: int) -> list[str]:
     if gpu.is_since("blackwell"):
         return [f"Link {link}: {name}: {value}" for name, value in COUNTERS_OF_NVLINK_5]
     return [f"Link {link}: {name}: 0" for name in COUNTERS]

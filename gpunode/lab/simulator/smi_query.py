@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .gpu import Gpu
-from .node import Node
+from .gpu import SimulatedGpu
+from .node import NodeSnapshot
 from .query_fields import ALIASES, BITS, COUNTER_TAGS, NA, NOT_HERE, PATHS, REASONS, UNITS
 from .readings import clocks, ecc_counts, fabric, maximum_clocks, reasons, remapped
 from .values import DEPRECATED, switch, values, yes
@@ -16,7 +16,7 @@ class UnknownFieldError(ValueError):
     """A field that nvidia-smi does not know."""
 
 
-def query_gpu(node: Node, gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
+def query_gpu(node: NodeSnapshot, gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -> str:
     """The CSV of ``--query-gpu``; ``options`` are ``csv``, ``noheader``, ``nounits``. Raises UnknownFieldError."""
     names = [canonical(field) for field in fields]
     stamp = _stamp()
@@ -67,7 +67,7 @@ def _is_family(name: str) -> bool:
     return family == "fabric" and (rest in ("state", "status", "cliqueId", "clusterUuid") or rest.startswith("health."))
 
 
-def _value(node: Node, gpu: Gpu, name: str, stamp: str) -> str:
+def _value(node: NodeSnapshot, gpu: SimulatedGpu, name: str, stamp: str) -> str:
     if name == "timestamp":
         return stamp
     if gpu.lost and name not in ("index", "count", "driver_version", "pci.bus_id"):
@@ -85,7 +85,7 @@ def _value(node: Node, gpu: Gpu, name: str, stamp: str) -> str:
     return _family(gpu, key)
 
 
-def _family(gpu: Gpu, key: str) -> str:
+def _family(gpu: SimulatedGpu, key: str) -> str:
     family, _, rest = key.partition(".")
     if family == "clocks":
         kind, _, which = rest.partition(".")
@@ -117,7 +117,7 @@ _REMAPPED = {
 }
 
 
-def _remapped(gpu: Gpu, rest: str) -> str:
+def _remapped(gpu: SimulatedGpu, rest: str) -> str:
     if not gpu.get("remap_banks") or gpu.mig:
         return NA
     if rest.startswith("histogram."):
@@ -128,7 +128,7 @@ def _remapped(gpu: Gpu, rest: str) -> str:
     return yes(value) if isinstance(value, bool) else str(value)
 
 
-def _ecc(gpu: Gpu, key: str) -> str:
+def _ecc(gpu: SimulatedGpu, key: str) -> str:
     """``ecc.errors.uncorrected.volatile.total`` and its kin."""
     _, _, kind, period, place = (*key.split(".", 4), "", "", "")[:5]
     if not gpu.ecc:
@@ -149,19 +149,19 @@ def _stamp() -> str:
     return time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
 
 
-def _pci_part(number: int) -> Callable[[Node, Gpu], str]:
-    def part(_node: Node, gpu: Gpu) -> str:
+def _pci_part(number: int) -> Callable[[NodeSnapshot, SimulatedGpu], str]:
+    def part(_node: NodeSnapshot, gpu: SimulatedGpu) -> str:
         domain, bus, rest = gpu.bus_id.split(":")
         return "0x" + (domain[4:], bus, rest.partition(".")[0])[number]
 
     return part
 
 
-def _hexadecimal(path: str) -> Callable[[Node, Gpu], str]:
+def _hexadecimal(path: str) -> Callable[[NodeSnapshot, SimulatedGpu], str]:
     return lambda _node, gpu: "0x" + values(gpu)[path]
 
 
-_SPECIAL: dict[str, Callable[[Node, Gpu], str]] = {
+_SPECIAL: dict[str, Callable[[NodeSnapshot, SimulatedGpu], str]] = {
     "timestamp": lambda _node, _gpu: _stamp(),
     "driver_version": lambda node, _gpu: node.driver,
     "kmd_version": lambda node, _gpu: node.driver,
@@ -188,9 +188,9 @@ _SPECIAL: dict[str, Callable[[Node, Gpu], str]] = {
 }
 
 
-def query_apps(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
+def query_apps(gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -> str:
     """The CSV of ``--query-compute-apps``. Raises UnknownFieldError."""
-    readers: dict[str, Callable[[Gpu, dict[str, object]], str]] = {
+    readers: dict[str, Callable[[SimulatedGpu, dict[str, object]], str]] = {
         "timestamp": lambda _gpu, _entry: _stamp(),
         "gpu_name": lambda gpu, _entry: gpu.name,
         "gpu_bus_id": lambda gpu, _entry: gpu.bus_id,
@@ -213,7 +213,7 @@ def query_apps(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def query_pages(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
+def query_pages(gpus: list[SimulatedGpu], fields: list[str], options: set[str]) -> str:
     """The CSV of ``--query-retired-pages``: a line for each cause, without pages. Raises UnknownFieldError."""
     known = {
         "timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "retired_pages.address",
@@ -224,7 +224,9 @@ def query_pages(gpus: list[Gpu], fields: list[str], options: set[str]) -> str:
     return _like_gpu(twice, fields, known, options, causes)
 
 
-def _like_gpu(gpus: list[Gpu], fields: list[str], known: set[str], options: set[str], causes: dict[int, str]) -> str:
+def _like_gpu(
+    gpus: list[SimulatedGpu], fields: list[str], known: set[str], options: set[str], causes: dict[int, str]
+) -> str:
     stamp = _stamp()
     for field in fields:
         if field not in known:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import faults, state
-from .gpu import Gpu
+from .gpu import SimulatedGpu
 from .readings import maximum_clocks
 
 INVALID, NOT_SUPPORTED, NO_PERMISSION, IN_USE = 2, 3, 4, 19
@@ -29,7 +29,7 @@ class RefusedError(Exception):
         self.text = text
 
 
-def run(gpus: list[Gpu], options: dict[str, str]) -> tuple[int, str] | None:
+def run(gpus: list[SimulatedGpu], options: dict[str, str]) -> tuple[int, str] | None:
     """Exit code and text of the setting that is asked for; None where none is."""
     wanted = [name for name in _SETTINGS if name in options]
     if not wanted:
@@ -50,7 +50,7 @@ def run(gpus: list[Gpu], options: dict[str, str]) -> tuple[int, str] | None:
     return code, text
 
 
-def _apply(gpu: Gpu, setting: Callable[..., str], value: str) -> str:
+def _apply(gpu: SimulatedGpu, setting: Callable[..., str], value: str) -> str:
     if gpu.lost:
         raise RefusedError(15, f"Unable to determine the device handle for GPU {gpu.sysfs_id}: GPU is lost\n")
     with _changed(gpu) as (kept, running):
@@ -64,7 +64,7 @@ def _apply(gpu: Gpu, setting: Callable[..., str], value: str) -> str:
 
 
 @contextlib.contextmanager
-def _changed(gpu: Gpu) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _changed(gpu: SimulatedGpu) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The state, to be changed; a container has it read-only, and its root is not the node's."""
     try:
         with state.change() as both:
@@ -82,11 +82,11 @@ def _switch(value: str, option: str) -> bool:
     raise RefusedError(INVALID, f"{value} is not a valid value for option {option}.\n")
 
 
-def _was(gpu: Gpu, what: str, now: str) -> str:
+def _was(gpu: SimulatedGpu, what: str, now: str) -> str:
     return f"{what} is already {now} for GPU {gpu.bus_id}.\n"
 
 
-def _persistence(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _persistence(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     on = _switch(value, "-pm")
     word = "Enabled" if on else "Disabled"
     if gpu.persistence == on:
@@ -95,7 +95,7 @@ def _persistence(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any
     return f"{word} persistence mode for GPU {gpu.bus_id}.\n"
 
 
-def _power(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _power(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     try:
         limit = float(value)
     except ValueError:
@@ -138,7 +138,7 @@ def forget(now: dict[str, Any]) -> None:
         now.pop(key, None)
 
 
-def _lock_sm(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _lock_sm(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     low, high = _pair(value, "-lgc")
     if not gpu.is_since("volta"):
         return f"Setting locked GPU clocks is not supported for GPU {gpu.bus_id}.\n{MOVING_ON}"
@@ -148,7 +148,7 @@ def _lock_sm(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -
     return f'GPU clocks set to "(gpuClkMin {low}, gpuClkMax {high})" for GPU {gpu.bus_id}\n'
 
 
-def _lock_memory(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _lock_memory(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     low, high = _pair(value, "-lmc")
     if not gpu.is_since("ampere"):
         return f"Setting locked Memory clocks is not supported for GPU {gpu.bus_id}.\n{MOVING_ON}"
@@ -157,14 +157,14 @@ def _lock_memory(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any
 
 
 def _drop(key: str, text: str) -> Callable[..., str]:
-    def reset(gpu: Gpu, _value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+    def reset(gpu: SimulatedGpu, _value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
         now.pop(key, None)
         return text.format(gpu.bus_id) + "\n"
 
     return reset
 
 
-def _application_clocks(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _application_clocks(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     memory, graphics = _pair(value, "-ac")
     top = maximum_clocks(gpu)
     if gpu.node_is_since(590):
@@ -179,7 +179,7 @@ def _application_clocks(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[s
     return f'Applications clocks set to "(MEM {memory}, SM {graphics})" for GPU {gpu.bus_id}\n'
 
 
-def _ecc(gpu: Gpu, value: str, kept: dict[str, Any], _now: dict[str, Any]) -> str:
+def _ecc(gpu: SimulatedGpu, value: str, kept: dict[str, Any], _now: dict[str, Any]) -> str:
     on = _switch(value, "-e")
     if not gpu.has_ecc:
         raise RefusedError(NOT_SUPPORTED, f"Changing ECC configuration is not supported for GPU {gpu.bus_id}.\n")
@@ -190,7 +190,7 @@ def _ecc(gpu: Gpu, value: str, kept: dict[str, Any], _now: dict[str, Any]) -> st
     return f"{word} ECC support for GPU {gpu.bus_id}.\nA reboot is required.\n"
 
 
-def _mig(gpu: Gpu, value: str, kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _mig(gpu: SimulatedGpu, value: str, kept: dict[str, Any], now: dict[str, Any]) -> str:
     on = _switch(value, "-mig")
     word = "Enabled" if on else "Disabled"
     if not gpu.can_mig:
@@ -217,7 +217,7 @@ def _mig(gpu: Gpu, value: str, kept: dict[str, Any], now: dict[str, Any]) -> str
     return f"{word} MIG Mode for GPU {gpu.bus_id}\n"
 
 
-def _compute_mode(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _compute_mode(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     mode = MODES.get(value.upper())
     if mode is None:
         raise RefusedError(INVALID, f"{value} is not a valid compute mode.\n")
@@ -225,13 +225,13 @@ def _compute_mode(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, An
     return f"Set compute mode to {mode.upper()} for GPU {gpu.bus_id}.\n"
 
 
-def _accounting(gpu: Gpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _accounting(gpu: SimulatedGpu, value: str, _kept: dict[str, Any], now: dict[str, Any]) -> str:
     on = _switch(value, "-am")
     now["accounting"] = on
     return f"{'Enabled' if on else 'Disabled'} Accounting Mode for GPU {gpu.bus_id}.\n"
 
 
-def _reset(gpu: Gpu, _value: str, kept: dict[str, Any], now: dict[str, Any]) -> str:
+def _reset(gpu: SimulatedGpu, _value: str, kept: dict[str, Any], now: dict[str, Any]) -> str:
     if gpu.busy:
         text = (
             f"GPU {gpu.bus_id} is currently in use by another process.\n\n1 device is currently being used by one or "

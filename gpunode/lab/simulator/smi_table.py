@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from . import smi_mig
-from .gpu import Gpu
-from .node import Node
+from .gpu import SimulatedGpu
+from .node import NodeSnapshot
 from .readings import ecc_counts, memory, power_w, temperature_c
 from .values import LOST
 from .versions import numbers
@@ -25,7 +25,7 @@ class Widths:
         self.total = self.left + self.middle + self.right + 2
 
 
-def table(node: Node, gpus: list[Gpu]) -> str:
+def table(node: NodeSnapshot, gpus: list[SimulatedGpu]) -> str:
     """The table with the processes below it."""
     branch = numbers(node.driver)[0]
     wide = Widths(branch)
@@ -41,7 +41,7 @@ def table(node: Node, gpus: list[Gpu]) -> str:
     return "\n".join([*lines, "", *_processes(gpus, wide, branch)]) + "\n"
 
 
-def listing(gpus: list[Gpu]) -> str:
+def listing(gpus: list[SimulatedGpu]) -> str:
     """``nvidia-smi -L``."""
     lines = []
     for gpu in gpus:
@@ -55,7 +55,7 @@ def listing(gpus: list[Gpu]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def lost_message(gpu: Gpu) -> str:
+def lost_message(gpu: SimulatedGpu) -> str:
     """What nvidia-smi says where it cannot get at a GPU that has fallen off the bus."""
     return (
         f"Unable to determine the device handle for GPU{gpu.index}: {gpu.bus_id[4:]}: GPU is lost.  "
@@ -63,7 +63,7 @@ def lost_message(gpu: Gpu) -> str:
     )
 
 
-def _head(node: Node, wide: Widths) -> str:
+def _head(node: NodeSnapshot, wide: Widths) -> str:
     first = 13 if wide.left == 31 else 23
     second = 15 if wide.middle == 24 else 13
     text = f" NVIDIA-SMI {node.driver.ljust(first)}Driver Version: {node.driver.ljust(second)}CUDA Version: {node.cuda}"
@@ -85,7 +85,7 @@ def _titles(wide: Widths, branch: int) -> list[str]:
     return lines
 
 
-def _gpu(gpu: Gpu, wide: Widths) -> list[str]:
+def _gpu(gpu: SimulatedGpu, wide: Widths) -> list[str]:
     cells = _cells(gpu)
     fill = 4 if wide.middle == 24 else 0
     power = f"{cells['power']} / {cells['limit'].rjust(fill + 1 if fill else 0)}"
@@ -113,7 +113,7 @@ def _short(name: str, width: int) -> str:
     return name if len(name) <= width else name[: width - 3] + "..."
 
 
-def _cells(gpu: Gpu) -> dict[str, str]:
+def _cells(gpu: SimulatedGpu) -> dict[str, str]:
     frame = memory(gpu)
     errors = str(ecc_counts(gpu)["volatile/dram_uncorrectable"]) if gpu.ecc else "Off" if gpu.has_ecc else "N/A"
     mig = "N/A"
@@ -137,7 +137,7 @@ def _cells(gpu: Gpu) -> dict[str, str]:
     return {**cells, **dict.fromkeys(unknown, "ERR!")} if gpu.lost else cells
 
 
-def _mig(gpus: list[Gpu], wide: Widths) -> list[str]:
+def _mig(gpus: list[SimulatedGpu], wide: Widths) -> list[str]:
     middle = wide.total - 55
     newer = wide.middle == 24
     usage = ("Shared Memory-Usage", "Shared BAR1-Usage") if newer else ("Memory-Usage", "BAR1-Usage")
@@ -161,7 +161,7 @@ def _mig(gpus: list[Gpu], wide: Widths) -> list[str]:
     ]
 
 
-def _mig_rows(gpus: list[Gpu], middle: int) -> list[str]:
+def _mig_rows(gpus: list[SimulatedGpu], middle: int) -> list[str]:
     lines = []
     for gpu in gpus:
         for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
@@ -175,7 +175,7 @@ def _mig_rows(gpus: list[Gpu], middle: int) -> list[str]:
     return lines
 
 
-def _processes(gpus: list[Gpu], wide: Widths, branch: int) -> list[str]:
+def _processes(gpus: list[SimulatedGpu], wide: Widths, branch: int) -> list[str]:
     newer = branch >= NEWER_PROCESS_COLUMNS
     title = (
         "  GPU   GI   CI              PID   Type   Process name"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from . import smi_mig
-from .gpu import Gpu
-from .layout import Row, rows
-from .node import Node
+from .gpu import SimulatedGpu
+from .layout import LayoutRow, rows
+from .node import NodeSnapshot
 from .readings import application_clocks, maximum_clocks
 from .values import values
 from .versions import numbers
@@ -45,7 +45,7 @@ HEXADECIMAL = frozenset(
 )
 
 
-def document(node: Node, gpus: list[Gpu], sections: list[str] | None = None) -> str:
+def document(node: NodeSnapshot, gpus: list[SimulatedGpu], sections: list[str] | None = None) -> str:
     """The whole log; with ``sections`` (names of ``-d``) these blocks alone."""
     width = label_width(node)
     lines = [
@@ -71,7 +71,7 @@ def document(node: Node, gpus: list[Gpu], sections: list[str] | None = None) -> 
     return "\n".join(lines) + "\n"
 
 
-def label_width(node: Node) -> int:
+def label_width(node: NodeSnapshot) -> int:
     """The column of the colon."""
     return 55 if numbers(node.driver)[0] >= 590 else 42
 
@@ -83,12 +83,12 @@ def _line(label: str, value: str, depth: int, width: int) -> str:
 class _Writer:
     """Writes one GPU's lines."""
 
-    def __init__(self, gpu: Gpu, width: int, told: dict[str, str]) -> None:
+    def __init__(self, gpu: SimulatedGpu, width: int, told: dict[str, str]) -> None:
         self.gpu = gpu
         self.width = width
         self.told = told
 
-    def block(self, layout: list[Row], path: str, depth: int) -> list[str]:
+    def block(self, layout: list[LayoutRow], path: str, depth: int) -> list[str]:
         """The rows of one level, and below them theirs."""
         lines = []
         for row in layout:
@@ -113,7 +113,7 @@ class _Writer:
         return lines
 
 
-def _mig_devices(gpu: Gpu, width: int) -> list[str]:
+def _mig_devices(gpu: SimulatedGpu, width: int) -> list[str]:
     lines = []
     for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
         total = int(profile.gib * 1024)
@@ -145,7 +145,7 @@ def _mig_devices(gpu: Gpu, width: int) -> list[str]:
     return lines
 
 
-def _processes(gpu: Gpu, width: int) -> list[str]:
+def _processes(gpu: SimulatedGpu, width: int) -> list[str]:
     if not gpu.processes:
         return [_line("Processes", "None", 1, width)]
     lines = ["    Processes"]
@@ -162,7 +162,7 @@ def _processes(gpu: Gpu, width: int) -> list[str]:
     return lines
 
 
-def _supported_clocks(gpu: Gpu, width: int) -> list[str]:
+def _supported_clocks(gpu: SimulatedGpu, width: int) -> list[str]:
     memory, _ = application_clocks(gpu, default=True)
     clocks = range(maximum_clocks(gpu)["sm"], 209, -15)
     return [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from . import state
-from .gpu import Gpu
-from .node import Node
+from .gpu import SimulatedGpu
+from .node import NodeSnapshot
 from .readings import fabric
 
 LEGEND = """
@@ -33,7 +33,7 @@ Legend:
 """
 
 
-def matrix(node: Node) -> str:
+def matrix(node: NodeSnapshot) -> str:
     """``topo -m``: GPUs, NICs, and the CPUs near each GPU."""
     links = renumbered(node)
     nics = [str(nic.get("name")) for nic in node.hardware.get("nics") or []]
@@ -57,7 +57,7 @@ def matrix(node: Node) -> str:
     return text + "\n"
 
 
-def renumbered(node: Node) -> dict[str, dict[str, str]]:
+def renumbered(node: NodeSnapshot) -> dict[str, dict[str, str]]:
     """The description's topology under the names that the tool prints."""
     topology: dict[str, dict[str, str]] = node.hardware.get("topology") or {}
     names = {f"GPU{gpu.number}": f"GPU{gpu.index}" for gpu in node.gpus}
@@ -77,7 +77,7 @@ def link(links: dict[str, dict[str, str]], one: str, other: str) -> str:
     return (links.get(one) or {}).get(other) or (links.get(other) or {}).get(one) or "SYS"
 
 
-def affinity(node: Node, gpu: Gpu) -> str:
+def affinity(node: NodeSnapshot, gpu: SimulatedGpu) -> str:
     """CPUs near the GPU: as sysfs says, else as the description does."""
     told = gpu.get("cpu_affinity")
     if told:
@@ -89,7 +89,7 @@ def affinity(node: Node, gpu: Gpu) -> str:
         return str((node.hardware.get("cpu") or {}).get("cpulist", "0"))
 
 
-def peers(node: Node) -> str:
+def peers(node: NodeSnapshot) -> str:
     """``topo -p2p r``: whether one GPU may read another's memory."""
     links = renumbered(node)
     labels = [f"GPU{gpu.index}" for gpu in node.gpus]
@@ -102,7 +102,7 @@ def peers(node: Node) -> str:
     return "\n".join(lines) + "\n" + PEER_LEGEND
 
 
-def _peer(gpu: Gpu, other: Gpu, how: str) -> str:
+def _peer(gpu: SimulatedGpu, other: SimulatedGpu, how: str) -> str:
     joined = re.fullmatch(r"NV\d+", how) is not None
     if gpu.mig or other.mig:
         return "NS"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from html import escape  # xml.sax brings an HTTP client, a third of the time that this tool takes
 
 from . import smi_mig
-from .gpu import Gpu
-from .layout import Row, rows
-from .node import Node
+from .gpu import SimulatedGpu
+from .layout import LayoutRow, rows
+from .node import NodeSnapshot
 from .readings import application_clocks, maximum_clocks
 from .values import values
 from .versions import numbers
@@ -17,7 +17,7 @@ from .versions import numbers
 DTD = ((590, "v13"), (525, "v12"), (0, "v11"))
 
 
-def document(node: Node, gpus: list[Gpu]) -> str:
+def document(node: NodeSnapshot, gpus: list[SimulatedGpu]) -> str:
     """The whole document for these GPUs."""
     branch = numbers(node.driver)[0]
     dtd = next(name for first, name in DTD if branch >= first)
@@ -37,7 +37,7 @@ def document(node: Node, gpus: list[Gpu]) -> str:
     return "\n".join([*lines, "</nvidia_smi_log>\n"])
 
 
-def _block(gpu: Gpu, layout: list[Row], told: dict[str, str], path: str, depth: int) -> list[str]:
+def _block(gpu: SimulatedGpu, layout: list[LayoutRow], told: dict[str, str], path: str, depth: int) -> list[str]:
     lines = []
     tabs = "\t" * depth
     for row in layout:
@@ -60,7 +60,7 @@ def _block(gpu: Gpu, layout: list[Row], told: dict[str, str], path: str, depth: 
     return lines
 
 
-def _mig_devices(gpu: Gpu) -> list[str]:
+def _mig_devices(gpu: SimulatedGpu) -> list[str]:
     lines = []
     for index, (one, profile) in enumerate(smi_mig.devices(gpu)):
         total = int(profile.gib * 1024)
@@ -90,14 +90,14 @@ def _mig_devices(gpu: Gpu) -> list[str]:
     return lines or ["None"]
 
 
-def _supported_clocks(gpu: Gpu) -> list[str]:
+def _supported_clocks(gpu: SimulatedGpu) -> list[str]:
     memory, _ = application_clocks(gpu, default=True)
     top = maximum_clocks(gpu)["sm"]
     clocks = [f"\t<supported_graphics_clock>{clock} MHz</supported_graphics_clock>" for clock in range(top, 209, -15)]
     return ["<supported_mem_clock>", f"\t<value>{memory} MHz</value>", *clocks, "</supported_mem_clock>"]
 
 
-def _processes(gpu: Gpu) -> list[str]:
+def _processes(gpu: SimulatedGpu) -> list[str]:
     lines = []
     for entry in gpu.processes:
         lines += [
@@ -113,7 +113,7 @@ def _processes(gpu: Gpu) -> list[str]:
     return lines
 
 
-_SPECIAL: dict[str, Callable[[Gpu], list[str]]] = {
+_SPECIAL: dict[str, Callable[[SimulatedGpu], list[str]]] = {
     "mig_devices": _mig_devices,
     "supported_clocks": _supported_clocks,
     "processes": _processes,

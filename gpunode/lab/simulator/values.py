@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .gpu import NAMES, Gpu
+from .gpu import NAMES, SimulatedGpu
 from .readings import (
     application_clocks,
     clocks,
@@ -27,7 +27,7 @@ REMEMBERED = (
 NOT_REMEMBERED = ("pci/pci_gpu_link_info",)
 
 
-def values(gpu: Gpu) -> dict[str, str]:
+def values(gpu: SimulatedGpu) -> dict[str, str]:
     """Path to text, for the driver version that runs."""
     told: dict[str, str] = {}
     for part in (_identity, _pci, _clocks, _reasons, _memory, _errors, _temperatures, _power, _fabric):
@@ -49,7 +49,7 @@ def yes(on: object) -> str:
     return "Yes" if on else "No"
 
 
-def _identity(gpu: Gpu) -> dict[str, str]:
+def _identity(gpu: SimulatedGpu) -> dict[str, str]:
     inforom = gpu.get("inforom") or {}
     modern = gpu.node_is_since(580)
     told = {
@@ -94,13 +94,13 @@ def _identity(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def board_id(gpu: Gpu) -> str:
+def board_id(gpu: SimulatedGpu) -> str:
     """``0x1b00``: bus and device of the GPU's slot."""
     _, bus, rest = gpu.bus_id.split(":")
     return f"0x{int(bus, 16) << 8 | int(rest.partition('.')[0], 16):x}"
 
 
-def _recovery_action(gpu: Gpu) -> str:
+def _recovery_action(gpu: SimulatedGpu) -> str:
     if gpu.lost:
         return "Reboot"
     if gpu.fault("remap-pending") or gpu.fault("ecc-uncorrected") or (gpu.kept.get("remapped") or {}).get("pending"):
@@ -108,7 +108,7 @@ def _recovery_action(gpu: Gpu) -> str:
     return "None"
 
 
-def _pci(gpu: Gpu) -> dict[str, str]:
+def _pci(gpu: SimulatedGpu) -> dict[str, str]:
     domain, bus, rest = gpu.bus_id.split(":")
     vendor, device = str(gpu.entry["pci_device_id"]).split(":")
     own_vendor, _, own = str(gpu.entry.get("pci_subsystem_id") or "0000:0000").partition(":")
@@ -143,7 +143,7 @@ def _pci(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _clocks(gpu: Gpu) -> dict[str, str]:
+def _clocks(gpu: SimulatedGpu) -> dict[str, str]:
     now, top = clocks(gpu), maximum_clocks(gpu)
     tags = {"graphics": "graphics_clock", "sm": "sm_clock", "memory": "mem_clock", "video": "video_clock"}
     told = {f"clocks/{tags[key]}": f"{value} MHz" for key, value in now.items()}
@@ -156,7 +156,7 @@ def _clocks(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _reasons(gpu: Gpu) -> dict[str, str]:
+def _reasons(gpu: SimulatedGpu) -> dict[str, str]:
     told = {}
     for name, active in reasons(gpu).items():
         text = "Active" if active else "Not Active"
@@ -171,7 +171,7 @@ def _reasons(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _memory(gpu: Gpu) -> dict[str, str]:
+def _memory(gpu: SimulatedGpu) -> dict[str, str]:
     frame = memory(gpu)
     told = {f"fb_memory_usage/{key}": f"{value} MiB" for key, value in frame.items()}
     if gpu.get("bar1_total_mib"):
@@ -191,7 +191,7 @@ def _memory(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _errors(gpu: Gpu) -> dict[str, str]:
+def _errors(gpu: SimulatedGpu) -> dict[str, str]:
     told = {
         "ecc_errors/channel_repair_pending": "No",
         "ecc_errors/tpc_repair_pending": "No",
@@ -211,7 +211,7 @@ def _errors(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _ecc(gpu: Gpu) -> dict[str, str]:
+def _ecc(gpu: SimulatedGpu) -> dict[str, str]:
     told = {}
     counts = ecc_counts(gpu)
     for path, count in counts.items():
@@ -248,7 +248,7 @@ def _pages(rows: dict[str, int | bool]) -> dict[str, str]:
     }
 
 
-def _rows(gpu: Gpu, rows: dict[str, int | bool]) -> dict[str, str]:
+def _rows(gpu: SimulatedGpu, rows: dict[str, int | bool]) -> dict[str, str]:
     used = int(rows["correctable"]) + int(rows["uncorrectable"])
     banks = int(gpu.get("remap_banks"))
     histogram = {"max": banks - used, "high": used, "partial": 0, "low": 0, "none": 0}
@@ -265,7 +265,7 @@ def _rows(gpu: Gpu, rows: dict[str, int | bool]) -> dict[str, str]:
     return told
 
 
-def _temperatures(gpu: Gpu) -> dict[str, str]:
+def _temperatures(gpu: SimulatedGpu) -> dict[str, str]:
     now = temperature_c(gpu)
     told = {"temperature/gpu_temp": f"{now} C"}
     offsets = gpu.get("tlimits_c") or {}
@@ -283,7 +283,7 @@ def _temperatures(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _power(gpu: Gpu) -> dict[str, str]:
+def _power(gpu: SimulatedGpu) -> dict[str, str]:
     draw = f"{power_w(gpu):.2f} W"
     limit, default = f"{gpu.power_limit_w:.2f} W", f"{float(gpu.get('power_limit_w', 0)):.2f} W"
     smallest = f"{float(gpu.get('power_min_w', 0)):.2f} W" if gpu.get("power_min_w") else "N/A"
@@ -314,5 +314,5 @@ def _power(gpu: Gpu) -> dict[str, str]:
     return told
 
 
-def _fabric(gpu: Gpu) -> dict[str, str]:
+def _fabric(gpu: SimulatedGpu) -> dict[str, str]:
     return {f"fabric/{key}": value for key, value in fabric(gpu).items()}

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload.isolate import Outcome, Skip, Trouble, one_line
+from gpunode.workload.payload.isolate import Outcome, SkipPart, Trouble, one_line
 from gpunode.workload.payload.pytorch import timed, torch_module, why_no_gpu
 
 WORDS = (1024, 16 * 2**20)
@@ -30,7 +30,7 @@ def rank(number: int, size: int, folder: str, backend: str) -> dict[str, Any]:
     torch = torch_module()
     distributed = importlib.import_module("torch.distributed")
     if not distributed.is_available() or not getattr(distributed, f"is_{backend}_available")():
-        raise Skip(f"PyTorch {torch.__version__} has no {backend.upper()}")
+        raise SkipPart(f"PyTorch {torch.__version__} has no {backend.upper()}")
     log = Path(folder, f"{number}.{_LOG}")
     if backend == "nccl":
         reason = why_no_gpu(torch)

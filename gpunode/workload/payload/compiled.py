@@ -6,7 +6,7 @@ import importlib
 import shutil
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble
+from gpunode.workload.payload.isolate import SkipPart, Trouble
 from gpunode.workload.payload.pytorch import capability, device_for, difference, timed, torch_module
 
 
@@ -21,7 +21,7 @@ def run(where: str | None, least: str | None) -> dict[str, Any]:
     """
     torch = torch_module()
     if not hasattr(torch, "compile"):
-        raise Skip(f"PyTorch {torch.__version__} has no torch.compile")
+        raise SkipPart(f"PyTorch {torch.__version__} has no torch.compile")
     device = device_for(torch, where)
     has = None
     if device.type == "cuda":
@@ -29,11 +29,11 @@ def run(where: str | None, least: str | None) -> dict[str, Any]:
         if least is None:
             raise Trouble("the settings name no compile_min_capability")
         if as_pair(has) < as_pair(least):
-            raise Skip(f"compute capability {has}, torch.compile needs {least}")
+            raise SkipPart(f"compute capability {has}, torch.compile needs {least}")
     kind = ("g++", "c++", "clang++") if device.type == "cpu" else ("gcc", "cc", "clang")
     if not any(shutil.which(name) for name in kind):
         # On a GPU it is Triton's launcher that is compiled, as C.
-        raise Skip(
+        raise SkipPart(
             "torch.compile needs a compiler, and the image has none: an image with gcc (a -devel one) tries it, and "
             "apt-get install gcc in the image brings it"
         )

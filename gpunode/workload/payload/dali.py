@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.isolate import SkipPart
 
 BATCH = 4
 
@@ -19,9 +19,9 @@ def run() -> dict[str, Any]:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise Skip("DALI is not in the image")
+        raise SkipPart("DALI is not in the image")
     if not Path("/dev/nvidiactl").exists():
-        raise Skip("there is no GPU for DALI to put data on")
+        raise SkipPart("there is no GPU for DALI to put data on")
     dali = importlib.import_module("nvidia.dali")
     functions = importlib.import_module("nvidia.dali.fn")
     pipeline = dali.Pipeline(batch_size=BATCH, num_threads=1, device_id=0)

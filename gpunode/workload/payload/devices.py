@@ -12,7 +12,7 @@ MiB, and an idle GPU shows a few."""
 
 
 @dataclass(frozen=True)
-class Device:
+class CudaDevice:
     """A GPU, or a MIG device of one."""
 
     index: int
@@ -41,7 +41,7 @@ class Device:
         return {"index": self.index, "uuid": self.uuid, "gpu_uuid": self.gpu_uuid, "mig": self.mig, "name": self.name}
 
 
-def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, Any]) -> list[Device]:
+def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, Any]) -> list[CudaDevice]:
     """The devices to compute on, from the values of ``versions.nvml`` and ``versions.cuda``.
 
     ``settings``: ``gpus`` maps the UUIDs of the GPUs that were handed in to the MiB in use on each when it was chosen;
@@ -60,9 +60,9 @@ def computing(nvml: dict[str, Any], cuda: dict[str, Any], settings: dict[str, An
             continue
         busy = None if settings.get("force") else in_use(gpu, handed.get(uuid))
         if not gpu.get("mig_mode"):
-            found.append(Device(gpu["index"], uuid, uuid, name=gpu.get("name"), busy=busy))
+            found.append(CudaDevice(gpu["index"], uuid, uuid, name=gpu.get("name"), busy=busy))
         for part in gpu.get("mig_devices") or ():
-            found.append(Device(gpu["index"], part.get("uuid"), uuid, part["index"], part.get("name"), busy))
+            found.append(CudaDevice(gpu["index"], part.get("uuid"), uuid, part["index"], part.get("name"), busy))
     return found
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble
+from gpunode.workload.payload.isolate import SkipPart, Trouble
 
 FOLDERS = (
     "/usr/local/bin",
@@ -43,7 +43,7 @@ def output_of(name: str, arguments: tuple[str, ...], limit_s: float) -> dict[str
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *FOLDERS))
     program = shutil.which(name, path=path)
     if program is None:
-        raise Skip(f"there is no {name} here")
+        raise SkipPart(f"there is no {name} here")
     try:
         # In this process's own group, which is ended with it: nothing that the program starts is left.
         done = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.isolate import SkipPart
 from gpunode.workload.payload.pytorch import capability, device_for, synchronize, torch_module
 
 LEAST = (8, 9)
@@ -24,12 +24,12 @@ def run(where: str | None) -> dict[str, Any]:
 def need(torch: Any, device: Any) -> None:
     """Raise Skip where the device, or PyTorch, has no product in FP8."""
     if device.type != "cuda":
-        raise Skip("a processor has no units for FP8")
+        raise SkipPart("a processor has no units for FP8")
     if capability(torch, device) < LEAST:
         has = "{}.{}".format(*capability(torch, device))
-        raise Skip(f"compute capability {has}, FP8 begins with {LEAST[0]}.{LEAST[1]}")
+        raise SkipPart(f"compute capability {has}, FP8 begins with {LEAST[0]}.{LEAST[1]}")
     if not hasattr(torch, "float8_e4m3fn") or not hasattr(torch, "_scaled_mm"):
-        raise Skip(f"PyTorch {torch.__version__} has no product in FP8")
+        raise SkipPart(f"PyTorch {torch.__version__} has no product in FP8")
 
 
 def wrong_elements(torch: Any, device: Any) -> int:

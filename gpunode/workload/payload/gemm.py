@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from gpunode.workload.payload import fp8
-from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.isolate import SkipPart
 from gpunode.workload.payload.measuring import (
     MAX_BLOCKS,
     corrupted,
@@ -116,13 +116,13 @@ class Product:
 def dtype_of(torch: Any, device: Any, name: str) -> Any:
     """The type of the matrices. Raises Skip where the device does not compute in this format."""
     if name in ("tf32", "fp8") and device.type != "cuda":
-        raise Skip(f"a processor has no units for {name.upper()}")
+        raise SkipPart(f"a processor has no units for {name.upper()}")
     has = capability(torch, device)
     if name == "fp8":
         fp8.need(torch, device)
         return torch.float8_e4m3fn
     if device.type == "cuda" and name in ("bf16", "tf32") and has < LEAST_TENSOR:
-        raise Skip("compute capability {}.{}, {} begins with 8.0".format(*has, name))
+        raise SkipPart("compute capability {}.{}, {} begins with 8.0".format(*has, name))
     types = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32", "fp64": "float64"}
     return getattr(torch, types[name])
 

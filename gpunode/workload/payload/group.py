@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble, Undetermined, one_line
+from gpunode.workload.payload.isolate import SkipPart, Trouble, UndeterminedPart, one_line
 from gpunode.workload.payload.pytorch import torch_module, why_no_gpu
 
 LOOK_S = 0.01
@@ -68,7 +68,7 @@ class Group:
         self.distributed = importlib.import_module("torch.distributed")
         present = self.distributed.is_available()
         if not present or not getattr(self.distributed, f"is_{seat.backend}_available")():
-            raise Skip(f"PyTorch {self.torch.__version__} has no {seat.backend.upper()}")
+            raise SkipPart(f"PyTorch {self.torch.__version__} has no {seat.backend.upper()}")
         self.device = self.torch.device("cpu")
         self._store: Any = None
         self._started = False
@@ -100,7 +100,7 @@ class Group:
 
     def __enter__(self) -> Group:
         if self.seat.notes is not None and Path(self.seat.notes).exists():
-            raise Undetermined(Path(self.seat.notes).read_text(encoding="utf-8"))
+            raise UndeterminedPart(Path(self.seat.notes).read_text(encoding="utf-8"))
         with self._naming():
             self._store = self._opened()
             # Containers start at different times, and from a part that broke some ranks come later than others.
@@ -113,7 +113,7 @@ class Group:
         if error is None:
             self.stop()
             self._take_leave()
-        elif isinstance(error, (Trouble, Skip, Undetermined)):
+        elif isinstance(error, (Trouble, SkipPart, UndeterminedPart)):
             # A reason of this rank's own: the others need not wait for it.
             with contextlib.suppress(Exception):
                 self._store.set(f"lost/{self.seat.rank}", "1")
@@ -178,7 +178,7 @@ class Group:
         """Have an error of the group name the ranks that are missing."""
         try:
             yield
-        except (Trouble, Skip, Undetermined):
+        except (Trouble, SkipPart, UndeterminedPart):
             raise
         except Exception as err:
             self._abandon()

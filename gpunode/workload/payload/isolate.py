@@ -25,7 +25,7 @@ LOOK_S = 0.02
 _PR_SET_PDEATHSIG = 1
 
 
-class Skip(Exception):  # noqa: N818
+class SkipPart(Exception):  # noqa: N818
     """A part has nothing to try here; the message is the reason."""
 
 
@@ -37,7 +37,7 @@ class Trouble(Exception):  # noqa: N818
         self.values = values or {}
 
 
-class Undetermined(Exception):  # noqa: N818
+class UndeterminedPart(Exception):  # noqa: N818
     """A part applies here and cannot be tried; the message is the reason."""
 
 
@@ -280,9 +280,9 @@ def end_with_parent() -> None:
 def _try(part: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> dict[str, Any]:
     try:
         return {"values": part(*arguments)}
-    except Skip as reason:
+    except SkipPart as reason:
         return {"skipped": one_line(str(reason))}
-    except Undetermined as reason:
+    except UndeterminedPart as reason:
         return {"undetermined": one_line(str(reason))}
     except Trouble as trouble:
         return {"error": one_line(str(trouble)), "values": trouble.values}

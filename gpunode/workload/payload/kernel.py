@@ -7,9 +7,9 @@ import os
 import time
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble, one_line
+from gpunode.workload.payload.isolate import SkipPart, Trouble, one_line
 from gpunode.workload.payload.libcuda import as_numbers, error_name, gpu
-from gpunode.workload.payload.library import Library
+from gpunode.workload.payload.library import DriverLibrary
 
 ELEMENTS = 2**16
 """256 blocks: more than any GPU has multiprocessors."""
@@ -55,11 +55,11 @@ END:
 """
 
 
-class Driver:
+class CudaDriver:
     """The driver's interface, with every refusal as Trouble."""
 
     def __init__(self) -> None:
-        self.library = Library("libcuda.so.1")
+        self.library = DriverLibrary("libcuda.so.1")
 
     def do(self, function: str, *arguments: Any) -> None:
         """Call a function; Trouble with the error's name where it does not succeed."""
@@ -74,7 +74,7 @@ def run(uuid: str | None) -> dict[str, Any]:
     Raises Trouble where CUDA gives another device than that with ``uuid``, or none; Skip below compute capability 5.0.
     """
     os.environ["CUDA_CACHE_DISABLE"] = "1"
-    driver = Driver()
+    driver = CudaDriver()
     driver.do("cuInit", ctypes.c_uint(0))
     count, device = ctypes.c_int(), ctypes.c_int()
     driver.do("cuDeviceGetCount", ctypes.byref(count))
@@ -87,7 +87,7 @@ def run(uuid: str | None) -> dict[str, Any]:
     if uuid is not None and found is not None and found[:4] == uuid[:4] and found != uuid:
         raise Trouble(f"CUDA gives {found} in place of {uuid}")
     if as_numbers(values["compute_capability"]) < LEAST:
-        raise Skip(f"compute capability {values['compute_capability']}, the kernel is compiled for 5.0 or later")
+        raise SkipPart(f"compute capability {values['compute_capability']}, the kernel is compiled for 5.0 or later")
     context = ctypes.c_void_p()
     driver.do("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     driver.do("cuCtxSetCurrent", context)
@@ -100,7 +100,7 @@ def run(uuid: str | None) -> dict[str, Any]:
     return {**values, "device": "cuda"}
 
 
-def compiled(driver: Driver) -> ctypes.c_void_p:
+def compiled(driver: CudaDriver) -> ctypes.c_void_p:
     """The kernel, compiled by the driver; Trouble with what its compiler writes."""
     log = ctypes.create_string_buffer(LOG_BYTES)
     options = (ctypes.c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
@@ -117,7 +117,7 @@ def compiled(driver: Driver) -> ctypes.c_void_p:
     return function
 
 
-def launched(driver: Driver, function: ctypes.c_void_p) -> int:
+def launched(driver: CudaDriver, function: ctypes.c_void_p) -> int:
     """How many of the elements that the kernel computed are wrong."""
     numbers = ctypes.c_uint32 * ELEMENTS
     size = ctypes.c_size_t(ctypes.sizeof(numbers))

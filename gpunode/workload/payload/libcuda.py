@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from gpunode.workload.payload.image import module_version, version_in_name
-from gpunode.workload.payload.library import Library, cuda_version
+from gpunode.workload.payload.library import DriverLibrary, cuda_version
 
 MAX_GPUS = 64
 NAME_BYTES = 128
@@ -25,7 +25,7 @@ def versions(module: str | None) -> dict[str, Any]:
 
     ``module``: the version of the kernel module by NVML, for where /proc does not show it.
     """
-    library = Library("libcuda.so.1")
+    library = DriverLibrary("libcuda.so.1")
     path = os.path.realpath(library.path or library.name)
     result = library.call("cuInit", ctypes.c_uint(0))
     values: dict[str, Any] = {
@@ -69,7 +69,7 @@ def as_numbers(version: str | None) -> tuple[int, ...]:
     return numbers if len(numbers) > 1 else ()
 
 
-def error_name(library: Library, code: int) -> str | None:
+def error_name(library: DriverLibrary, code: int) -> str | None:
     """``CUDA_ERROR_SYSTEM_DRIVER_MISMATCH``."""
     name = ctypes.c_char_p()
     if library.call("cuGetErrorName", ctypes.c_int(code), ctypes.byref(name)) != 0 or not name.value:
@@ -77,7 +77,7 @@ def error_name(library: Library, code: int) -> str | None:
     return name.value.decode(errors="replace")
 
 
-def gpu(library: Library, index: int) -> dict[str, Any]:
+def gpu(library: DriverLibrary, index: int) -> dict[str, Any]:
     """One GPU; None for what CUDA does not tell."""
     values: dict[str, Any] = {"index": index}
     handle = ctypes.c_int()
@@ -99,7 +99,7 @@ def gpu(library: Library, index: int) -> dict[str, Any]:
     return values
 
 
-def uuid_of(library: Library, handle: ctypes.c_int) -> str | None:
+def uuid_of(library: DriverLibrary, handle: ctypes.c_int) -> str | None:
     """``GPU-…``, or ``MIG-…`` of a MIG device; None where the library does not tell which of the two it is."""
     raw = (ctypes.c_ubyte * 16)()
     newest = library.has("cuDeviceGetUuid_v2")
@@ -113,7 +113,7 @@ def uuid_of(library: Library, handle: ctypes.c_int) -> str | None:
     return f"{kind}-{uuid.UUID(bytes=bytes(raw))}"
 
 
-def attribute(library: Library, handle: ctypes.c_int, number: int) -> int:
+def attribute(library: DriverLibrary, handle: ctypes.c_int, number: int) -> int:
     """One of CUDA's device attributes, 0 where it is not told."""
     value = ctypes.c_int()
     library.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(number), handle)

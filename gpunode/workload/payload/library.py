@@ -6,10 +6,10 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble
+from gpunode.workload.payload.isolate import SkipPart, Trouble
 
 
-class Library:
+class DriverLibrary:
     """A loaded library of the driver."""
 
     def __init__(self, name: str) -> None:
@@ -19,7 +19,7 @@ class Library:
         except OSError as err:
             # The same words may be about a library that this one needs: then it is there, and broken.
             if str(err).startswith(name + ":") and "No such file" in str(err):
-                raise Skip(f"{name} is not in the container") from None
+                raise SkipPart(f"{name} is not in the container") from None
             raise Trouble(f"{name} cannot be loaded: {err}") from None
         self.name = name
         self.path = loaded_file(name)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.workload.payload.isolate import Clock
-from gpunode.workload.payload.session import TESTS, Session
+from gpunode.workload.payload.session import TESTS, PayloadSession
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         add_user_site()
     with scratch() as folder:
         number = 0
-        for line in Session(settings, Clock(chosen.limit), folder, progress).records(tests):
+        for line in PayloadSession(settings, Clock(chosen.limit), folder, progress).records(tests):
             say(line)
             number += 1
     say({"record": "end", "records": number})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.workload.payload import copies, external, gemm, nccl, pairs, storage, stream, training
-from gpunode.workload.payload.devices import Device
+from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Seat, seat_of
 from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
 from gpunode.workload.payload.records import record
@@ -51,8 +51,8 @@ class Measurements:
     def __init__(  # noqa: PLR0913
         self,
         *,
-        devices: list[Device],
-        idle: list[Device],
+        devices: list[CudaDevice],
+        idle: list[CudaDevice],
         environment: dict[str, str],
         settings: dict[str, Any],
         clock: Clock,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpunode.workload.payload.isolate import Trouble, Undetermined
+from gpunode.workload.payload.isolate import Trouble, UndeterminedPart
 from gpunode.workload.payload.pytorch import device_for, synchronize, torch_module
 
 BLOCK = 128
@@ -136,5 +136,7 @@ def memory_needed(torch: Any, device: Any, what: str) -> Iterator[None]:
         ours = int(torch.cuda.memory_reserved(device))
         text = f"out of GPU memory for {what}: {free // MIB} of {total // MIB} MiB are free"
         if ours < OURS_SHARE * (total - free):
-            raise Undetermined(f"{text}, this process has {ours // MIB} MiB: another process uses the GPU") from None
+            raise UndeterminedPart(
+                f"{text}, this process has {ours // MIB} MiB: another process uses the GPU"
+            ) from None
         raise Trouble(text) from None

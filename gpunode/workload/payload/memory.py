@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Undetermined
+from gpunode.workload.payload.isolate import SkipPart, UndeterminedPart
 from gpunode.workload.payload.pytorch import device_for, torch_module
 
 PIECE_BYTES = 256 * 2**20
@@ -20,7 +20,7 @@ def run(where: str | None) -> dict[str, Any]:
     torch = torch_module()
     device = device_for(torch, where)
     if device.type != "cuda":
-        raise Skip("there is no GPU whose memory could be looked at")
+        raise SkipPart("there is no GPU whose memory could be looked at")
     free, total = torch.cuda.mem_get_info(device)
     piece_bytes = min(PIECE_BYTES, free // 32)
     words = piece_bytes // 4
@@ -54,7 +54,7 @@ def taken(torch: Any, device: Any, places: Any, number: int) -> list[Any]:
         left, _ = torch.cuda.mem_get_info(device)
         others = (free - left) - (torch.cuda.memory_reserved(device) - ours)
         if others > BUSY_BYTES:
-            raise Undetermined(f"another process took {others >> 20} MiB of it meanwhile") from None
+            raise UndeterminedPart(f"another process took {others >> 20} MiB of it meanwhile") from None
         raise
     return pieces
 

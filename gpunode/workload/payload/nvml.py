@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpunode.workload.payload.isolate import end_with_parent
-from gpunode.workload.payload.library import Library, cuda_version
+from gpunode.workload.payload.library import DriverLibrary, cuda_version
 
 TEXT_BYTES = 96
 MAX_GPUS = 64
@@ -33,7 +33,7 @@ class PciInfo(ctypes.Structure):
     )
 
 
-class Memory(ctypes.Structure):
+class NvmlMemory(ctypes.Structure):
     """nvmlMemory_t."""
 
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
@@ -53,7 +53,7 @@ class MemoryWithReserve(ctypes.Structure):
 
 def versions() -> dict[str, Any]:
     """Values of ``versions.nvml``. Raises Skip without the library, Trouble where it is broken."""
-    library = Library("libnvidia-ml.so.1")
+    library = DriverLibrary("libnvidia-ml.so.1")
     result = library.call("nvmlInit_v2")
     values: dict[str, Any] = {"library": library.path or library.name, "result": result}
     if result != 0:
@@ -72,7 +72,7 @@ def versions() -> dict[str, Any]:
     return values
 
 
-def said(library: Library, function: str, *arguments: Any) -> str | None:
+def said(library: DriverLibrary, function: str, *arguments: Any) -> str | None:
     """A text that NVML writes into a buffer; None where it does not."""
     buffer = ctypes.create_string_buffer(TEXT_BYTES)
     if library.call(function, *arguments, buffer, ctypes.c_uint(TEXT_BYTES)) != 0:
@@ -80,7 +80,7 @@ def said(library: Library, function: str, *arguments: Any) -> str | None:
     return buffer.value.decode(errors="replace")
 
 
-def gpu(library: Library, index: int) -> dict[str, Any]:
+def gpu(library: DriverLibrary, index: int) -> dict[str, Any]:
     """One GPU; None for what NVML does not tell."""
     values: dict[str, Any] = {"index": index}
     handle = ctypes.c_void_p()
@@ -104,19 +104,19 @@ def gpu(library: Library, index: int) -> dict[str, Any]:
     return values
 
 
-def memory(library: Library, handle: ctypes.c_void_p) -> dict[str, int]:
+def memory(library: DriverLibrary, handle: ctypes.c_void_p) -> dict[str, int]:
     """``memory_mib`` and ``memory_used_mib`` of a GPU or a MIG device; empty where NVML does not tell."""
     if library.has("nvmlDeviceGetMemoryInfo_v2"):
         newer = MemoryWithReserve(version=ctypes.sizeof(MemoryWithReserve) | 2 << 24)
         if library.call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(newer)) == 0:
             return {"memory_mib": newer.total // 2**20, "memory_used_mib": newer.used // 2**20}
-    older = Memory()
+    older = NvmlMemory()
     if library.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(older)) == 0:
         return {"memory_mib": older.total // 2**20, "memory_used_mib": older.used // 2**20}
     return {}
 
 
-def mig_mode(library: Library, handle: ctypes.c_void_p) -> bool | None:
+def mig_mode(library: DriverLibrary, handle: ctypes.c_void_p) -> bool | None:
     """True where the GPU is divided now; None for one that cannot be, and for a library that does not know MIG."""
     now, later = ctypes.c_uint(), ctypes.c_uint()
     if not library.has("nvmlDeviceGetMigMode"):
@@ -125,7 +125,7 @@ def mig_mode(library: Library, handle: ctypes.c_void_p) -> bool | None:
     return bool(now.value) if result == 0 else None
 
 
-def mig_devices(library: Library, handle: ctypes.c_void_p) -> Iterator[dict[str, Any]]:
+def mig_devices(library: DriverLibrary, handle: ctypes.c_void_p) -> Iterator[dict[str, Any]]:
     """The MIG devices of a GPU that this container may use: indices without one are passed over."""
     most = ctypes.c_uint()
     if library.call("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(most)) != 0:
@@ -171,7 +171,7 @@ def _hold(ready_to: int) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nothing, number)
-        library = Library("libnvidia-ml.so.1")
+        library = DriverLibrary("libnvidia-ml.so.1")
         count, handle = ctypes.c_uint(), ctypes.c_void_p()
         if library.call("nvmlInit_v2") == 0 and library.call("nvmlDeviceGetCount_v2", ctypes.byref(count)) == 0:
             for index in range(min(count.value, MAX_GPUS)):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble, Undetermined, one_line
+from gpunode.workload.payload.isolate import SkipPart, Trouble, UndeterminedPart, one_line
 
 MAX_GPUS = 64
 
@@ -17,12 +17,12 @@ MAX_GPUS = 64
 def torch_module() -> Any:
     """PyTorch. Raises Skip where the image has none, Undetermined where it cannot be imported."""
     if importlib.util.find_spec("torch") is None:
-        raise Skip("PyTorch is not in the image")
+        raise SkipPart("PyTorch is not in the image")
     try:
         return importlib.import_module("torch")
     except Exception as err:
         # A library of the image that is missing or does not fit: that says nothing about the node.
-        raise Undetermined(f"PyTorch cannot be imported: {type(err).__name__}: {err}") from None
+        raise UndeterminedPart(f"PyTorch cannot be imported: {type(err).__name__}: {err}") from None
 
 
 def versions() -> dict[str, Any]:

@@ -8,8 +8,8 @@ import threading
 import time
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble
-from gpunode.workload.payload.library import Library
+from gpunode.workload.payload.isolate import SkipPart, Trouble
+from gpunode.workload.payload.library import DriverLibrary
 
 LOOK_S = 0.1
 MAX_SAMPLES = 50_000
@@ -37,7 +37,7 @@ class Sensors:
     """One GPU by NVML. Raises Skip where there is no library, Trouble where it does not start or has no such GPU."""
 
     def __init__(self, uuid: str) -> None:
-        self._library = Library("libnvidia-ml.so.1")
+        self._library = DriverLibrary("libnvidia-ml.so.1")
         result = self._library.call("nvmlInit_v2")
         if result != 0:
             raise Trouble(f"nvmlInit: {self._library.text('nvmlErrorString', result) or result}")
@@ -112,7 +112,7 @@ def sensors_of(uuid: str | None) -> Sensors | None:
         return None
     try:
         return Sensors(uuid)
-    except (Skip, Trouble):
+    except (SkipPart, Trouble):
         return None
 
 

@@ -26,7 +26,7 @@ from gpunode.workload.payload import (
     tensor,
     tf,
 )
-from gpunode.workload.payload.devices import Device, computing
+from gpunode.workload.payload.devices import CudaDevice, computing
 from gpunode.workload.payload.isolate import Clock, Job, Outcome, Task, run_jobs
 from gpunode.workload.payload.measurements import MEASUREMENTS, Measurements
 from gpunode.workload.payload.records import record
@@ -47,7 +47,7 @@ ON_EACH: tuple[tuple[str, Callable[..., dict[str, Any]], float], ...] = (
 """Parts of PyTorch that every device runs, those first without which the others are worth nothing."""
 
 
-class Session:
+class PayloadSession:
     """What one run knows of the image and of the devices.
 
     ``settings``: ``compile_min_capability``, the compute capability that torch.compile needs; ``gpus`` and ``force``,
@@ -66,13 +66,13 @@ class Session:
         self._clock = clock
         self._folder = folder
         self._tell = tell
-        self._devices: list[Device] = []
+        self._devices: list[CudaDevice] = []
         self._torch = Outcome(0.0)
         self._present = False
         """There are GPUs inside, whether anything may be started on them or not."""
 
     @property
-    def _idle(self) -> list[Device]:
+    def _idle(self) -> list[CudaDevice]:
         return [device for device in self._devices if device.busy is None]
 
     def records(self, tests: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -213,7 +213,7 @@ class Session:
             return f"no GPU is idle any more: {self._devices[0].busy}"
         return NO_DEVICE
 
-    def _together(self, whole: list[Device], *, on_gpus: bool) -> Iterator[dict[str, Any]]:
+    def _together(self, whole: list[CudaDevice], *, on_gpus: bool) -> Iterator[dict[str, Any]]:
         """Copies between GPUs, and an all-reduce over all of them; by Gloo on a processor."""
         job = Job((), environment=self._all() if on_gpus else {})
         peer = Task("frameworks.p2p", peers.run, ([device.uuid or "" for device in whole],), 240)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble, one_line
+from gpunode.workload.payload.isolate import SkipPart, Trouble, one_line
 from gpunode.workload.payload.measuring import repetition_values, significant
 from gpunode.workload.payload.pytorch import torch_module
 
@@ -74,10 +74,10 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
 def fio(directory: str | None, seconds: float) -> dict[str, Any]:
     """Values of ``storage.fio``. Raises Skip where no directory was named, or there is no fio."""
     if directory is None:
-        raise Skip("no directory was named (--storage DIR)")
+        raise SkipPart("no directory was named (--storage DIR)")
     program = shutil.which("fio")
     if program is None:
-        raise Skip("there is no fio: apt-get install fio, and --no-container where the image has none")
+        raise SkipPart("there is no fio: apt-get install fio, and --no-container where the image has none")
     with folder_in(directory) as (folder, system):
         free = system.f_bavail * system.f_frsize
         most_jobs = max(jobs for _, _, jobs, _ in PATTERNS)
@@ -126,7 +126,7 @@ def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
     complaint = one_line(done.stderr.decode(errors="replace"))
     if done.returncode != 0:
         if any(word in complaint for word in REFUSED):
-            raise Skip(f"the file system takes no direct I/O: {complaint}")
+            raise SkipPart(f"the file system takes no direct I/O: {complaint}")
         raise Trouble(f"fio ended with exit code {done.returncode}: {complaint}")
     text = done.stdout.decode(errors="replace")
     try:

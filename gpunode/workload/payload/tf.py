@@ -8,7 +8,7 @@ import os
 import re
 from typing import Any
 
-from gpunode.workload.payload.isolate import Skip, Trouble, Undetermined
+from gpunode.workload.payload.isolate import SkipPart, Trouble, UndeterminedPart
 
 SIZE = 256
 
@@ -16,13 +16,13 @@ SIZE = 256
 def tensorflow_module() -> Any:
     """TensorFlow. Raises Skip where the image has none, Undetermined where it cannot be imported."""
     if importlib.util.find_spec("tensorflow") is None:
-        raise Skip("TensorFlow is not in the image")
+        raise SkipPart("TensorFlow is not in the image")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         return importlib.import_module("tensorflow")
     except Exception as err:
         # A library of the image that is missing or does not fit: that says nothing about the node.
-        raise Undetermined(f"TensorFlow cannot be imported: {type(err).__name__}: {err}") from None
+        raise UndeterminedPart(f"TensorFlow cannot be imported: {type(err).__name__}: {err}") from None
 
 
 def versions() -> dict[str, Any]:
@@ -70,7 +70,7 @@ def run() -> dict[str, Any]:
     lacking = without_code(architectures, capabilities_of(tensorflow, gpus))
     if lacking:
         those = ", ".join("{}.{}".format(*one) for one in lacking)
-        raise Skip(
+        raise SkipPart(
             f"TensorFlow {tensorflow.__version__} holds no code for compute capability {those} "
             f"({', '.join(architectures)}): it would compile for many minutes first; a newer TensorFlow has it"
         )

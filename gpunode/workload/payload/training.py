@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpunode.workload.payload.group import Group, Seat
-from gpunode.workload.payload.isolate import Skip
+from gpunode.workload.payload.isolate import SkipPart
 from gpunode.workload.payload.measuring import memory_needed, significant
 
 KINDS = ("replicated", "sharded")
@@ -113,7 +113,7 @@ def sharded(model: Model) -> Any:
         fully_shard = importlib.import_module("torch.distributed.fsdp").fully_shard
         device_mesh = importlib.import_module("torch.distributed.device_mesh")
     except (ImportError, AttributeError):
-        raise Skip(f"PyTorch {model.torch.__version__} has no fully_shard") from None
+        raise SkipPart(f"PyTorch {model.torch.__version__} has no fully_shard") from None
     mesh = device_mesh.init_device_mesh(model.device.type, (model.group.seat.size,))
     for layer in model.plain:
         if list(layer.parameters()):

@@ -15,9 +15,9 @@ sys.path.append(str(Path(__file__).parents[2] / "contract"))
 from bundles import hgx
 from jsonschema import Draft202012Validator
 
-from gpunode.checks import Finding, Identity, Stack, State, Status, registry
+from gpunode.checks import Finding, Identity, RunningStack, State, Status, registry
 from gpunode.cli import on_node, run
-from gpunode.cli.on_node_verdict import Judging, slurm_line, within_budget
+from gpunode.cli.on_node_verdict import LocalJudging, slurm_line, within_budget
 from gpunode.cli.schema import from_file
 from gpunode.facts import facts_from_bundle
 from gpunode.probe.bundle import Bundle
@@ -34,7 +34,7 @@ def _just_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node(*findings: Finding) -> NodeReport:
-    return judged("n", Identity(simulated=False, stack=Stack(), gpus=()), findings, 1.0)
+    return judged("n", Identity(simulated=False, stack=RunningStack(), gpus=()), findings, 1.0)
 
 
 def about(check: str, status: str, message: str = "so", component: str = "node", state: str = "none") -> Finding:
@@ -85,7 +85,7 @@ def test_what_the_budget_cut_off_was_not_run_but_nvidia_smi_itself_is_not_known(
 
 
 def verdict(bundle: dict[str, Any], seconds: float = 60) -> Any:
-    judging = Judging(None, None, (), ())
+    judging = LocalJudging(None, None, (), ())
     return judging.report(json.dumps(bundle).encode(), until=time.monotonic() + seconds, seconds=1.0).nodes[0]
 
 

@@ -16,7 +16,7 @@ import pytest
 from gpunode import fleet
 from gpunode.checks import Expectation, registry
 from gpunode.cli import run
-from gpunode.isolation import Limits
+from gpunode.isolation import AnswerLimits
 from gpunode.probe.bundle import Bundle
 from gpunode.workload.payload import measurements
 
@@ -545,7 +545,7 @@ def test_one_node_that_costs_too_much_is_an_error_beside_the_others(
         return identity.identify(node)
 
     monkeypatch.setattr("gpunode.cli.validate.identify", costly)
-    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: Limits(cpu_s=1, memory_mib=200))
+    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
     for host in ("a", "bad", "c"):
         (tmp_path / f"{host}.json").write_text(json.dumps({**without_gpu(), "host": host}))
     ended = gpunode("validate", "--replay", tmp_path, "--format", "json")

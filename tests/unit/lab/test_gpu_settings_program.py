@@ -23,7 +23,7 @@ class Settings:
             self.calls.append(arguments)
             code, text = simulated.run(*arguments)
             if code != 0:
-                raise program.RefusedError(program._first_line(text))
+                raise program.SettingRefusedError(program._first_line(text))
             return text
 
         monkeypatch.setattr(program, "call", call)
@@ -191,7 +191,7 @@ def test_a_call_that_hangs_ends_with_its_process_group(tmp_path: Path, monkeypat
     tool.write_text("#!/bin/sh\nsleep 60 &\necho $! > %s\nwait\n" % (tmp_path / "pid"))
     tool.chmod(0o755)
     monkeypatch.setattr(program, "TOOL", str(tool))
-    with pytest.raises(program.RefusedError, match=r"no answer within 0.5 s"):
+    with pytest.raises(program.SettingRefusedError, match=r"no answer within 0.5 s"):
         program.call("-q", limit_s=0.5)
     child = int((tmp_path / "pid").read_text())
     for _ in range(50):

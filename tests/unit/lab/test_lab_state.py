@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gpunode.errors import UndeterminedError, UsageError
-from gpunode.lab.state import HOME_VARIABLE, State, checked_name, make_key
+from gpunode.lab.state import HOME_VARIABLE, LabState, checked_name, make_key
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ NODES = [Node("deb12-1", 22000), Node("deb13-1", 22001, "ssh-ed25519 BBBB")]
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabState:
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "labs"))
-    return State.of("one")
+    return LabState.of("one")
 
 
 @pytest.mark.parametrize("name", ["a", "lab-1", "0", "x" * 40])
@@ -44,20 +44,20 @@ def test_what_is_no_name_is_refused(name: str) -> None:
 def test_the_folder_is_where_xdg_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert State.of("one").folder == tmp_path / "gpunode/lab/one"
+    assert LabState.of("one").folder == tmp_path / "gpunode/lab/one"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert State.of("one").folder == tmp_path / "home/.local/state/gpunode/lab/one"
+    assert LabState.of("one").folder == tmp_path / "home/.local/state/gpunode/lab/one"
 
 
 def test_a_folder_that_ssh_would_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for home in ("/tmp/my labs", "/tmp/100%", '/tmp/"x"'):
         monkeypatch.setenv(HOME_VARIABLE, home)
         with pytest.raises(UsageError, match=HOME_VARIABLE):
-            State.of("one")
+            LabState.of("one")
 
 
-def test_all_files_are_the_owners_alone(state: State) -> None:
+def test_all_files_are_the_owners_alone(state: LabState) -> None:
     state.prepare()
     state.write(NODES)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in state.folder.iterdir()}
@@ -67,7 +67,7 @@ def test_all_files_are_the_owners_alone(state: State) -> None:
     assert set(modes.values()) == {0o600}
 
 
-def test_a_second_time_keeps_key_and_password(state: State) -> None:
+def test_a_second_time_keeps_key_and_password(state: LabState) -> None:
     state.prepare()
     before = (state.key.read_bytes(), state.password.read_bytes())
     state.prepare()
@@ -75,13 +75,13 @@ def test_a_second_time_keeps_key_and_password(state: State) -> None:
     assert len(before[1].strip()) >= 24
 
 
-def test_known_hosts_name_address_and_port(state: State) -> None:
+def test_known_hosts_name_address_and_port(state: LabState) -> None:
     state.prepare()
     state.write(NODES)
     assert state.known_hosts.read_text() == "[127.0.0.1]:22000 ssh-ed25519 AAAA\n[127.0.0.1]:22001 ssh-ed25519 BBBB\n"
 
 
-def test_the_inventory_checks_host_keys(state: State) -> None:
+def test_the_inventory_checks_host_keys(state: LabState) -> None:
     state.prepare()
     state.write(NODES)
     group = yaml.safe_load(state.inventory.read_text())["gpu_nodes"]
@@ -107,7 +107,7 @@ def test_the_inventory_checks_host_keys(state: State) -> None:
     }
 
 
-def test_nodes_with_hardware_know_their_repositories(state: State) -> None:
+def test_nodes_with_hardware_know_their_repositories(state: LabState) -> None:
     state.prepare()
     state.write_vendor_keys({"nvidia": "KEY\n", "container-toolkit": "OTHER\n"})
     state.write([Node("l40s-4-1", 22000, hardware="l40s-4")])
@@ -121,7 +121,7 @@ def test_nodes_with_hardware_know_their_repositories(state: State) -> None:
     assert not state.folder.exists()
 
 
-def test_docker_comes_from_where_the_system_has_it(state: State) -> None:
+def test_docker_comes_from_where_the_system_has_it(state: LabState) -> None:
     state.prepare()
     state.write_vendor_keys(dict.fromkeys(("rpm", "rpm-rhel10", "container-toolkit", "docker"), "KEY\n"))
     systems = ("ubuntu-24.04", "rocky-9", "rocky-10")
@@ -134,14 +134,14 @@ def test_docker_comes_from_where_the_system_has_it(state: State) -> None:
     assert hosts["rocky-10"]["docker_state"] == "absent"
 
 
-def test_a_lab_without_nodes_has_an_empty_group(state: State) -> None:
+def test_a_lab_without_nodes_has_an_empty_group(state: LabState) -> None:
     state.prepare()
     state.write([])
     assert yaml.safe_load(state.inventory.read_text())["gpu_nodes"]["hosts"] == {}
     assert state.known_hosts.read_text() == ""
 
 
-def test_removing_takes_what_is_ours_and_no_more(state: State) -> None:
+def test_removing_takes_what_is_ours_and_no_more(state: LabState) -> None:
     assert not state.remove()
     state.prepare()
     state.write(NODES)
@@ -154,7 +154,7 @@ def test_removing_takes_what_is_ours_and_no_more(state: State) -> None:
     assert not state.folder.exists()
 
 
-def test_what_a_killed_lab_left_is_no_foreign_file(state: State) -> None:
+def test_what_a_killed_lab_left_is_no_foreign_file(state: LabState) -> None:
     state.folder.mkdir(parents=True)
     (state.folder / ".inventory.yml.new").write_text("half")
     state.key.write_text("half a key")  # ssh-keygen writes the public one after it
@@ -165,7 +165,7 @@ def test_what_a_killed_lab_left_is_no_foreign_file(state: State) -> None:
     assert not state.folder.exists()
 
 
-def test_a_folder_of_somebody_else_is_refused(state: State) -> None:
+def test_a_folder_of_somebody_else_is_refused(state: LabState) -> None:
     state.folder.mkdir(parents=True)
     (state.folder / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match=r"holds thesis\.tex"):
@@ -177,7 +177,7 @@ def test_a_home_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(UndeterminedError, match=r"Not a directory.*GPUNODE_LAB_HOME"):
-        State.of("one").prepare()
+        LabState.of("one").prepare()
 
 
 def test_a_key_is_ed25519_without_comment(tmp_path: Path) -> None:

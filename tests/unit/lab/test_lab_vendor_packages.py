@@ -16,7 +16,7 @@ from gpunode.errors import UsageError
 from gpunode.lab.packages import rows as module
 from gpunode.lab.packages.plan import Built, contents, filled, plan, recorded_in
 from gpunode.lab.packages.recorded import Offer, assumptions, recorded, stem
-from gpunode.lab.packages.rows import Package, Payload, repositories
+from gpunode.lab.packages.rows import PackageRow, Payload, repositories
 
 # What the systems bring themselves.
 FROM_THE_SYSTEM = {
@@ -335,7 +335,7 @@ def test_a_bad_row_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tex
 
 
 def test_a_part_can_begin_with_a_release() -> None:
-    row = Package(
+    row = PackageRow(
         name="a", over="driver", description="d", payload=(Payload(tool="t"), Payload(unit="u", from_version="1.18.0"))
     )
     assert [part.tool for part in row.parts("1.17.8")] == ["t"]

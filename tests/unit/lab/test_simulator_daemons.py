@@ -15,7 +15,7 @@ from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.simulator import fabric_manager, state
-from gpunode.lab.simulator.node import Node
+from gpunode.lab.simulator.node import NodeSnapshot
 
 LIMIT_S = 30
 CONFIG = "DAEMONIZE=1\nLOG_FILE_NAME=/var/log/fabricmanager.log\n# a remark\nFABRIC_MODE=0\n"
@@ -119,7 +119,7 @@ def test_fabric_manager_refuses(
 ) -> None:
     node.lay(hardware)
     node.running(**running)
-    refusal = fabric_manager.refusal(Node(), own)
+    refusal = fabric_manager.refusal(NodeSnapshot(), own)
     assert refusal is None if words is None else words in (refusal or "")
 
 
@@ -143,7 +143,7 @@ def test_the_subnet_manager_needs_its_modules(node: SimulatedNode, run: Run) -> 
     assert "ib_umad" in answer.stderr
     node.running(modules=["ib_umad", "mlx5_core", "nvidia"])
     assert run("nvlsm", "--guid", "0x0", "--pid_file", "/run/nvlsm.pid", "-B").returncode == 0
-    assert fabric_manager.refusal(Node(), DRIVER) is None
+    assert fabric_manager.refusal(NodeSnapshot(), DRIVER) is None
     end(state.running()["nvlsm"])
 
 

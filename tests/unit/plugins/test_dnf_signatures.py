@@ -33,7 +33,7 @@ class OtherKey:
 def test_a_package_of_another_key_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "dnf", SimpleNamespace(exceptions=Exceptions))
     with pytest.raises(
-        module.RefusedError, match=r"^repository-unsigned: .*Public key for nvidia-persistenced"
+        module.TransactionRefusedError, match=r"^repository-unsigned: .*Public key for nvidia-persistenced"
     ) as caught:
         module.fetch(OtherKey())
     assert "\n" not in str(caught.value)

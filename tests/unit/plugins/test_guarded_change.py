@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import as_if
 from ansible_collections.gpunode.node.plugins.module_utils.guard import Guard
-from ansible_collections.gpunode.node.plugins.module_utils.managed import RefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.managed import FileRefusedError
 from ansible_collections.gpunode.node.plugins.modules import guarded_change
 from test_guard import PROGRAM, Systemd
 from test_managed_files import file
@@ -43,7 +43,7 @@ class Node:
             **given,
         }
         module: Any = SimpleNamespace(params=params, check_mode=check_mode, _diff=True, warn=self.warnings.append)
-        result: dict[str, Any] = guarded_change.Change(module).apply()
+        result: dict[str, Any] = guarded_change.GuardedChange(module).apply()
         return result
 
 
@@ -79,7 +79,7 @@ def test_what_is_settled_is_not_armed(node: Node) -> None:
 
 def test_what_is_not_valid_changes_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(as_if, "answered", lambda _, commands: [(1, "", "line 1: no such setting")] * len(commands))
-    with pytest.raises(RefusedError, match=r"no such setting: nothing was changed"):
+    with pytest.raises(FileRefusedError, match=r"no such setting: nothing was changed"):
         node.change(validate=[["judge"]])
     assert node.path.read_text() == "before\n"
     assert not node.guard("x").armed
@@ -88,14 +88,14 @@ def test_what_is_not_valid_changes_nothing(node: Node, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("refused", ["systemd-run", "daemon-reload"])
 def test_a_node_that_cannot_revert_is_left_alone(node: Node, refused: str) -> None:
     node.systemd.refuse = (refused,)
-    with pytest.raises(RefusedError, match="nothing was changed"):
+    with pytest.raises(FileRefusedError, match="nothing was changed"):
         node.change()
     assert node.path.read_text() == "before\n"
 
 
 def test_a_command_that_fails_restores_at_once(node: Node) -> None:
     node.systemd.refuse = ("reload-now",)
-    with pytest.raises(RefusedError, match="reverted at once"):
+    with pytest.raises(FileRefusedError, match="reverted at once"):
         node.change(activate=[["reload-now"]])
     assert node.path.read_text() == "before\n"
     assert not node.guard("x").armed

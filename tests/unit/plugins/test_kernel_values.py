@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpunode.node.plugins.module_utils import kernel_state
-from ansible_collections.gpunode.node.plugins.module_utils.kernel_state import RefusedError
+from ansible_collections.gpunode.node.plugins.module_utils.kernel_state import KernelChangeRefusedError
 
 SWAP, RMEM, THP = (
     "/proc/sys/vm/swappiness",
@@ -82,7 +82,7 @@ def test_a_value_that_the_kernel_changes_is_reported(root: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/proc/sys/../../etc/passwd", "/sys/bus/pci/rescan", "proc/sys/vm/x"])
 def test_other_files_are_refused(root: str, path: str) -> None:
-    with pytest.raises(RefusedError, match="is not a kernel setting"):
+    with pytest.raises(KernelChangeRefusedError, match="is not a kernel setting"):
         kernel_state.brought_about({path: "1"}, MEMORY, pretend=False, root=root)
 
 
@@ -91,5 +91,5 @@ def test_a_record_that_is_none_is_refused(root: str, text: str) -> None:
     record = Path(root) / MEMORY[1:]
     record.parent.mkdir(parents=True)
     record.write_text(text, encoding="utf-8")
-    with pytest.raises(RefusedError, match=r"before\.json"):
+    with pytest.raises(KernelChangeRefusedError, match=r"before\.json"):
         bring(root, swap="10")

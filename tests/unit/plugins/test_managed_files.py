@@ -91,10 +91,10 @@ def test_a_file_that_has_to_go_goes_and_an_empty_folder_after_it(tmp_path: Path)
 def test_what_is_not_valid_changes_nothing(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     judge = {"validate_with": ["python3", "-I", "-m", "json.tool", "%s"]}
-    with pytest.raises(managed.RefusedError, match=r"bad\.json is not valid: "):
+    with pytest.raises(managed.FileRefusedError, match=r"bad\.json is not valid: "):
         bring(file(good, "{}", **judge), file(bad, "{", **judge))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(managed.RefusedError, match="was not validated"):
+    with pytest.raises(managed.FileRefusedError, match="was not validated"):
         bring(file(good, "{}", validate_with=["/no/such/program", "%s"]))
 
 
@@ -103,9 +103,9 @@ def test_a_document_that_others_wrote_meanwhile_is_not_overwritten(tmp_path: Pat
     path.write_text("{}")
     known = hashlib.sha256(b"{}").hexdigest()
     assert bring(file(path, '{"a": 1}', expect_sha256=known)) == [str(path)]
-    with pytest.raises(managed.RefusedError, match="changed by another process"):
+    with pytest.raises(managed.FileRefusedError, match="changed by another process"):
         bring(file(path, '{"b": 1}', expect_sha256=known))
-    with pytest.raises(managed.RefusedError, match="meanwhile"):
+    with pytest.raises(managed.FileRefusedError, match="meanwhile"):
         bring(file(path, '{"b": 1}', expect_sha256="absent"))
     # Check mode starts from what the roles before would have written.
     assert bring(file(path, '{"b": 1}', expect_sha256="absent"), pretend=True) == [str(path)]
@@ -134,10 +134,10 @@ def test_a_diff_shows_content_and_attributes_and_no_secret(tmp_path: Path) -> No
 
 
 def test_a_folder_in_a_files_place_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(managed.RefusedError, match="is a folder"):
+    with pytest.raises(managed.FileRefusedError, match="is a folder"):
         bring(file(tmp_path, "x"))
     (tmp_path / "f").touch()
-    with pytest.raises(managed.RefusedError, match="is not a directory"):
+    with pytest.raises(managed.FileRefusedError, match="is not a directory"):
         bring(folders=(folder(tmp_path / "f"),))
 
 
@@ -149,7 +149,7 @@ def test_bytes_that_are_no_text_are_written_as_they_are(tmp_path: Path) -> None:
 
 
 def test_an_owner_that_does_not_exist_changes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(managed.RefusedError, match="there is no user nobody-at-all"):
+    with pytest.raises(managed.FileRefusedError, match="there is no user nobody-at-all"):
         bring(file(tmp_path / "x", "y", owner="nobody-at-all"))
     assert list(tmp_path.iterdir()) == []
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from gpunode.provisioning.manifest import Question
+from gpunode.provisioning.manifest import NodeQuestion
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "plugins" / "modules"
@@ -69,7 +69,7 @@ def test_the_page_names_what_the_module_takes(name: str, monkeypatch: pytest.Mon
 
 def test_a_plan_asks_what_the_module_answers() -> None:
     module = importlib.import_module(f"{PACKAGE}.node_question")
-    assert set(get_args(Question.model_fields["kind"].annotation)) == set(module.ANSWERS)
+    assert set(get_args(NodeQuestion.model_fields["kind"].annotation)) == set(module.ANSWERS)
 
 
 def test_ansible_doc_prints_every_page() -> None:

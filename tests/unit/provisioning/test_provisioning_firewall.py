@@ -8,7 +8,7 @@ import pytest
 from node_samples import after, by_path, context, file, node, planned, settings_of
 
 from gpunode.provisioning.firewall import FOLDER, FOLLOWED, LOADED, RULES, UNIT
-from gpunode.provisioning.firewall_policy import Policy, lets_in, nft_text, policy_of
+from gpunode.provisioning.firewall_policy import FirewallPolicy, lets_in, nft_text, policy_of
 from gpunode.provisioning.firewall_zone import CONF, ZONE_FILE, with_default_zone
 from gpunode.provisioning.manifest import AptChange, DnfChange, Manifest
 from gpunode.provisioning.state import NodeState
@@ -20,7 +20,7 @@ ANSWER = {"rules": {"error": None}}
 OWN = "a" * 64
 
 
-def policy(**changes: Any) -> Policy:
+def policy(**changes: Any) -> FirewallPolicy:
     return policy_of(settings_of("firewall", **{**SETTINGS, **changes}))
 
 

@@ -8,7 +8,7 @@ from driver_samples import BUNDLE, facts_of
 from node_samples import context, node, planned
 
 from gpunode.provisioning import nvidia_driver, nvidia_repository
-from gpunode.provisioning.manifest import ManagedFile, Manifest, Question
+from gpunode.provisioning.manifest import ManagedFile, Manifest, NodeQuestion
 from gpunode.provisioning.state import NodeState
 
 GPU = {"slot": "0000:10:00.0", "vendor_id": "10de", "device_id": "2330", "class_id": "030200"}
@@ -209,7 +209,7 @@ def test_what_repository_and_driver_refuse_is_among_the_reasons(
 def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
     facts: dict[str, Any], driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = {"key": Question(kind="repository_key", body={"url": "x"})}
+    ask = {"key": NodeQuestion(kind="repository_key", body={"url": "x"})}
     file = ManagedFile(path="/etc/apt/sources.list.d/gpunode-nvidia-cuda.sources", content="Types: deb\n")
 
     def repository(_: object, __: object, run: Any) -> Manifest:
@@ -220,7 +220,7 @@ def test_the_drivers_preview_counts_with_the_repository_as_it_will_be(
     def asking(_: object, __: object, run: Any) -> Manifest:
         if "driver" in run.answers:
             return Manifest(role=DRIVER, values={"changes": True})
-        question = Question(kind="apt_preview", body={"files": dict(run.planned.files)})
+        question = NodeQuestion(kind="apt_preview", body={"files": dict(run.planned.files)})
         return Manifest(role=DRIVER, questions={"driver": question})
 
     monkeypatch.setattr(nvidia_repository, "plan", repository)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from gpunode.checks import Finding, Identity, Stack, Status, registry
+from gpunode.checks import Finding, Identity, RunningStack, Status, registry
 from gpunode.report import NodeReport, console, judged, report, unreachable
 from gpunode.report.folding import CAUSES_FIRST, of_nodes
 
@@ -14,7 +14,9 @@ ESCAPE = "\x1b"
 
 
 def node(host: str, *findings: Finding, simulated: bool = False) -> NodeReport:
-    stack = Stack(os="Debian GNU/Linux 12 (bookworm)", kernel="6.1.0-56-cloud-amd64", driver_packages="535.261.03")
+    stack = RunningStack(
+        os="Debian GNU/Linux 12 (bookworm)", kernel="6.1.0-56-cloud-amd64", driver_packages="535.261.03"
+    )
     return judged(host, Identity(simulated=simulated, stack=stack, gpus=()), findings, 1.0)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpunode.checks import Finding, Identity, Stack, State, Status
+from gpunode.checks import Finding, Identity, RunningStack, State, Status
 from gpunode.errors import Exit
 from gpunode.report import NodeReport, Report, exit_code, judged, report, unreachable
 
@@ -14,7 +14,7 @@ def node(*statuses: str, host: str = "node", simulated: bool = False) -> NodeRep
         Finding(check="a.check", status=Status(status), component="node", message=f"it is {status}")
         for status in statuses
     ]
-    return judged(host, Identity(simulated=simulated, stack=Stack(), gpus=()), findings, 1.5)
+    return judged(host, Identity(simulated=simulated, stack=RunningStack(), gpus=()), findings, 1.5)
 
 
 def document(*nodes: NodeReport) -> Report:
@@ -60,7 +60,7 @@ def test_a_node_out_of_reach_is_one_finding_and_nothing_is_claimed_of_it() -> No
         ("node.reachable", "error", "no route to host")
     ]
     assert far.simulated is None
-    assert far.stack == Stack()
+    assert far.stack == RunningStack()
 
 
 def test_counts_and_keys_of_the_document() -> None:
@@ -83,7 +83,7 @@ def about(check: str, status: str, component: str, state: str = "none", observed
 
 
 def with_findings(*findings: Finding) -> NodeReport:
-    return judged("node", Identity(simulated=False, stack=Stack(), gpus=()), findings, None)
+    return judged("node", Identity(simulated=False, stack=RunningStack(), gpus=()), findings, None)
 
 
 def test_a_node_is_rolled_up_by_category() -> None:

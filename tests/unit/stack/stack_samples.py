@@ -8,7 +8,7 @@ from gpunode.stack import Conflict, GpuGroup, Installed, NodePicture, Request, S
 from gpunode.stack.candidates import Candidate
 from gpunode.stack.model import InstalledPackage
 from gpunode.stack.question import Question
-from gpunode.stack.rules import Case, Choice, Verdict, rules
+from gpunode.stack.rules import CandidateCase, Choice, Objection, rules
 
 CATALOG = load()
 TODAY = date(2026, 11, 20)
@@ -60,7 +60,7 @@ def conflict(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Confl
     return answer
 
 
-def case(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Case:
+def case(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> CandidateCase:
     """One candidate in front of a question: ``version``, ``flavour`` and ``compat`` make the candidate."""
     version, flavour = wanted.pop("version", "580.95.05"), wanted.pop("flavour", "open")
     compat, decided_by = wanted.pop("compat", None), wanted.pop("decided_by", "catalog")
@@ -76,17 +76,17 @@ def case(*gpus: GpuGroup | str, today: date = TODAY, **wanted: Any) -> Case:
         flavour,
         CATALOG.forward_compat[compat] if compat else None,
     )
-    return Case(question, candidate)
+    return CandidateCase(question, candidate)
 
 
-def said(rule_id: str, about: Case) -> list[Verdict]:
+def said(rule_id: str, about: CandidateCase) -> list[Objection]:
     """What one rule says against a case, about the question and about the candidate."""
     rule = rules[rule_id]
     found = list(rule.ask(about.question)) if rule.ask else []
     return found + (list(rule.judge(about)) if rule.judge else [])
 
 
-def decided(rule_id: str, about: Case) -> dict[str, Choice]:
+def decided(rule_id: str, about: CandidateCase) -> dict[str, Choice]:
     """What one rule decides, by field."""
     decide = rules[rule_id].decide
     assert decide is not None

@@ -23,7 +23,7 @@ from gpunode.stack.candidates import candidates
 from gpunode.stack.conflict import first_case
 from gpunode.stack.model import Conflict
 from gpunode.stack.question import Question
-from gpunode.stack.rules import Case, rules
+from gpunode.stack.rules import CandidateCase, rules
 
 ROWS = [
     tuple(line.split("\t"))
@@ -52,7 +52,7 @@ def refusing(question: Question) -> set[str]:
     """The rules that refuse a candidate, or the question itself."""
     found = {rule for rule, verdict in rules.objections(question) if verdict.refuses}
     for candidate in candidates(question):
-        found |= {rule for rule, verdict in rules.verdicts(Case(question, candidate)) if verdict.refuses}
+        found |= {rule for rule, verdict in rules.verdicts(CandidateCase(question, candidate)) if verdict.refuses}
     return {rule.split("-")[0] for rule in found}
 
 

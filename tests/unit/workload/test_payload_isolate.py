@@ -18,10 +18,10 @@ from gpunode.workload.payload.isolate import (
     Clock,
     Job,
     Outcome,
-    Skip,
+    SkipPart,
     Task,
     Trouble,
-    Undetermined,
+    UndeterminedPart,
     isolated,
     run_jobs,
 )
@@ -40,7 +40,7 @@ def test_arguments_go_in() -> None:
 
 
 def leave_out() -> dict[str, Any]:
-    raise Skip("there is no GPU")
+    raise SkipPart("there is no GPU")
 
 
 def find_trouble() -> dict[str, Any]:
@@ -211,7 +211,7 @@ def wait(seconds: float) -> dict[str, Any]:
 
 
 def find_out_nothing() -> dict[str, Any]:
-    raise Undetermined("another process has started on it")
+    raise UndeterminedPart("another process has started on it")
 
 
 def outcomes(*tasks: Task, limit_s: float | None = None) -> list[Outcome]:

@@ -13,9 +13,9 @@ import pytest
 from gpunode.facts.models.measured import MEASURED, FioJob, LoadState
 from gpunode.workload.distributed import joined
 from gpunode.workload.payload import copies, external, gemm, measuring, sampler, storage
-from gpunode.workload.payload.devices import Device
+from gpunode.workload.payload.devices import CudaDevice
 from gpunode.workload.payload.group import Group, Seat, kinds_of, merged, seat_of
-from gpunode.workload.payload.isolate import Clock, Outcome, Skip, Trouble, Undetermined
+from gpunode.workload.payload.isolate import Clock, Outcome, SkipPart, Trouble, UndeterminedPart
 from gpunode.workload.payload.measurements import MEASUREMENTS, Measurements, together
 
 FIO = Path(__file__).with_name("fio-3.33-randread.json")
@@ -174,7 +174,7 @@ class OutOfMemoryError(RuntimeError):
 
 
 @pytest.mark.parametrize(
-    ("free", "ours", "kind"), [(300, 100, Undetermined), (300, 79000, Trouble)], ids=["others", "ours"]
+    ("free", "ours", "kind"), [(300, 100, UndeterminedPart), (300, 79000, Trouble)], ids=["others", "ours"]
 )
 def test_memory_that_others_have_is_no_fault_of_the_gpu(free: int, ours: int, kind: type[Exception]) -> None:
     cuda = SimpleNamespace(
@@ -279,10 +279,10 @@ def test_space_that_runs_out_meanwhile_is_named_and_nothing_is_left(tmp_path: Pa
 
 
 def test_no_directory_and_no_fio_are_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Skip, match="--storage DIR"):
+    with pytest.raises(SkipPart, match="--storage DIR"):
         storage.fio(None, 1.0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Skip, match="no fio"):
+    with pytest.raises(SkipPart, match="no fio"):
         storage.fio(str(tmp_path), 1.0)
 
 
@@ -338,7 +338,7 @@ def test_a_program_that_hangs_is_ended(programs: Path) -> None:
 
 def test_a_program_that_is_not_there_is_a_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Skip, match="no nvbandwidth"):
+    with pytest.raises(SkipPart, match="no nvbandwidth"):
         external.nvbandwidth(1.0)
 
 
@@ -347,7 +347,7 @@ def test_a_program_that_is_not_there_is_a_skip(tmp_path: Path, monkeypatch: pyte
 
 def run(
     *,
-    devices: list[Device],
+    devices: list[CudaDevice],
     no_torch: str | None,
     tell: Callable[[str, float], None] = lambda *_: None,
     **settings: Any,
@@ -381,7 +381,7 @@ def test_without_pytorch_each_record_says_why() -> None:
 
 
 def test_a_whole_gpu_is_not_needed_for_what_mig_devices_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Device(0, "MIG-a", "GPU-0", 0)
+    part = CudaDevice(0, "MIG-a", "GPU-0", 0)
     ran: list[str] = []
 
     def started(jobs: Any, *_: Any) -> Any:
@@ -481,7 +481,7 @@ def test_times_on_a_gpu_are_those_of_its_events() -> None:
 
 def test_external_programs_need_no_pytorch(programs: Path) -> None:
     _program(programs, "nvbandwidth", "echo {}")
-    whole = Device(0, "GPU-0", "GPU-0")
+    whole = CudaDevice(0, "GPU-0", "GPU-0")
     found = {one["record"]: one for one in run(devices=[whole], no_torch="PyTorch is not in the image", level="deep")}
     assert found["tools.nvbandwidth"]["values"]["stdout"] == "{}\n"
     assert found["gemm.bf16"]["skipped"] == "PyTorch is not in the image"

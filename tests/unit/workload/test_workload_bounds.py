@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpunode.workload import container, engine
-from gpunode.workload.output import Output
+from gpunode.workload.output import BoundedOutput
 from gpunode.workload.way import LaunchFailure
 
 
@@ -80,7 +80,7 @@ def test_a_frame_of_four_gigabytes_is_a_flood() -> None:
     threading.Thread(target=flood, daemon=True).start()
     job: Any = SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
     with pytest.raises(LaunchFailure, match="more than 4 MiB on stdout"):
-        container._listen(ours, job, time.monotonic() + 30, Output())
+        container._listen(ours, job, time.monotonic() + 30, BoundedOutput())
 
 
 def test_frames_come_whole_however_they_are_cut() -> None:
@@ -93,6 +93,6 @@ def test_frames_come_whole_however_they_are_cut() -> None:
                 theirs.sendall(bytes([byte]))
 
     threading.Thread(target=drip, daemon=True).start()
-    output, job = Output(), SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
+    output, job = BoundedOutput(), SimpleNamespace(program=SimpleNamespace(stdin=b""), limit_s=5)
     container._listen(ours, job, time.monotonic() + 30, output)  # type: ignore[arg-type]
     assert output.records == [{"record": "a.b"}]

@@ -9,7 +9,17 @@ import pytest
 
 from gpunode.facts import NodeFacts
 from gpunode.facts.models.gpu import DeviceNode
-from gpunode.workload.container import Confinement, Devices, Job, Network, Program, _create, _memory, _plain, _user
+from gpunode.workload.container import (
+    Confinement,
+    ContainerJob,
+    Devices,
+    Network,
+    PythonProgram,
+    _create,
+    _memory,
+    _plain,
+    _user,
+)
 from gpunode.workload.devices import open_to_all
 from gpunode.workload.engine import Engine
 from gpunode.workload.image import Image
@@ -40,10 +50,10 @@ def engine(user: str = "", **info: Any) -> Engine:
     return Engine(Recorder(user), "28.5.1", "1.51", {**INFO, **info}, time.monotonic() + 60)
 
 
-def job(**changes: Any) -> Job:
+def job(**changes: Any) -> ContainerJob:
     """What is run."""
     image = Image("registry/image:1", "sha256:0", brought=False)
-    return Job(image, Devices("cdi", ("0", "1")), Program("code", ("a",), b""), 60.0, **changes)
+    return ContainerJob(image, Devices("cdi", ("0", "1")), PythonProgram("code", ("a",), b""), 60.0, **changes)
 
 
 def request(of: Engine, confinement: Confinement | None = None, **changes: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.software import CdiSpec
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
 from gpunode.probe.script import CDI_TOKEN
-from gpunode.workload import LaunchFailure, Wish, launch
+from gpunode.workload import LaunchFailure, WorkloadRequest, launch
 from gpunode.workload.devices import without_empty_mig
 from gpunode.workload.engine import Engine
 from gpunode.workload.gpus import Use, choose
@@ -243,7 +243,7 @@ def run(facts: NodeFacts, info: dict[str, Any]) -> Record:
     engine.info |= info
     server = engine.start()
     try:
-        wish = Wish(image=lambda _: "site/image:1")
+        wish = WorkloadRequest(image=lambda _: "site/image:1")
         *_, last = launch(FakeWay(server), facts, wish, time.monotonic() + 30, lambda _: None)
     finally:
         server.shutdown()

@@ -14,10 +14,10 @@ from test_workload_gpus import TRAINING, node
 
 from gpunode.facts.models.smi import Smi, SmiLog
 from gpunode.facts.models.workload import ContainerValues, Record, values_of
-from gpunode.workload import LaunchFailure, Wish, container, failed, launch
-from gpunode.workload.container import Confinement, Job
+from gpunode.workload import LaunchFailure, WorkloadRequest, container, failed, launch
+from gpunode.workload.container import Confinement, ContainerJob
 from gpunode.workload.image import Image
-from gpunode.workload.output import Output
+from gpunode.workload.output import BoundedOutput
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def site_image(_: object) -> str:
 
 
 def run(way: FakeWay, facts: Any, **changes: Any) -> list[dict[str, Any]]:
-    return launch(way, facts, Wish(image=site_image, **changes), time.monotonic() + 30, lambda _: None)
+    return launch(way, facts, WorkloadRequest(image=site_image, **changes), time.monotonic() + 30, lambda _: None)
 
 
 def test_busy_gpus_are_a_skip_and_the_engine_is_not_asked(way: FakeWay) -> None:
@@ -75,7 +75,7 @@ def test_a_time_that_is_too_short_for_anything_is_told(way: FakeWay) -> None:
     server_knows = {"GET /images/site/image:1/json": (200, {"Id": "sha256:1"}), "GET /containers/json": (200, [])}
     engine = FakeEngine(answers=dict(server_knows))
     server = engine.start()
-    records = launch(FakeWay(server), node(), Wish(image=site_image), time.monotonic() + 5, lambda _: None)
+    records = launch(FakeWay(server), node(), WorkloadRequest(image=site_image), time.monotonic() + 5, lambda _: None)
     server.shutdown()
     server.server_close()
     assert only(records)[0].error == "no time was left to run the payload (--workload-timeout S)"
@@ -146,7 +146,7 @@ def test_no_image_for_a_node_is_told_before_the_engine_is_asked(way: FakeWay) ->
     def none(_: object) -> str:
         raise LaunchFailure("image", "no image is for it: --image IMAGE")
 
-    records = launch(way, node(), Wish(image=none), time.monotonic() + 30, lambda _: None)
+    records = launch(way, node(), WorkloadRequest(image=none), time.monotonic() + 30, lambda _: None)
     assert only(records)[0].error == "no image is for it: --image IMAGE"
     assert way.opened == []
 
@@ -176,9 +176,9 @@ FORGED = b'{"record": "defaults.limits", "values": {"shm_bytes": 8589934592}}\n{
 def test_the_engines_own_limits_are_read_in_a_second_container(
     monkeypatch: pytest.MonkeyPatch, said: bytes | LaunchFailure, values: dict[str, int], undetermined: bool
 ) -> None:
-    jobs: list[Job] = []
+    jobs: list[ContainerJob] = []
 
-    def run_one(_: object, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
+    def run_one(_: object, job: ContainerJob, output: BoundedOutput, known: Confinement | None = None) -> Confinement:
         jobs.append(job)
         if not job.plain:
             output.stdout(FORGED)
@@ -212,7 +212,7 @@ def test_a_payload_that_left_parts_out_for_lack_of_time_did_not_come_to_its_end(
 ) -> None:
     said = json.dumps({"record": "versions.torch", "undetermined": undetermined}).encode() + b"\n" + END
 
-    def run_one(_: object, job: Job, output: Output, known: Confinement | None = None) -> Confinement:
+    def run_one(_: object, job: ContainerJob, output: BoundedOutput, known: Confinement | None = None) -> Confinement:
         output.stdout(SMALL if job.plain else said)
         return Confinement()
 

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from gpunode.workload.output import MAX_BYTES, Output
+from gpunode.workload.output import MAX_BYTES, BoundedOutput
 from gpunode.workload.way import LaunchFailure
 
 RECORD = {"record": "versions.torch", "values": {"version": "2.13.0"}}
 
 
-def said(*lines: object, err: str = "") -> Output:
-    output = Output()
+def said(*lines: object, err: str = "") -> BoundedOutput:
+    output = BoundedOutput()
     for line in lines:
         output.stdout((line if isinstance(line, str) else json.dumps(line)).encode() + b"\n")
     output.stderr(err.encode())
@@ -24,7 +24,7 @@ def watchdog(ended: str = "exit", code: int | None = 0) -> dict[str, object]:
 
 def test_records_come_one_a_line_however_they_are_cut() -> None:
     text = "\n".join(json.dumps(line) for line in (RECORD, {"record": "end"}, watchdog())) + "\n"
-    output = Output()
+    output = BoundedOutput()
     for character in text.encode():
         output.stdout(bytes([character]))
     assert output.records == [RECORD]
@@ -60,7 +60,7 @@ def test_nothing_inside_speaks_for_the_launcher() -> None:
         (said(err="python3 is 3.6, 3.8 or later is needed\n"), "no-python", "name another image"),
     ],
 )
-def test_an_end_too_early_is_named(output: Output, kind: str, words: str) -> None:
+def test_an_end_too_early_is_named(output: BoundedOutput, kind: str, words: str) -> None:
     with pytest.raises(LaunchFailure) as caught:
         output.judge(10)
     assert caught.value.kind == kind
@@ -69,7 +69,7 @@ def test_an_end_too_early_is_named(output: Output, kind: str, words: str) -> Non
 
 
 def test_a_flood_is_stopped_where_no_payload_says_as_much() -> None:
-    output = Output()
+    output = BoundedOutput()
     output.stdout(b"x" * MAX_BYTES)
     with pytest.raises(LaunchFailure, match="more than 4 MiB on stdout"):
         output.stdout(b"x")
@@ -95,6 +95,6 @@ def test_control_codes_in_what_is_quoted_do_not_reach_a_terminal() -> None:
 )
 def test_progress_is_said_and_is_no_record(line: dict[str, object], said: str) -> None:
     heard: list[str] = []
-    output = Output(heard.append)
+    output = BoundedOutput(heard.append)
     output.stdout(json.dumps({"record": "progress", **line}).encode() + b"\n")
     assert (heard, output.records) == ([said], [])
