@@ -13,7 +13,7 @@ BATCH = 4
 
 
 def run() -> dict[str, Any]:
-    """Values of ``frameworks.dali``. Raises Skip where the image has no DALI, or there is no GPU to put data on."""
+    """Values of ``frameworks.dali``. Raises SkipPart where the image has no DALI, or there is no GPU to put data on."""
     try:
         found = importlib.util.find_spec("nvidia.dali")
     except ModuleNotFoundError:

@@ -39,7 +39,7 @@ def nccl_tests(gpus: int, limit_s: float) -> dict[str, Any]:
 
 
 def output_of(name: str, arguments: tuple[str, ...], limit_s: float) -> dict[str, Any]:
-    """Run a program and return what it printed, as ``ToolValues`` has it. Raises Skip where it is not there."""
+    """Run a program and return what it printed, as ``ToolValues`` has it. Raises SkipPart where it is not there."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *FOLDERS))
     program = shutil.which(name, path=path)
     if program is None:

@@ -61,7 +61,7 @@ class Group:
     def __init__(self, seat: Seat, part: int) -> None:
         """``part`` has the same number on all ranks: each meets anew, so that what broke one part breaks no other.
 
-        Raises Skip where this PyTorch has no such backend, Trouble where it finds no GPU.
+        Raises SkipPart where this PyTorch has no such backend, Trouble where it finds no GPU.
         """
         self.seat, self._part = seat, part
         self.torch = torch_module()

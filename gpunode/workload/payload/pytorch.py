@@ -15,7 +15,7 @@ MAX_GPUS = 64
 
 
 def torch_module() -> Any:
-    """PyTorch. Raises Skip where the image has none, Undetermined where it cannot be imported."""
+    """PyTorch. Raises SkipPart where the image has none, UndeterminedPart where it cannot be imported."""
     if importlib.util.find_spec("torch") is None:
         raise SkipPart("PyTorch is not in the image")
     try:

@@ -72,7 +72,7 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
 
 
 def fio(directory: str | None, seconds: float) -> dict[str, Any]:
-    """Values of ``storage.fio``. Raises Skip where no directory was named, or there is no fio."""
+    """Values of ``storage.fio``. Raises SkipPart where no directory was named, or there is no fio."""
     if directory is None:
         raise SkipPart("no directory was set (--storage DIR)")
     program = shutil.which("fio")

@@ -14,7 +14,7 @@ SIZE = 256
 
 
 def tensorflow_module() -> Any:
-    """TensorFlow. Raises Skip where the image has none, Undetermined where it cannot be imported."""
+    """TensorFlow. Raises SkipPart where the image has none, UndeterminedPart where it cannot be imported."""
     if importlib.util.find_spec("tensorflow") is None:
         raise SkipPart("TensorFlow is not in the image")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -62,7 +62,7 @@ def capabilities_of(tensorflow: Any, gpus: list[Any]) -> list[tuple[int, int]]:
 def run() -> dict[str, Any]:
     """Values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU.
 
-    Raises Skip where the GPUs would first be compiled for, which takes TensorFlow many minutes.
+    Raises SkipPart where the GPUs would first be compiled for, which takes TensorFlow many minutes.
     """
     tensorflow = tensorflow_module()
     gpus = tensorflow.config.list_physical_devices("GPU")

@@ -97,7 +97,7 @@ def test_a_record_that_is_said_to_be_judged_is(name: str) -> None:
     assert [
         check
         for check, found in told.items()
-        if check != "container.runs" and any(f"no workload's record {name}: " in one.message for one in found)
+        if check != "container.runs" and any(f"is not a record of a workload {name}: " in one.message for one in found)
     ]
 
 

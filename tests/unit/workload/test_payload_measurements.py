@@ -246,7 +246,7 @@ def test_an_answer_of_fio_that_is_none(answer: dict[str, Any], words: str) -> No
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Trouble, match="is no directory"), storage.folder_in(str(tmp_path / "absent")):
+    with pytest.raises(Trouble, match="is not a directory"), storage.folder_in(str(tmp_path / "absent")):
         pass
 
 
