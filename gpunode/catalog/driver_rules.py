@@ -90,7 +90,7 @@ def against_gpudirect(models: Sequence[Gpu]) -> list[str]:
     if any(not gpu.gpudirect_rdma for gpu in models):
         against.append("the hardware of a GPU has no GPUDirect RDMA")
     if any(gpu.market == "consumer" for gpu in models):
-        against.append("a GPU is no data-centre or professional one")
+        against.append("a GPU is not a data-center or professional GPU")
     return against
 
 

@@ -79,9 +79,9 @@ def read_source(source: str) -> list[Index]:
     elif path.is_file():
         found = _of_file(path)
     else:
-        raise UsageError(f"--from {source}: there is no such folder or file")
+        raise UsageError(f"--from {source}: no such file or directory")
     if not found:
-        raise UsageError(f"--from {source}: no index in it; looked for {', '.join((*DEB, RPM, PCI))}")
+        raise UsageError(f"--from {source}: no index found; expected one of {', '.join((*DEB, RPM, PCI))}")
     return found
 
 
@@ -98,7 +98,7 @@ def _files(folder: Path) -> list[Path]:
         if here.name == "repodata" and "repomd.xml" in names:
             found.append(here / "repomd.xml")
         if len(found) > MOST_FILES:
-            raise UsageError(f"--from {folder}: more than {MOST_FILES} indexes; name one repository")
+            raise UsageError(f"--from {folder}: more than {MOST_FILES} indexes: select one repository")
     return found
 
 
@@ -125,7 +125,7 @@ def _of_address(address: str) -> Iterator[Index]:
     if last in (*DEB, PCI):
         content = _fetch(address)
         if content is None:
-            raise UsageError(f"--from {address}: there is no such file")
+            raise UsageError(f"--from {address}: no such file")
         yield _index(address, content)
         return
     if last == "repomd.xml":
@@ -140,10 +140,10 @@ def _of_address(address: str) -> Iterator[Index]:
         href, checksum = _primary(content, base + name)
         primary = _fetch(base + href)
         if primary is None:
-            raise UndeterminedError(f"{base}{href}: repomd.xml names it and it is not there")
+            raise UndeterminedError(f"{base}{href}: listed in repomd.xml but missing")
         yield _rpm(base + href, primary, checksum)
         return
-    raise UsageError(f"--from {address}: no index there; looked for {', '.join((*DEB, RPM))}")
+    raise UsageError(f"--from {address}: no index found; expected one of {', '.join((*DEB, RPM))}")
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
@@ -198,7 +198,7 @@ def _index(where: str, content: bytes) -> Index:
         return Index(where, digest, pci=content.decode("utf-8", "replace"))
     if name in DEB:
         return Index(where, digest, tuple(_debian(_unpacked(where, content), where)))
-    raise UsageError(f"{where}: no index by its name; known: {', '.join((*DEB, 'repomd.xml', PCI))}")
+    raise UsageError(f"{where}: not the name of an index; known: {', '.join((*DEB, 'repomd.xml', PCI))}")
 
 
 def _unpacked(where: str, content: bytes) -> IO[bytes]:
@@ -274,11 +274,11 @@ def _primary(content: bytes, where: str) -> tuple[str, str]:
         location, checksum = data.find(f"{_REPOMD}location"), data.find(f"{_REPOMD}checksum")
         href = location.get("href", "") if location is not None else ""
         if not re.fullmatch(r"repodata/[A-Za-z0-9._-]{1,200}", href):
-            raise UsageError(f"{where}: the primary index lies at {href[:100]!r}, not below repodata/")
+            raise UsageError(f"{where}: the primary index is at {href[:100]!r}, not below repodata/")
         if checksum is None or checksum.get("type") != "sha256":
-            raise UsageError(f"{where}: names no SHA-256 for its primary index")
+            raise UsageError(f"{where}: no SHA-256 for its primary index")
         return href, (checksum.text or "").strip().lower()
-    raise UsageError(f"{where}: names no primary index")
+    raise UsageError(f"{where}: no primary index")
 
 
 def _xml(content: bytes, where: str) -> ElementTree.Element:
@@ -294,7 +294,7 @@ def _xml(content: bytes, where: str) -> ElementTree.Element:
 def _rpm(where: str, content: bytes, checksum: str) -> Index:
     digest = hashlib.sha256(content).hexdigest()
     if digest != checksum:
-        raise UsageError(f"{where}: is not the file that repomd.xml names (SHA-256 differs); fetch both again")
+        raise UsageError(f"{where}: SHA-256 differs from repomd.xml; fetch both again")
     return Index(where, digest, tuple(_rpm_packages(_unpacked(where, content), where)))
 
 

@@ -38,7 +38,7 @@ def _blamed(catalog: Catalog, name: str, key: Key, what: str, beside: Iterable[K
     written = (one for one in (key, *beside) if any(document.has(one) for document in catalog.overlays))
     at = next(written, key)
     file, line = place(catalog.documents(str(at[0])), at)
-    return Problem(file, line, dotted(at), what if at == key else f"does not go with {dotted(key)}: {what}", name)
+    return Problem(file, line, dotted(at), what if at == key else f"conflicts with {dotted(key)}: {what}", name)
 
 
 def _sections(document: Document) -> Iterator[Problem]:

@@ -72,4 +72,4 @@ def toolkit_driver(rows: Rows) -> Found:
             continue  # a version of another branch is a fault of its own
         if not any(Number(version) == Number(point) for point in branch.points) and field not in row.unsure:
             compared = (("branches", branch.id, "points"),)
-            yield ("toolkits", row.id, field), f"{version} is none of the releases of branch {branch.id}", compared
+            yield ("toolkits", row.id, field), f"{version} is not a release of branch {branch.id}", compared

@@ -55,7 +55,7 @@ def ranges(rows: Rows) -> Found:
         for row in rows[section].values():
             value = _at(row, path)
             if value is not None and not low <= value <= high:
-                what = f"{value:g} is outside {low:g} to {high:g}: is the unit right?"
+                what = f"{value:g} is outside {low:g} to {high:g}: check the unit"
                 yield (section, row.id, *path.split(".")), what
 
 
@@ -93,12 +93,12 @@ def capability(rows: Rows) -> Found:
             known = ", ".join(parent.compute_capabilities)
             yield (
                 ("gpus", row.id, "compute_capability"),
-                f"{row.compute_capability} is none of {parent.name}'s: {known}",
+                f"{row.compute_capability} is not one of {parent.name}: {known}",
                 (("gpus", row.id, "architecture"), ("architectures", parent.id, "compute_capabilities")),
             )
     for row in rows["architectures"].values():
         if set(row.first_cuda) != set(row.compute_capabilities):
-            what = "names other capabilities than compute_capabilities"
+            what = "lists capabilities that differ from compute_capabilities"
             yield ("architectures", row.id, "first_cuda"), what, (("architectures", row.id, "compute_capabilities"),)
 
 
@@ -122,7 +122,7 @@ def version_branch(rows: Rows) -> Found:
     """A driver version belongs to the branch it stands under: 580.95.05 to 580."""
     for key, branch, version in _versions(rows):
         if version is not None and version.split(".", maxsplit=1)[0] != str(branch):
-            yield key, f"{version} is no release of branch {branch}"
+            yield key, f"{version} is not a release of branch {branch}"
 
 
 def _versions(rows: Rows) -> Iterator[tuple[Key, int, str | None]]:
@@ -185,7 +185,7 @@ def metric_unit(rows: Rows) -> Found:
     for row in rows["expectations"].values():
         wanted = UNITS.get(row.metric, "GB/s")
         if row.unit != wanted:
-            yield ("expectations", row.id, "unit"), f"wrong unit: {row.metric} is kept in {wanted}"
+            yield ("expectations", row.id, "unit"), f"wrong unit: {row.metric} is stored in {wanted}"
 
 
 @rule("band")
@@ -207,7 +207,7 @@ def vendor_figure(rows: Rows) -> Found:
             continue
         limit = _limit(row, gpu)
         if limit is not None and row.value > limit:
-            what = f"{row.value:g} {row.unit} is more than {gpu.name} can do, {limit:.4g}: is the unit right?"
+            what = f"{row.value:g} {row.unit} exceeds the maximum of {gpu.name}, {limit:.4g}: check the unit"
             compared = tuple(("gpus", gpu.id, field) for field in _LIMITING)
             yield ("expectations", row.id, "value"), what, compared
 
@@ -264,7 +264,7 @@ def forward_compat(rows: Rows) -> Found:
     for row in rows["forward_compat"].values():
         said = [*row.works_on, *row.needless_on, *row.refused_on]
         for branch in sorted({branch for branch in said if said.count(branch) > 1}):
-            yield ("forward_compat", row.id, "works_on"), f"branch {branch} stands in two lists"
+            yield ("forward_compat", row.id, "works_on"), f"branch {branch} is in two lists"
 
 
 @rule("future")
@@ -274,4 +274,4 @@ def checked(rows: Rows) -> Found:
     for section in rows:
         for row in rows[section].values():
             if section != "sources" and first_day(row.date) > today:
-                yield (section, row.id, "date"), f"{row.date} has not come yet"
+                yield (section, row.id, "date"), f"{row.date} is in the future"

@@ -146,8 +146,8 @@ def key_to_fetch(folder: str | None, arch: str, url: str, keyring: str | None) -
     if vouched or re.match(r"https:|file:", url):
         return fetch, None
     return fetch, (
-        f"repository-key-unknown: nothing vouches for a key from {url}, which is not https, and neither its "
-        "fingerprint nor a sum is known: set the key with nvidia_repository_key"
+        f"repository-key-unknown: the key from {url} cannot be trusted: the URL is not https, and no fingerprint or "
+        "checksum is known: set the key with nvidia_repository_key"
     )
 
 

@@ -180,7 +180,7 @@ def parse(text: str, name: str) -> Document:
         raise BadFileError(Problem(name, 0, "", f"is not YAML: {str(err).splitlines()[0]}", "yaml")) from None
     if not isinstance(root, yaml.MappingNode):
         line = root.start_mark.line + 1 if root else 1
-        raise BadFileError(Problem(name, line, "", "a mapping of sections (gpus, branches …) is wanted", "yaml"))
+        raise BadFileError(Problem(name, line, "", "expected a mapping of sections (gpus, branches …)", "yaml"))
     return Document(name, root)
 
 

@@ -31,17 +31,17 @@ def first_day(when: str) -> date:
 
 def _when(text: str) -> str:
     if not re.fullmatch(r"[12]\d{3}(-\d\d){0,2}", text):
-        raise ValueError("a date is wanted: YYYY-MM-DD, YYYY-MM or YYYY")
+        raise ValueError("expected a date: YYYY-MM-DD, YYYY-MM or YYYY")
     try:
         last_day(text)
     except ValueError:
-        raise ValueError(f"there is no such day: {text}") from None
+        raise ValueError(f"no such day:  {text}") from None
     return text
 
 
 def _version(text: str) -> str:
     if not re.fullmatch(r"\d+(\.\d+)*", text):
-        raise ValueError("a version is wanted: numbers and dots")
+        raise ValueError("expected a version: numbers and dots")
     return text
 
 
@@ -54,13 +54,13 @@ def _number(text: str) -> str:
 def _pci(text: str) -> str:
     text = text.lower()
     if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{4}", text):
-        raise ValueError("a PCI id is wanted: vendor:device, four hex digits each, as 10de:2330")
+        raise ValueError("expected a PCI id: vendor:device, four hex digits each (example: 10de:2330)")
     return text
 
 
 def _capability(text: str) -> str:
     if not re.fullmatch(r"\d{1,2}\.\d", text):
-        raise ValueError("a compute capability is wanted: as 9.0")
+        raise ValueError("expected a compute capability (example: 9.0)")
     return text
 
 

@@ -47,7 +47,7 @@ def typed_row(
     if not isinstance(fields, Mapping):
         return None, [problem((section, key), "a row is a mapping of fields", "shape")]
     if "id" in fields:
-        return None, [problem((section, key, "id"), "the id is the row's key, it has no line of its own", "value")]
+        return None, [problem((section, key, "id"), "the id is the row's key, not a field", "value")]
     try:
         return model.model_validate({**fields, "id": key}), []
     except ValidationError as err:
@@ -81,17 +81,17 @@ def _said(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str]:
         wanted = "a whole number" if kind.startswith("int") else "a number"
         unit = unit_of(key)
         rule = "unit" if unit and re.search(r"\d\s*[A-Za-z]", str(found)) else "value"
-        return f"{wanted}{f' in {unit}' if unit else ''} is wanted, {found!r} found", rule
+        return f"expected {wanted}{f' in {unit}' if unit else ''}, found {found!r}", rule
     if kind in ("tuple_type", "list_type"):
-        return f"a list is wanted{'' if isinstance(found, Mapping) else f': [{found}]'}", "value"
+        return f"expected a list{'' if isinstance(found, Mapping) else f': [{found}]'}", "value"
     if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
-        return f"a mapping of keys is wanted, {found!r} found", "value"
+        return f"expected a mapping of keys, found {found!r}", "value"
     if kind == "string_type":
-        return f"one text is wanted, {found!r} found", "value"
+        return f"expected text, found {found!r}", "value"
     if kind == "too_short":
-        return "at least one is wanted", "value"
+        return "expected at least one", "value"
     if kind == "bool_parsing":
-        return f"true or false is wanted, {found!r} found", "value"
+        return f"expected true or false, found {found!r}", "value"
     if kind == "value_error":
         what = error["msg"].removeprefix("Value error, ")
         rule = "date" if "day" in what or "date" in what else "value"
@@ -120,5 +120,5 @@ def _unknown(key: str, known: Sequence[str]) -> tuple[str, str]:
     if stem != key:
         same = [name for name in known if _UNIT.sub("", name) == stem]
         if same:
-            return f"wrong unit: this is kept in {unit_of(same[0])}, as {same[0]}", "unit"
+            return f"wrong unit: this is stored in {unit_of(same[0])}, as {same[0]}", "unit"
     return f"unknown key; {suggestion(key, known, likeness=0.5)}", "key"

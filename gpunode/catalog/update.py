@@ -86,7 +86,7 @@ def overlay(indexes: Iterable[Index], catalog: Catalog, today: date) -> Found:
 def as_text(found: Found, today: date) -> str:
     """The overlay as YAML."""
     dumped = yaml.safe_dump(found.sections, sort_keys=False, width=110, allow_unicode=False)
-    return f"{HEADER} on {today}: what indexes hold and the catalog does not.\n{dumped}"
+    return f"{HEADER} on {today}: entries of indexes that are not in the catalog.\n{dumped}"
 
 
 def _source_key(index: Index, found: Found, catalog: Catalog) -> str:
@@ -199,7 +199,7 @@ def _toolkits(found: Found, versions: Mapping[str, set[str]], catalog: Catalog, 
             continue
         branch, why = _toolkit_branch(series, versions, catalog)
         if branch is None:
-            found.left_out.append(f"CUDA toolkit {version}: no driver branch is known for CUDA {series}")
+            found.left_out.append(f"CUDA toolkit {version}: no known driver branch for CUDA {series}")
             continue
         if branch not in catalog.branches and branch not in found.sections.get("branches", {}):
             found.left_out.append(f"CUDA toolkit {version}: its branch {branch} is neither in the catalog nor new")

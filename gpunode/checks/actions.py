@@ -53,7 +53,7 @@ def action(text: str, component: str = "node") -> Action:
     """Return the action of ``VERB`` or ``VERB:TARGET``. Raises ValueError for one outside the vocabulary."""
     name, colon, target = text.partition(":")
     if name not in VERBS:
-        raise ValueError(f"unknown action {name}: known are {', '.join(VERBS)}")
+        raise ValueError(f"unknown action {name}: known: {', '.join(VERBS)}")
     form = TARGETS.get(name)
     if form is None and colon:
         raise ValueError(f"action {name} takes no target, found {text}")

@@ -12,9 +12,9 @@ from gpunode.text import counted, listed, moment
 
 IPMI = "IPMI 2.0, sensor types and event states as ipmitool prints them"
 OBSTACLES = {
-    "no-device": "the kernel has no IPMI device, or no BMC is behind it",
+    "no-device": "no IPMI device, or no BMC connected to it",
     "no-program": "the program ipmitool is not installed",
-    "no-permission": "the BMC was not asked without root",
+    "no-permission": "reading the BMC requires root",
 }
 FAULTS = re.compile(
     r"(?<!predictive )\bfail(?:ed|ure)\b|\b(?:AC|input) lost\b|out-of-range|redundancy lost|uncorrectable"
@@ -29,10 +29,10 @@ LOOK_BACK = Threshold(
     "bmc.events.look-back",
     30,
     "days",
-    "Older events of the log are not judged.",
-    source="our choice: the log is kept until somebody clears it",
+    "Older events of the log are ignored.",
+    source="our choice: the log is kept until it is cleared",
 )
-STILL = Threshold("bmc.fans.still", 0, "RPM", "A fan that turns this slowly or less stands still.", source="our choice")
+STILL = Threshold("bmc.fans.still", 0, "RPM", "A fan at this speed or below counts as stopped.", source="our choice")
 BAD_STATUS, ODD_STATUS = ("cr", "nr", "lcr", "ucr", "lnr", "unr"), ("nc", "lnc", "unc")
 _RPM = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) RPM")
 
@@ -106,9 +106,9 @@ def fans(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "bmc.power-supplies",
     needs=("bmc_access", "bmc_power_supplies"),
-    means="Every power supply that is there has its input and no failure, and together they are redundant where the "
-    "machine says so.",
-    remedy='Look at the cable and the input, then replace it; ipmitool sdr type "Power Supply" shows all readings.',
+    means="Every installed power supply has input power and reports no failure, and the machine reports "
+    "redundancy where it supports it.",
+    remedy='Check the cable and the input, then replace it; ipmitool sdr type "Power Supply" shows all readings.',
     actions=("replace_hardware",),
     state="observe",
     category="host",

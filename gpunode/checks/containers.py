@@ -20,7 +20,8 @@ TOOLKIT = (
 TOOLKIT_SOURCE = "catalog (libraries.yml, container_toolkit)"
 KIND = "nvidia.com/gpu"
 REGENERATE = (
-    "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml writes it anew (nvidia-cdi-refresh.service does)."
+    "Run nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml to regenerate it (as nvidia-cdi-refresh.service "
+    "does)."
 )
 
 
@@ -65,8 +66,8 @@ def has_toolkit(node: NodeFacts) -> bool:
     "container.runtime",
     needs=("docker", "containers", "tool_versions", "packages"),
     needs_gpu=True,
-    means="Where Docker runs and the container toolkit is installed, the daemon knows the runtime nvidia: it was told, "
-    "and restarted since.",
+    means="Where Docker runs and the container toolkit is installed, the daemon has the runtime nvidia "
+    "configured and was restarted since.",
     remedy="nvidia-ctk runtime configure --runtime=docker, then systemctl restart docker on an idle node.",
     state="drain",
     actions=("run_role:nvidia_container_toolkit", "restart_service:docker.service"),
@@ -79,21 +80,21 @@ def runtime(node: NodeFacts) -> Iterator[Verdict]:
         raise Skip("NVIDIA's container toolkit is not installed: containers get no GPU")
     verdict = partial(Verdict, expected="nvidia", measured=listed(docker.runtimes))
     if "nvidia" in docker.runtimes:
-        yield verdict(Status.PASS, f"Docker {docker.version} knows the runtime nvidia")
+        yield verdict(Status.PASS, f"Docker {docker.version} has the runtime nvidia")
     elif settings is not None and "nvidia" in settings.docker_runtimes:
         yield verdict(
             Status.FAIL, "daemon.json has the runtime nvidia, the running daemon has not: it was not restarted"
         )
     else:
-        yield verdict(Status.FAIL, f"Docker {docker.version} does not know the runtime nvidia")
+        yield verdict(Status.FAIL, f"Docker {docker.version} does not have the runtime nvidia")
 
 
 @registry.check(
     "container.cdi",
     needs=("cdi_specs", "loaded_driver"),
     needs_gpu=True,
-    means="The CDI specification that containers are made from names this driver's libraries, and only files that are "
-    "there. One that an upgrade left behind breaks every new container.",
+    means="The CDI specification lists the libraries of this driver, and only existing files. An outdated one "
+    "breaks every new container.",
     remedy=REGENERATE,
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
@@ -101,7 +102,7 @@ def runtime(node: NodeFacts) -> Iterator[Verdict]:
 def cdi(node: NodeFacts) -> Iterator[Verdict]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
-        yield Verdict(Status.SKIP, "there is no CDI specification of GPUs")
+        yield Verdict(Status.SKIP, "no CDI specification of GPUs")
     for spec in specs:
         yield replace(_spec(spec, node), component=spec.path)
 
@@ -110,17 +111,17 @@ def cdi(node: NodeFacts) -> Iterator[Verdict]:
     "container.cdi-single",
     needs=("cdi_specs",),
     needs_gpu=True,
-    means="One CDI specification defines the GPUs. Of two in different folders one hides the other; two in one folder "
-    "take the devices from every container.",
-    remedy="Keep the one that nvidia-cdi-refresh.service writes, /var/run/cdi/nvidia.yaml, and remove the others; role "
-    "nvidia_container_toolkit does so.",
+    means="One CDI specification defines the GPUs. With two in different directories one hides the other; with "
+    "two in one directory containers get no devices.",
+    remedy="Keep /var/run/cdi/nvidia.yaml, which nvidia-cdi-refresh.service writes, and remove the others, or "
+    "run the role nvidia_container_toolkit.",
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
 def cdi_single(node: NodeFacts) -> Iterator[Verdict]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
-        raise Skip("there is no CDI specification of GPUs")
+        raise Skip("no CDI specification of GPUs")
     verdict = partial(Verdict, expected=1, measured=len(specs), unit="specifications")
     if len(specs) == 1:
         yield verdict(Status.PASS, f"{specs[0].path} alone")
@@ -133,7 +134,7 @@ def cdi_single(node: NodeFacts) -> Iterator[Verdict]:
                 what = f"{paths}: two in one folder define {listed(both, most=3)}, and engines refuse it"
                 yield verdict(Status.FAIL, what)
                 return
-    yield verdict(Status.WARN, f"{paths}: engines take the last folder's and do not look at the rest")
+    yield verdict(Status.WARN, f"{paths}: engines use the one in the last directory and ignore the rest")
 
 
 def _spec(spec: CdiSpec, node: NodeFacts) -> Verdict:
@@ -147,10 +148,10 @@ def _spec(spec: CdiSpec, node: NodeFacts) -> Verdict:
     )
     stale = [version for version in spec.driver_versions if driver is not None and not same_version(version, driver)]
     if stale:
-        message = f"made for driver {listed(stale)}, {driver} is installed"
+        message = f"generated for driver {listed(stale)}; {driver} is installed"
         return replace(verdict, status=Status.FAIL, message=message)
     if spec.missing:
-        message = f"{counted(len(spec.missing), 'file')} that it names are missing: {listed(spec.missing, most=3)}"
+        message = f"{counted(len(spec.missing), 'file')} listed in it are missing: {listed(spec.missing, most=3)}"
         return replace(verdict, status=Status.FAIL, message=message, expected=0, measured=len(spec.missing))
     if not spec.devices:
         return replace(verdict, status=Status.FAIL, message="names no device", expected=None, measured=0)

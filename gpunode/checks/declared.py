@@ -62,7 +62,7 @@ def steps(path: str) -> list[tuple[str, bool]]:
     for part in path.split("."):
         match = _STEP.fullmatch(part)
         if match is None:
-            raise ValueError(f"{path}: expected names with dots between them, and [] after a list")
+            raise ValueError(f"{path}: expected names separated by dots, and [] after a list")
         found.append((match[1], match[2] is not None))
     _must_exist(found, path)
     return found
@@ -76,12 +76,12 @@ def _must_exist(path: Iterable[tuple[str, bool]], text: str) -> None:
                 raise UnknownFact(name, list(kind.model_fields))
             kind = _plain(kind.model_fields[name].annotation)
         elif kind is not Any:
-            raise ValueError(f"{text}: there is nothing below {kind.__name__}")
+            raise ValueError(f"{text}: {kind.__name__} has no fields")
         is_list = get_origin(kind) in (tuple, list)
         if is_list and not each:
             raise ValueError(f"{text}: {name} is a list: write {name}[]")
         if each and not is_list and kind is not Any:
-            raise ValueError(f"{text}: {name} is no list: write {name}")
+            raise ValueError(f"{text}: {name} is not a list: write {name}")
         kind = _plain(get_args(kind)[0]) if is_list else kind
 
 
@@ -147,7 +147,7 @@ def _verdicts(
 ) -> Iterator[Verdict]:
     found = list(_elements(node, path, {}))
     if not found:
-        yield Verdict(Status.SKIP, f"{check.fact}: there is nothing to compare")
+        yield Verdict(Status.SKIP, f"{check.fact}: nothing to compare")
     for measured, element in found:
         component = _filled(check.component, element)
         if measured is None:

@@ -17,7 +17,7 @@ LOG = "journalctl -k -b | grep -e NVRM -e Xid shows the driver's messages."
 SLOW = (
     "Switch persistence on, so that each call need not start the GPUs: role nvidia_driver, tag nvidia_driver_service."
 )
-PERMISSION = "Run the probe as root (ansible_become: true), and look at the mode of /dev/nvidia* and at device cgroups."
+PERMISSION = "Run the probe as root (ansible_become: true), and check the mode of /dev/nvidia* and the device cgroups."
 UNREACHABLE = {
     "driver-not-loaded": (
         "nvidia-smi cannot reach the loaded driver",
@@ -38,9 +38,9 @@ UNREACHABLE = {
 @registry.check(
     "driver.module-built",
     needs=("kernels", "module_files", "packages", "pci"),
-    means="The nvidia module is on disk for the running kernel, for the newest one (the next boot takes it), and for "
-    "every other installed kernel that has headers.",
-    remedy=f"Build it: {ROLE}, or dkms autoinstall -k KERNEL; /var/lib/dkms/nvidia*/*/build/make.log says what failed.",
+    means="The nvidia module exists for the running kernel, for the newest one (used by the next boot), and "
+    "for every other installed kernel that has headers.",
+    remedy=f"Build it: {ROLE}, or dkms autoinstall -k KERNEL; /var/lib/dkms/nvidia*/*/build/make.log shows the error.",
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
@@ -120,14 +120,14 @@ def _not_loaded(node: NodeFacts) -> Verdict:
     if "nouveau" in (node.modules or ()):
         return Verdict(
             Status.FAIL,
-            "no NVIDIA module is loaded: nouveau is, and holds the GPU",
+            "no NVIDIA module is loaded: nouveau is bound to the GPU",
             remedy=f"Blacklist nouveau ({ROLE}) and reboot.",
         )
     if others:
         return Verdict(
             Status.FAIL,
             f"no NVIDIA module is loaded: the GPU is bound to {listed([str(name) for name in others])}",
-            remedy="Unbind the GPU from that driver, or judge the machine that it was passed to.",
+            remedy="Unbind the GPU from that driver, or validate the machine that it was passed to.",
         )
     if on_disk is None and node.module_files is not None:
         return Verdict(
@@ -139,7 +139,7 @@ def _not_loaded(node: NodeFacts) -> Verdict:
         return Verdict(
             Status.FAIL,
             "no NVIDIA module is loaded: secure boot is on, and the module on disk is not signed",
-            remedy="Sign the module with a key that the firmware knows (mokutil), or switch secure boot off.",
+            remedy="Sign the module with a key enrolled in the firmware (mokutil), or disable secure boot.",
         )
     if node.secure_boot and on_disk is not None:
         return Verdict(
@@ -199,21 +199,23 @@ def same_version(one: str, other: str) -> bool:
 @registry.check(
     "driver.nouveau",
     needs=("modules", "nouveau_blacklisted", "packages"),
-    means="nouveau, the kernel's own driver for NVIDIA GPUs, is not loaded, and cannot take a GPU on the next boot.",
+    means="nouveau, the kernel's own driver for NVIDIA GPUs, is not loaded, and cannot bind to a GPU on the next boot.",
     remedy=f"Blacklist nouveau: {ROLE}.",
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
 def nouveau(node: NodeFacts) -> Iterator[Verdict]:
     if "nouveau" in (node.modules or ()):
-        where = "in place of" if node.loaded_driver is None else "beside"
+        where = "instead of" if node.loaded_driver is None else "in addition to"
         yield Verdict(
             Status.FAIL, f"nouveau is loaded {where} NVIDIA's module", remedy=f"Blacklist nouveau ({ROLE}) and reboot."
         )
     elif not driver_installed(node):
         yield Verdict(Status.SKIP, "no NVIDIA driver is installed, and nouveau is not loaded")
     elif not node.nouveau_blacklisted:
-        yield Verdict(Status.WARN, "nouveau is not loaded, but not blacklisted: it may take the GPU on the next boot")
+        yield Verdict(
+            Status.WARN, "nouveau is not loaded, but not blacklisted: it may bind to the GPU on the next boot"
+        )
     else:
         yield Verdict(Status.PASS, "nouveau is blacklisted and not loaded")
 
@@ -223,7 +225,7 @@ def nouveau(node: NodeFacts) -> Iterator[Verdict]:
     needs=("loaded_driver", "tool_runs"),
     needs_gpu=True,
     means="NVIDIA's tools reach the loaded driver: none hangs, crashes, or reports that there is no driver or library. "
-    "After one that hangs no other is started. Checks that need their output are skipped and point here.",
+    "After one that hangs, no other is started. Checks that need their output are skipped and refer to this one.",
     remedy=f"{LOG} Drain the node and restart it.",
     state="drain",
     actions=("restart_os",),

@@ -58,7 +58,7 @@ def _below_minimum(version: Version, gpu: Gpu, boards: Sequence[Platform]) -> Ob
         return f"{board.name} needs driver {bound.value} or newer", bound.value, bound.sure
     of_all = None if boards else driver_rules.min_driver_of_boards(load(), gpu, version)
     if of_all is not None:
-        return f"{gpu.name} comes on boards that need driver {of_all.value} or newer", of_all.value, of_all.sure
+        return f"{gpu.name} is on boards that require driver {of_all.value} or newer", of_all.value, of_all.sure
     return None
 
 
@@ -72,7 +72,7 @@ def _too_old_for_cuda(version: Version, gpu: Gpu) -> Objection | None:
     if first is None:
         return None
     known = f"CUDA {first.value} is the first"
-    message = f"branch {branch.id} (CUDA {branch.native_cuda}) does not know {gpu.name}: {known}"
+    message = f"branch {branch.id} (CUDA {branch.native_cuda}) does not support {gpu.name}: {known}"
     return message, first.value, first.sure
 
 

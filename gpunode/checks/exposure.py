@@ -19,7 +19,7 @@ github.com/prometheus/node_exporter."""
 TLS = "with TLS"
 DOCKER_API = {2375: "without TLS", 2376: TLS}
 """Ports of Docker's API by convention: docs.docker.com, dockerd."""
-SWARM = {2377: "takes certificates alone", 7946: "has no API behind it"}
+SWARM = {2377: "accepts certificates only", 7946: "has no API"}
 """Ports of a swarm, which are dockerd's too."""
 ADMINISTRATORS = ("sudo", "wheel", "admin")
 
@@ -27,8 +27,8 @@ ADMINISTRATORS = ("sudo", "wheel", "admin")
 @registry.check(
     "host.firewall",
     needs=("packet_filter", "units"),
-    means="Where the role firewall gave the node a policy, the kernel has it: the table is loaded, and what no rule "
-    "accepts does not come in, over IPv4 and IPv6.",
+    means="If the role firewall deployed a policy, it is active: the table is loaded, and traffic that no rule "
+    "accepts is dropped, over IPv4 and IPv6.",
     remedy="systemctl restart gpunode-firewall.service loads the rules again; role firewall, tag firewall_service.",
     state="observe",
     actions=("restart_service:gpunode-firewall.service", "run_role:firewall:firewall_service"),
@@ -43,7 +43,7 @@ def firewall(node: NodeFacts) -> Iterator[Verdict]:
     elif found is None or found.own is None:
         yield Verdict(Status.FAIL, f"{UNIT} is installed and its table is not loaded", expected=TABLE, measured=None)
     elif missing := [name for name, refused in _families(found).items() if not refused]:
-        message = f"{' and '.join(missing)} come in without a rule that accepts them"
+        message = f"{' and '.join(missing)} enter without a rule that accepts them"
         yield Verdict(Status.FAIL, message, expected="refused", measured="accepted")
     else:
         yield Verdict(Status.PASS, f"the table {TABLE} is loaded, and refuses what no rule accepts")
@@ -56,9 +56,9 @@ def _families(found: PacketFilter) -> dict[str, bool]:
 @registry.check(
     "host.exposed-services",
     needs=("listeners", "addresses", "packet_filter"),
-    means="Services that answer everybody without a password (DCGM's host engine, exporters) do not listen on an "
-    "address of the public Internet without a packet filter in front.",
-    remedy="Bind the service to a private address, or name the networks that may reach it: role firewall "
+    means="Services without authentication (DCGM's host engine, exporters) do not listen on a public Internet "
+    "address without a packet filter.",
+    remedy="Bind the service to a private address, or list the networks that may connect: role firewall "
     "(firewall_services).",
     state="observe",
     actions=("run_role:firewall",),
@@ -74,7 +74,7 @@ def exposed_services(node: NodeFacts) -> Iterator[Verdict]:
         if one.protocol == "tcp" and what is not None:
             exposed += [f"{what} at {address}, port {one.port}" for address in public if _covers(one, str(address))]
     if exposed:
-        message = f"{counted(len(exposed), 'service')} without a password for everybody: {listed(exposed, 3)}"
+        message = f"{counted(len(exposed), 'service')} without authentication: {listed(exposed, 3)}"
         yield Verdict(Status.WARN, message, expected=0, measured=len(exposed), unit="services")
     else:
         yield Verdict(Status.PASS, "no service without a password is public", expected=0, measured=0, unit="services")
@@ -90,7 +90,7 @@ def _covers(one: Listener, address: str) -> bool:
 @registry.check(
     "container.docker-api",
     needs=("listeners",),
-    means="Docker's API is not reachable over TCP: whoever reaches it without a certificate is root on the node.",
+    means="Docker's API is not reachable over TCP: without certificates, access to it is root access to the node.",
     remedy="Remove hosts from daemon.json and -H tcp:// from the unit, and use docker -H ssh://HOST instead.",
     state="drain",
     actions=("fix_configuration",),
@@ -107,7 +107,7 @@ def docker_api(node: NodeFacts) -> Iterator[Verdict]:
     if [one for one in outside if DOCKER_API.get(one.port) != TLS]:
         yield Verdict(Status.FAIL, f"Docker's API listens on {places}", expected=0, measured=len(outside))
     elif found:
-        message = f"Docker's API listens on {places}: every program that gets there is root without a certificate"
+        message = f"Docker's API listens on {places}: access without a certificate is root access"
         yield Verdict(Status.WARN, message, expected=0, measured=len(found), unit="sockets")
     else:
         yield Verdict(Status.PASS, "Docker's API is not reachable over TCP", expected=0, measured=0, unit="sockets")
@@ -123,10 +123,10 @@ def _loopback(address: str) -> bool:
 @registry.check(
     "container.docker-group",
     needs=("root_groups",),
-    means="Members of the group docker are root without a password (docker run -v /:/host): nobody is in it who is no "
-    "administrator.",
-    remedy="gpasswd -d USER docker takes one out; rootless Docker or Podman runs containers without it. Role docker "
-    "adds those in docker_users.",
+    means="The group docker has no members other than administrators: its members have root access without a "
+    "password (docker run -v /:/host).",
+    remedy="Run gpasswd -d USER docker to remove a user; rootless Docker or Podman runs containers without the "
+    "group. The role docker adds users of docker_users.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -141,4 +141,4 @@ def docker_group(node: NodeFacts) -> Iterator[Verdict]:
         message += f"{listed(others)}: root without a password"
         yield Verdict(Status.WARN, message, expected=0, measured=len(others), unit="users")
     else:
-        yield Verdict(Status.PASS, "nobody but administrators is in the group docker", expected=0, measured=0)
+        yield Verdict(Status.PASS, "the group docker has only administrators as members", expected=0, measured=0)

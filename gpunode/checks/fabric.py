@@ -20,9 +20,7 @@ UNITS = {
 PLATFORMS = "catalog (platforms.yml)"
 NOT_NEEDED = "this platform needs no fabric manager"
 MANAGER = "fabric.manager reports it"
-FEWER = (
-    "Compare the number of GPUs with what the machine was sold with (gpus in the file of --expect): see gpu.present."
-)
+FEWER = "Compare the number of GPUs with the machine's specification (gpus in the file of --expect): see gpu.present."
 FABRIC_SINCE = 9.0
 """The compute capability from which on GPUs report a fabric."""
 # Words for the parts of a fabric's health, after NVML's fabric definitions.
@@ -78,10 +76,10 @@ def _unknown_platform(node: NodeFacts) -> Verdict | None:
     "fabric.manager",
     needs=("pci", "units", "architecture", "virtualization"),
     needs_gpu=True,
-    means="The services that this platform's GPUs need beside the driver are active: without the fabric manager, GPUs "
+    means="The services that this platform's GPUs require are active: without the fabric manager, GPUs "
     "behind NVSwitches cannot start CUDA (error 802).",
-    remedy="systemctl enable --now UNIT; journalctl -u UNIT and /var/log/fabricmanager.log say why it does not start. "
-    "Its version must be the driver's.",
+    remedy="Run systemctl enable --now UNIT; journalctl -u UNIT and /var/log/fabricmanager.log show why it does "
+    "not start. Its version must match the driver.",
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "run_role:nvidia_fabric"),
 )
@@ -120,7 +118,7 @@ def _started_by_manager(node: NodeFacts) -> Verdict | None:
     """NVIDIA's package gives nvlsm no unit of its own: the fabric manager's unit starts it where it is installed."""
     verdict = Verdict(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
     if node.packages is None:
-        message = "whether nvlsm is installed could not be seen"
+        message = "whether nvlsm is installed is unknown"
         return replace(verdict, status=Status.ERROR, message=message, measured=None)
     found = next((package for package in node.packages if package.name == "nvlsm" and package.installed), None)
     if found is None:
@@ -178,9 +176,9 @@ def manager_version(node: NodeFacts) -> Iterator[Verdict]:
     "fabric.state",
     needs=("loaded_driver", "smi", "pci", "architecture", "virtualization"),
     needs_gpu=True,
-    means="Every GPU of a fabric says that it joined it (Completed, Success) and that its part is healthy, and all are "
-    "in one.",
-    remedy="Look at fabric.manager; journalctl -u nvidia-fabricmanager names the GPU or switch that it could not use. "
+    means="Every GPU of a fabric reports that it joined (Completed, Success) and is healthy, and all are in "
+    "the same fabric.",
+    remedy="Look at fabric.manager; journalctl -u nvidia-fabricmanager names the GPU or switch that failed. "
     "Restart it on an idle node, then reset the GPUs or reboot.",
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "restart_os"),
@@ -217,11 +215,11 @@ def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> Verdict:
         return Verdict(Status.SKIP, "no fabric: this model has none")
     capability = max(float(gpu.known.get("compute_capability") or 0) for gpu in answering)
     if capability < FABRIC_SINCE:
-        return Verdict(Status.SKIP, "GPUs before Hopper report no fabric; nvlink.state judges their links")
+        return Verdict(Status.SKIP, "GPUs before Hopper report no fabric; see nvlink.state for their links")
     if is_guest(node):
-        return Verdict(Status.SKIP, "a virtual machine whose GPUs report no fabric; nvlink.state judges their links")
+        return Verdict(Status.SKIP, "a virtual machine whose GPUs report no fabric; see nvlink.state for their links")
     if not wanted_services(node) and _unknown_platform(node) is None:
-        return Verdict(Status.SKIP, "no fabric: this platform has no NVSwitch; nvlink.state judges the links")
+        return Verdict(Status.SKIP, "no fabric: this platform has no NVSwitch; see nvlink.state for the links")
     return Verdict(Status.ERROR, "nvidia-smi does not report the state of the fabric")
 
 
@@ -239,6 +237,6 @@ def _state_of(gpu: SeenGpu) -> Verdict:
     odd = [f"{name.replace('_', ' ')} {word}" for name, word in health.items() if word.lower() not in WELL]
     if odd:
         known = any(BAD.search(word) for word in odd)
-        message = f"the fabric is not healthy: {listed(odd)}" if known else f"the fabric says: {listed(odd)}"
+        message = f"the fabric is not healthy: {listed(odd)}" if known else f"the fabric reports: {listed(odd)}"
         return replace(verdict, status=Status.FAIL if known else Status.WARN, message=message, measured=odd[0])
     return verdict

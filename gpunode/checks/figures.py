@@ -13,7 +13,7 @@ GROSS = Threshold(
     "performance.gross",
     0.4,
     "of the physical limit",
-    "A figure below is a failure on every model, also where nobody publishes a pass mark.",
+    "A lower figure is a failure on every model, even without a published reference.",
     source="our choice: the lowest share that is published of a healthy machine is 0.62 (gpu-fryer, GB200)",
     most=1,
 )

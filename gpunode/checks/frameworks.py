@@ -38,19 +38,22 @@ MAX_ERROR = Threshold(
     "absolute",
     "Sums of some hundred products of numbers around 1 in single precision are off from double precision by more: a "
     "failure.",
-    source="our choice: far above rounding, far below a wrong product",
+    source="our choice: far above rounding errors, far below a wrong product",
 )
 MEMORY_MISSING = Threshold(
     "framework.memory.missing-most",
     0.10,
     "of the total",
-    "Driver and CUDA context take a part of what nvidia-smi calls the total; more is a failure.",
+    "Driver and CUDA context use a part of the total that nvidia-smi reports; more is a failure.",
     source="our choice",
     most=1,
 )
 OF_THE_IMAGE = ("container.library", "container.gpus", "container.cuda", "framework.wheel")
 """What brings down everything that computes on a GPU."""
-SEE_ERROR = "The message is the framework's own: search for it; the same image on another node tells node from image."
+SEE_ERROR = (
+    "The message is from the framework: search for it; run the same image on another "
+    "node to distinguish node and image."
+)
 
 
 @record_check(
@@ -59,16 +62,15 @@ SEE_ERROR = "The message is the framework's own: search for it; the same image o
     TensorValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="A product of matrices is computed on every GPU, lies there, and is exactly right.",
-    remedy="A wrong result on one GPU alone is a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
-    + SEE_ERROR,
+    means="A matrix product is computed in the memory of every GPU, and is exact.",
+    remedy="A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. " + SEE_ERROR,
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
 def tensor(values: TensorValues, record: Record) -> Verdict:
     verdict = partial(Verdict, expected=0.0, measured=values.max_error)
     if not values.allocated_bytes:
-        return verdict(Status.FAIL, f"the tensor took no memory of {record.component}: it does not lie there")
+        return verdict(Status.FAIL, f"the tensor used no memory of {record.component}")
     if values.max_error != 0:
         return verdict(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
     return verdict(Status.PASS, f"computes on {record.component} ({values.name or 'GPU'})")
@@ -80,7 +82,7 @@ def tensor(values: TensorValues, record: Record) -> Verdict:
     StepValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="Training steps in mixed precision lower the loss, and no number is lost on the way.",
+    means="Training steps in mixed precision reduce the loss without NaN or infinity.",
     remedy=SEE_ERROR,
     state="observe",
     actions=("fix_configuration",),
@@ -108,8 +110,8 @@ def amp(values: StepValues, record: Record) -> Verdict:
     CompileValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="torch.compile makes code for the GPU that gives what the plain function gives.",
-    remedy="The image needs the Triton of its PyTorch, whose code is made by the driver's own ptxas or the image's. "
+    means="torch.compile generates GPU code with the same result as the plain function.",
+    remedy="The image needs the Triton of its PyTorch, which uses the ptxas of the driver or of the image. "
     + SEE_ERROR,
     state="observe",
     actions=("fix_configuration",),
@@ -149,8 +151,8 @@ def convolution(values: ConvolutionValues, record: Record) -> Verdict:
     DataloaderValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="Worker processes hand batches to the GPU over shared memory, pinned.",
-    remedy="'No space left on device' and 'Bus error' are shared memory that is full: docker run --shm-size=8g. "
+    means="Worker processes pass batches to the GPU through pinned shared memory.",
+    remedy="'No space left on device' and 'Bus error' mean that shared memory is full: docker run --shm-size=8g. "
     + SEE_ERROR,
     state="observe",
     actions=("fix_configuration",),
@@ -160,7 +162,7 @@ def dataloader(values: DataloaderValues) -> Verdict:
     if values.batches == 0:
         raise Undetermined("no batch was recorded")
     if not values.pinned:
-        return verdict(Status.FAIL, "batches came without being pinned", remedy="docker run --ulimit memlock=-1.")
+        return verdict(Status.FAIL, "batches were not pinned", remedy="docker run --ulimit memlock=-1.")
     words = f"{counted(values.batches, 'batch', 'batches')} by {counted(values.workers, 'worker')}"
     return verdict(Status.PASS, f"{words}, pinned, {values.samples_per_second:.0f} samples/s")
 
@@ -172,8 +174,8 @@ def dataloader(values: DataloaderValues) -> Verdict:
     on_gpu=True,
     after=OF_THE_IMAGE,
     means="PyTorch has the memory that the GPU or MIG device has, and what it writes to most of it is what it reads.",
-    remedy="Words that came back wrong are a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
-    "Too little memory: nvidia-smi shows who else holds it, or the profile of a vGPU.",
+    remedy="Wrong words are a fault of that GPU: stop using it and run dcgmi diag -r 3. Too little memory: "
+    "nvidia-smi shows other processes that use it, or the profile of a vGPU.",
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
     thresholds=(MEMORY_MISSING,),
@@ -184,7 +186,9 @@ def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
         what = f"the allocator counts a peak of {values.peak_mib} of {values.reserved_mib} MiB"
         return verdict(Status.FAIL, what, remedy=SEE_ERROR)
     if values.wrong:
-        return verdict(Status.FAIL, f"{values.wrong} words of {values.tested_mib} MiB came back with another content")
+        return verdict(
+            Status.FAIL, f"{values.wrong} words of {values.tested_mib} MiB were read back with wrong content"
+        )
     total = memory_of(node, record)
     if total is not None:
         verdict = partial(verdict, expected=float(total))
@@ -216,8 +220,7 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
     on_gpu=True,
     after=OF_THE_IMAGE,
     means="A large product in bfloat16 (float16 before Ampere) is the processor's in every element, every time.",
-    remedy="A wrong result on one GPU alone is a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
-    + SEE_ERROR,
+    remedy="A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. " + SEE_ERROR,
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
@@ -228,7 +231,7 @@ def matmul(values: MatmulValues) -> Verdict:
         raise Undetermined("no round was recorded")
     if values.wrong:
         return verdict(Status.FAIL, f"{what}: {counted(values.wrong, 'element')} wrong")
-    return verdict(Status.PASS, f"{what}: every element right")
+    return verdict(Status.PASS, f"{what}: every element correct")
 
 
 @record_check(
@@ -237,9 +240,8 @@ def matmul(values: MatmulValues) -> Verdict:
     Fp8Values,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="A product in FP8 is the processor's in every element, where the GPU has units for it.",
-    remedy="A wrong result on one GPU alone is a fault of that GPU: take it out of use, dcgmi diag -r 3 looks closer. "
-    + SEE_ERROR,
+    means="An FP8 product matches the processor's result in every element, if the GPU supports FP8.",
+    remedy="A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. " + SEE_ERROR,
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
@@ -247,7 +249,7 @@ def fp8(values: Fp8Values) -> Verdict:
     verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
     if values.wrong:
         return verdict(Status.FAIL, f"FP8: {counted(values.wrong, 'element')} wrong")
-    return verdict(Status.PASS, "FP8: every element right")
+    return verdict(Status.PASS, "FP8: every element correct")
 
 
 @record_check(
@@ -256,20 +258,21 @@ def fp8(values: Fp8Values) -> Verdict:
     PeerValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="What one GPU copies to another arrives, and GPUs that nvidia-smi lets reach each other do so inside too.",
-    remedy="Data that arrives wrong over PCIe is most often ACS or an IOMMU in the way: host.acs, host.iommu; over "
-    "NVLink: nvlink.errors and fabric.manager. Without them in question the GPU is at fault. " + SEE_ERROR,
+    means="Data copied between GPUs arrives unchanged, and GPUs with peer access according to nvidia-smi also "
+    "have it in the container.",
+    remedy="Wrong data over PCIe is mostly caused by ACS or an IOMMU: host.acs, host.iommu; over NVLink: "
+    "nvlink.errors and fabric.manager. Otherwise the GPU is faulty. " + SEE_ERROR,
     state="drain",
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )
 def p2p(values: PeerValues, node: NodeFacts) -> Verdict:
     number = len(values.uuids)
     if number < 2 or [len(row) for row in values.access] != [number] * number:
-        raise Undetermined("the record does not say which GPUs reach each other")
+        raise Undetermined("the record does not contain peer access between GPUs")
     names = [gpu_named(node, uuid) or uuid for uuid in values.uuids]
     if values.wrong:
         pairs = [f"{names[one]} to {names[other]}" for one, other in values.wrong if max(one, other) < number]
-        return Verdict(Status.FAIL, f"data arrived wrong: {listed(pairs) or 'between GPUs'}")
+        return Verdict(Status.FAIL, f"wrong data:  {listed(pairs) or 'between GPUs'}")
     refused = [
         f"{names[one]}-{names[other]}"
         for one in range(number)
@@ -281,7 +284,7 @@ def p2p(values: PeerValues, node: NodeFacts) -> Verdict:
     links = node.peer_access.document.links if node.peer_access and node.peer_access.document else {}
     allowed = [pair for pair in refused if _says_ok(links, pair)]
     if allowed:
-        what = f"nvidia-smi has {listed(allowed)} reach each other, CUDA inside does not let them"
+        what = f"nvidia-smi reports peer access for {listed(allowed)}, CUDA in the container denies it"
         return verdict(Status.WARN, what)
     through = f", {len(refused)} of {total} through the host" if refused else " directly"
     return verdict(Status.PASS, f"copies between {counted(number, 'GPU')} arrive{through}")
@@ -298,7 +301,7 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     CollectiveValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="An all-reduce by NCCL over all GPUs that were handed in gives the right sums; the transport is named.",
+    means="An NCCL all-reduce over all GPUs of the container returns correct sums; its transport is reported.",
     remedy="NCCL_DEBUG=INFO shows which connection breaks. Shared memory that is full: docker run --shm-size=8g; "
     "NVLink: nvlink.state and fabric.manager; PCIe: host.acs and host.iommu. " + SEE_ERROR,
     state="drain",
@@ -310,10 +313,10 @@ def collective(values: CollectiveValues) -> Verdict:
         raise Undetermined("a single process reduces nothing")
     if values.wrong:
         return verdict(Status.FAIL, f"all-reduce over {counted(values.ranks, 'GPU')}: {values.wrong} sums wrong")
-    ways = listed([f"{number} by {way}" for way, number in values.transports.items()]) or "not named in its log"
+    ways = listed([f"{number} by {way}" for way, number in values.transports.items()]) or "not in its log"
     switches = ", NVLink SHARP" if values.nvls else ""
     return verdict(
-        Status.PASS, f"all-reduce over {counted(values.ranks, 'GPU')} is right; connections: {ways}{switches}"
+        Status.PASS, f"all-reduce over {counted(values.ranks, 'GPU')} is correct; connections: {ways}{switches}"
     )
 
 
@@ -322,9 +325,10 @@ def collective(values: CollectiveValues) -> Verdict:
     "frameworks.tensorflow",
     TensorflowRunValues,
     after=OF_THE_IMAGE,
-    means="TensorFlow sees the GPUs, takes memory as it needs it, computes in mixed_float16, and computes right.",
-    remedy="pip install 'tensorflow[and-cuda]' brings the CUDA and cuDNN of that TensorFlow; 0 GPUs is most often a "
-    "missing one of those.",
+    means="TensorFlow finds the GPUs, allocates memory on demand, supports mixed_float16, and computes correct "
+    "results.",
+    remedy="Run pip install 'tensorflow[and-cuda]' to install the matching CUDA and cuDNN; 0 GPUs is mostly "
+    "caused by a missing library.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -333,20 +337,20 @@ def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> 
     if values.count == 0:
         pointer = explained(node, OF_THE_IMAGE)
         if node.simulated:
-            raise Skip("TensorFlow sees no GPU, and the GPUs are simulated")
+            raise Skip("TensorFlow finds no GPU, and the GPUs are simulated")
         if pointer:
-            raise Skip(f"TensorFlow sees no GPU ({pointer})")
+            raise Skip(f"TensorFlow finds no GPU ({pointer})")
         if _beside_pytorch(node):
-            what = "TensorFlow is a build for the processor, beside a PyTorch that uses the GPUs"
+            what = "TensorFlow is a CPU build, while PyTorch uses the GPUs"
             raise Skip(f"{what}{where(record)}")
-        yield verdict(Status.FAIL, f"TensorFlow sees no GPU{where(record)}")
+        yield verdict(Status.FAIL, f"TensorFlow finds no GPU{where(record)}")
     elif values.count < (expected := _of_one_process(node)):
-        what = f"TensorFlow sees {values.count} of {counted(expected, 'GPU')}{where(record)}"
+        what = f"TensorFlow finds {values.count} of {counted(expected, 'GPU')}{where(record)}"
         yield verdict(Status.FAIL, what, expected=expected)
     elif values.max_error != 0:
         yield verdict(Status.FAIL, f"the product of whole numbers is off by {values.max_error:g}")
     elif values.memory_growth is not True:
-        yield verdict(Status.FAIL, "TensorFlow takes all memory at once although memory growth is set")
+        yield verdict(Status.FAIL, "TensorFlow allocates all memory at once although memory growth is set")
     elif values.compute_dtype != "float16":
         yield verdict(Status.FAIL, f"mixed_float16 computes in {values.compute_dtype}")
     else:
@@ -377,12 +381,12 @@ def _beside_pytorch(node: NodeFacts) -> bool:
     DaliValues,
     on_gpu=True,
     after=OF_THE_IMAGE,
-    means="DALI puts data on the GPU, where it is in the image.",
+    means="DALI, if installed in the image, loads data onto the GPU.",
     remedy="Install the DALI of the image's CUDA: nvidia-dali-cuda120, nvidia-dali-cuda130. " + SEE_ERROR,
     state="observe",
     actions=("fix_configuration",),
 )
 def dali(values: DaliValues) -> Verdict:
     if values.samples <= 0:
-        return Verdict(Status.FAIL, f"DALI {values.version} gave an empty batch", measured=values.samples)
+        return Verdict(Status.FAIL, f"DALI {values.version} returned an empty batch", measured=values.samples)
     return Verdict(Status.PASS, f"DALI {values.version} puts {counted(values.samples, 'sample')} on the GPU")

@@ -47,10 +47,10 @@ NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog lis
 @registry.check(
     "gpu.present",
     needs=("pci",),
-    means="NVIDIA GPUs are on the PCI bus, as many as the site says where it says a number. A node without a GPU "
-    "cannot be judged as a GPU node unless the site says that it is meant to have none.",
+    means="NVIDIA GPUs are on the PCI bus, in the number that the site file sets, if any. A node without GPUs "
+    "is an error unless the site file sets gpus to 0.",
     remedy="Look at lspci -d 10de:, the firmware's PCIe settings, power and seating; in a virtual machine, at the "
-    "passthrough. A node that is meant to have none: `gpus: 0` in the file of --expect.",
+    "passthrough. For a node without GPUs set `gpus: 0` in the file of --expect.",
     state="drain",
     actions=("power_cycle", "replace_hardware"),
 )
@@ -74,11 +74,10 @@ def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     "gpu.model",
     needs=("pci",),
     needs_gpu=True,
-    means="Every GPU on the bus is of the model that the site file expects; where it expects none, of a model that the "
-    "catalog has. nvidia-smi prints the product name of that model, and SXM modules are all of one model. What a GPU "
-    "should have (links, clocks, ECC) is judged by its model.",
-    remedy="Compare lspci -nn -d 10de: with what was ordered; correct `model` in the file of --expect where that is "
-    "wrong.",
+    means="Every GPU on the bus is of the model in the site file or, without one, of a model in the catalog. "
+    "nvidia-smi prints the product name of that model, and all SXM modules are of one model. Links, clocks and "
+    "ECC are compared with the model.",
+    remedy="Compare lspci -nn -d 10de: with the order; if `model` in the file of --expect is wrong, correct it.",
     state="drain",
     actions=("fix_configuration",),
 )
@@ -110,7 +109,7 @@ def _unknown(node: NodeFacts) -> Iterator[Verdict]:
         yield Verdict(Status.ERROR, message, source=CATALOG, remedy=NEWER)
     for number, name in ids.items():
         if name is not None:
-            message = f"the catalog does not have {number}; by its product name it is a {name}"
+            message = f"the catalog does not have {number}; its product name is that of {name}"
             yield Verdict(Status.WARN, message, source=CATALOG, remedy=NEWER)
 
 
@@ -198,10 +197,10 @@ def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
     "gpu.device-nodes",
     needs=("loaded_driver", "driver_gpus", "device_nodes"),
     needs_gpu=True,
-    means="The device files that programs and containers open are there: /dev/nvidiactl, /dev/nvidiaN for each GPU, "
+    means="The device files that programs and containers open exist: /dev/nvidiactl, /dev/nvidiaN for each GPU, "
     "and /dev/nvidia-uvm, which CUDA needs.",
-    remedy="nvidia-modprobe -u -c 0 makes them; role nvidia_driver, tag nvidia_driver_service loads the modules that "
-    "they belong to. A plain file in a device's place has to be removed first.",
+    remedy="Run nvidia-modprobe -u -c 0 to create them; role nvidia_driver, tag nvidia_driver_service loads "
+    "their modules. Remove a regular file at a device's path first.",
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
 )
@@ -210,7 +209,7 @@ def gpu_device_nodes(node: NodeFacts) -> Iterator[Verdict]:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     numbers = [gpu.minor for gpu in node.driver_gpus or () if not gpu.excluded]
     if not numbers or None in numbers:
-        raise Undetermined("the driver does not tell the device numbers of its GPUs")
+        raise Undetermined("the driver does not report the device numbers of its GPUs")
     nodes = {device.path: device for device in node.device_nodes or ()}
     wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{number}" for number in numbers)]
     missing = [path for path in wanted if not _is_device(nodes.get(path))]
@@ -220,7 +219,7 @@ def gpu_device_nodes(node: NodeFacts) -> Iterator[Verdict]:
     elif not _is_device(nodes.get("/dev/nvidia-uvm")):
         yield Verdict(
             Status.WARN,
-            "/dev/nvidia-uvm is missing: the first CUDA program has to make it, and in a container it cannot",
+            "/dev/nvidia-uvm is missing: the first CUDA program must create it, which is not possible in a container",
             expected="/dev/nvidia-uvm",
         )
     else:
@@ -233,7 +232,7 @@ def _is_device(found: DeviceNode | None) -> bool:
 
 
 def _what_is_there(path: str, found: DeviceNode | None) -> str:
-    return path if found is None else f"{path} (a {found.kind} is in its place)"
+    return path if found is None else f"{path} (a {found.kind} exists instead)"
 
 
 @registry.check(
@@ -301,8 +300,8 @@ def _answers(gpu: SeenGpu) -> Verdict:
     "gpu.messages",
     needs=("loaded_driver", "smi", "tool_runs"),
     needs_gpu=True,
-    means="nvidia-smi ends with exit status 0 and prints no warning beside its answers. Its exit statuses report "
-    "power cables, interrupts and a corrupted infoROM, whatever the values are.",
+    means="nvidia-smi exits with status 0 and prints no warning. Its exit statuses report power cables, "
+    "interrupts and a corrupted infoROM, independent of the values.",
     remedy="nvidia-smi -q; echo $? shows message and exit status. Power cables and interrupts: power the node off and "
     "reseat the card.",
     state="drain",
@@ -347,8 +346,8 @@ def _messages(node: NodeFacts) -> list[str]:
 
 @gpu_check(
     "gpu.recovery",
-    means="The driver asks for no reset, drain or reboot of the GPU.",
-    remedy="Drain the node, then do what the driver asks for: nvidia-smi --gpu-reset -i GPU, or a reboot.",
+    means="The driver requests no reset, drain or reboot of the GPU.",
+    remedy="Drain the node, then do what the driver requests: nvidia-smi --gpu-reset -i GPU, or a reboot.",
     state="drain",
     actions=("reset_gpu", "restart_os"),
 )
@@ -356,13 +355,13 @@ def gpu_recovery(gpu: SeenGpu) -> Verdict:
     action, reset = gpu.reported.recovery_action, gpu.reported.reset_required
     drain = gpu.reported.drain_and_reset_recommended
     if action not in (None, "None"):
-        message = f"the driver asks for: {action}"
+        message = f"the driver requests: {action}"
         steps = ("restart_os",) if "reboot" in action.lower() else None
         return Verdict(Status.FAIL, message, expected="None", measured=action, actions=steps)
     if reset:
-        return Verdict(Status.FAIL, "the driver asks for a reset", expected=False, measured=True)
+        return Verdict(Status.FAIL, "the driver requests a reset", expected=False, measured=True)
     if drain:
         return Verdict(Status.FAIL, "the driver recommends a drain and a reset", expected=False, measured=True)
     if action is None and reset is None and drain is None:
         return Verdict(Status.SKIP, "this driver has no value for whether a GPU needs a reset")
-    return Verdict(Status.PASS, "no reset or reboot is asked for", measured=action)
+    return Verdict(Status.PASS, "no reset or reboot is requested", measured=action)

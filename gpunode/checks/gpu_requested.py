@@ -22,8 +22,9 @@ UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
     "gpu.settings",
     needs=("loaded_driver", "smi", "gpu_settings"),
     needs_gpu=True,
-    means="Every GPU has the clocks, power limit, compute mode, ECC, MIG and accounting that the role gpu_settings "
-    "asks for. Locked clocks and the profiles of MIG instances are as its unit reported them in this boot.",
+    means="Every GPU has the clocks, power limit, compute mode, ECC, MIG and accounting that the role "
+    "gpu_settings configures. Locked clocks and the profiles of MIG instances are those that its unit reported "
+    "in this boot.",
     remedy="journalctl -b -u gpunode-gpu-settings has the reasons; on idle GPUs run the role gpu_settings again.",
     state="observe",
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
@@ -87,9 +88,9 @@ def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
     "gpu.settings-kept",
     needs=("loaded_driver", "smi", "units", "gpu_settings"),
     needs_gpu=True,
-    means="What is set on GPUs is set again after a reboot: the unit of the role gpu_settings is enabled and ran, and "
-    "the persistence daemon is enabled, without which GPUs forget clocks and power limit. Application clocks that "
-    "somebody set by hand are lost.",
+    means="GPU settings survive a reboot: the unit of the role gpu_settings is enabled and ran, and the "
+    "persistence daemon, without which GPUs lose clocks and power limit, is enabled. Application clocks set by "
+    "hand are lost.",
     remedy="Run the role gpu_settings with these values in gpu_settings_rules, or nvidia-smi -rac.",
     state="observe",
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),

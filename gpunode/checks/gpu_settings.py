@@ -40,8 +40,8 @@ LEAST_WHEN_BUSY = Threshold(
     "gpu.clocks.least-when-busy",
     0.75,
     "of the highest clock",
-    "A busy GPU that nothing holds back and that runs below it warns; cards that boost by temperature and voltage "
-    "seldom reach the highest clock.",
+    "A busy, unthrottled GPU that runs below it warns; GPUs that boost by temperature and voltage seldom reach the "
+    "highest clock.",
     source="our choice",
     most=1,
 )
@@ -50,13 +50,13 @@ IDLE_MEMORY = Threshold(
     512,
     "MiB",
     "More memory in use that no process has warns.",
-    source="our choice: above what a driver keeps",
+    source="our choice: above the driver's own use",
 )
 LEAST_OF_MEMORY = Threshold(
     "gpu.memory-size.least",
     0.9,
     "of the model's memory",
-    "Less is a failure: drivers keep parts of it for themselves, and ECC takes a sixteenth of GDDR memory.",
+    "Less is a failure: drivers reserve a part, and ECC uses a sixteenth of GDDR memory.",
     source="our choice: below both",
     most=1,
 )
@@ -74,8 +74,8 @@ MOST_OF_MEMORY = Threshold(
     "gpu.persistence",
     needs=("loaded_driver", "smi", "units"),
     needs_gpu=True,
-    means="Every GPU is kept initialised, and the daemon that keeps it so is active: without it the driver lets go of "
-    "an idle GPU, and its settings and fast start with it.",
+    means="Every GPU is kept initialized by the active persistence daemon: without it the driver releases an "
+    "idle GPU, which loses its settings and its fast start.",
     remedy=PERSISTENCE_REMEDY,
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
@@ -109,14 +109,14 @@ def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
 def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
     mode = gpu.reported.persistence_mode
     if gpu.is_vgpu:
-        raise Skip("a vGPU: its host keeps the card initialised")
+        raise Skip("a vGPU: its host keeps the GPU initialized")
     if mode is None:
-        raise Undetermined("nvidia-smi does not say the persistence mode")
+        raise Undetermined("nvidia-smi does not report the persistence mode")
     if mode:
         return Verdict(Status.PASS, "persistence mode is on", expected=True, measured=True)
     if f"/dev/nvidia{gpu.reported.minor_number}" in held:
         # Drivers from 590 on may say "Disabled" of a GPU that the daemon keeps.
-        return Verdict(Status.PASS, "the persistence daemon holds it", expected=True, measured=True)
+        return Verdict(Status.PASS, "the persistence daemon keeps it initialized", expected=True, measured=True)
     return Verdict(Status.FAIL, "persistence mode is off", expected=True, measured=False)
 
 
@@ -124,7 +124,7 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
     "gpu.compute-mode",
     means="Any number of processes may use the GPU (compute mode Default), or the mode is that which the role "
     "gpu_settings sets.",
-    remedy="nvidia-smi -i GPU -c DEFAULT, unless a job asked for the mode and is still there.",
+    remedy="Run nvidia-smi -i GPU -c DEFAULT, unless a running job requested the mode.",
     seen_by_guest=True,
     state="drain",
     actions=("fix_configuration",),
@@ -132,7 +132,7 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
 def compute_mode(gpu: SeenGpu) -> Verdict:
     mode = gpu.reported.compute_mode
     if mode is None:
-        return Verdict(Status.ERROR, "nvidia-smi does not say the compute mode")
+        return Verdict(Status.ERROR, "nvidia-smi does not report the compute mode")
     if mode == gpu.requested.get("compute_mode"):
         return Verdict(Status.PASS, f"compute mode is {mode}", expected=mode, measured=mode, source=REQUESTED)
     if mode == "Default":
@@ -151,10 +151,10 @@ def compute_mode(gpu: SeenGpu) -> Verdict:
     "gpu.mig",
     needs=("loaded_driver", "smi"),
     needs_gpu=True,
-    means="MIG is as the site says, the same on all GPUs, has instances where it is on, and no change of it waits for "
-    "a reset.",
-    remedy="nvidia-smi -i GPU -mig 0 or 1 and a reset of the idle GPU change the mode; nvidia-smi mig -cgi PROFILE -C "
-    "makes instances.",
+    means="MIG matches the site file, is the same on all GPUs, has instances if enabled, and has no change "
+    "pending until a reset.",
+    remedy="Run nvidia-smi -i GPU -mig 0 or 1 and reset the idle GPU to change the mode; nvidia-smi mig -cgi "
+    "PROFILE -C creates instances.",
     state="drain",
     actions=("fix_configuration", "reset_gpu"),
     scope="gpu",
@@ -165,7 +165,7 @@ def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if modes <= {None}:
         can = [gpu.component for gpu in gpus if gpu.known.get("mig_instances") and gpu.for_servers and not gpu.is_vgpu]
         if can:
-            yield Verdict(Status.ERROR, f"nvidia-smi does not tell the MIG mode of {listed(can)}")
+            yield Verdict(Status.ERROR, f"nvidia-smi does not report the MIG mode of {listed(can)}")
         else:
             yield Verdict(Status.SKIP, "these GPUs have no MIG")
         return
@@ -197,7 +197,7 @@ def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
     "gpu.power-limit",
     means="The power limit in force is the card's default, or that of the role gpu_settings; with a lower one the card "
     "is slower than others of its model.",
-    remedy="nvidia-smi -i GPU -pl DEFAULT sets it back, unless the limit is meant.",
+    remedy="Unless the limit is intended, run nvidia-smi -i GPU -pl DEFAULT to reset it.",
     state="observe",
     actions=("fix_configuration",),
     thresholds=(LIMIT_ROUNDING,),
@@ -218,10 +218,9 @@ def power_limit(gpu: SeenGpu) -> Verdict:
 
 @gpu_check(
     "gpu.clocks",
-    means="The highest clocks that the card offers are those of its model, and a busy GPU that nothing holds back runs "
-    "near them.",
-    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE shows what holds the clocks down; nvidia-smi -i GPU -rgc and -rmc take "
-    "locked clocks away.",
+    means="The maximum clocks of the GPU are those of its model, and a busy, unthrottled GPU runs near them.",
+    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE shows what limits the clocks; nvidia-smi -i GPU -rgc and -rmc "
+    "remove locked clocks.",
     state="observe",
     actions=("fix_configuration",),
     thresholds=(BUSY, LEAST_OF_MODEL, LEAST_WHEN_BUSY),
@@ -262,10 +261,11 @@ def clocks(gpu: SeenGpu) -> Verdict:
     "gpu.memory-used",
     needs=("loaded_driver", "smi", "gpu_processes"),
     needs_gpu=True,
-    means="Memory of a GPU belongs to a process. What no process has is left of one that died, or of one in a "
-    "container that cannot be seen from here. Where the operating system manages a GPU's memory (superchips, ATS), "
-    "nothing is said: it keeps pages after their process, and puts its own there.",
-    remedy="fuser -v /dev/nvidia* as root finds who holds the GPU; if nobody does, reset the idle GPU.",
+    means="All used GPU memory belongs to a visible process. Other memory is left by a process that died, or "
+    "used by one in a container that is not visible. Skipped if the operating system manages GPU memory "
+    "(superchips, ATS): it keeps pages after their process ended, and uses GPU memory itself.",
+    remedy="Run fuser -v /dev/nvidia* as root to find processes that use the GPU; if there are none, reset the "
+    "idle GPU.",
     state="observe",
     actions=("reset_gpu",),
     category="memory",
@@ -310,7 +310,7 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
 
 @gpu_check(
     "gpu.memory-size",
-    means="The driver has as much memory of the GPU as its model is sold with, less what ECC takes.",
+    means="The driver reports the memory size of the GPU model, less the part used by ECC.",
     remedy="Reset the idle GPU (nvidia-smi --gpu-reset -i GPU) or restart the node; a card that stays smaller is "
     "defective or another model.",
     state="drain",
@@ -344,7 +344,7 @@ def memory_size(gpu: SeenGpu) -> Verdict:
     "gpu.vbios",
     needs=("loaded_driver", "smi"),
     needs_gpu=True,
-    means="All GPUs of one model have the same VBIOS: firmware that differs brings other limits and other faults.",
+    means="All GPUs of one model have the same VBIOS: different firmware has different limits and faults.",
     remedy="nvidia-smi --query-gpu=index,vbios_version --format=csv lists them; ask the vendor for one version.",
     state="observe",
     actions=("open_support_case",),

@@ -246,4 +246,4 @@ def hidden(gpu: SeenGpu, *, seen_by_guest: bool = True) -> str | None:
     """Return why nothing of a GPU can be judged: it is lost, or a slice of its host's card; None where it can."""
     if gpu.lost is not None:
         return f"the GPU does not answer ({ANSWERS})"
-    return "a vGPU: only its host sees the card" if gpu.is_vgpu and not seen_by_guest else None
+    return "a vGPU: visible only on its host" if gpu.is_vgpu and not seen_by_guest else None

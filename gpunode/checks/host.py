@@ -41,7 +41,7 @@ SIZE_TOLERANCE = Threshold(
     "host.sized-for-gpus.tolerance",
     0.9,
     "of the size",
-    "What is missing within it does not warn: firmware and kernel keep some of the memory for themselves.",
+    "A smaller difference is ignored: firmware and kernel reserve some of the memory.",
     source="our choice",
     most=1,
 )
@@ -52,8 +52,8 @@ UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
 @registry.check(
     "host.time",
     needs=("time_sync",),
-    means="Something keeps the clock right: certificates, logs and distributed jobs go by it.",
-    remedy="Install and start chrony, or systemctl enable --now systemd-timesyncd; chronyc tracking shows how it goes.",
+    means="The clock is synchronized: certificates, logs and distributed jobs depend on it.",
+    remedy="Install and start chrony, or systemctl enable --now systemd-timesyncd; chronyc tracking shows the state.",
     state="observe",
     actions=("fix_configuration",),
     thresholds=(OFFSET_MOST,),
@@ -85,7 +85,7 @@ def time(node: NodeFacts) -> Iterator[Verdict]:
 )
 def disk_space(node: NodeFacts) -> Iterator[Verdict]:
     if not node.file_systems:
-        inside = "a container without a local file system of its own" if is_container(node) else None
+        inside = "a container without its own local file system" if is_container(node) else None
         yield Verdict(Status.SKIP if inside else Status.ERROR, inside or "df lists no local file system")
     for file_system in node.file_systems or ():
         yield _space(file_system)
@@ -113,8 +113,9 @@ def _space(file_system: FileSystem) -> Verdict:
 @registry.check(
     "host.memory-free",
     needs=("memory",),
-    means="The host has memory left for a job.",
-    remedy="ps --sort=-rss aux shows who has it; look at tmpfs (df -t tmpfs) and reserved huge pages too.",
+    means="The host has free memory for a job.",
+    remedy="Run ps --sort=-rss aux to list the processes that use it; also check tmpfs (df -t tmpfs) and "
+    "reserved huge pages.",
     state="observe",
     actions=("fix_configuration",),
     thresholds=(MEMORY_LEAST,),
@@ -122,7 +123,7 @@ def _space(file_system: FileSystem) -> Verdict:
 def memory_free(node: NodeFacts) -> Iterator[Verdict]:
     memory = node.memory
     if memory is None or memory.available_mib is None or not memory.total_mib:
-        raise Undetermined("/proc/meminfo does not tell the available memory")
+        raise Undetermined("/proc/meminfo does not report the available memory")
     percent = round(100 * memory.available_mib / memory.total_mib)
     verdict = partial(Verdict, expected=MEMORY_LEAST.value, measured=percent, unit="% available")
     message = f"{memory.available_mib} of {memory.total_mib} MiB are available"
@@ -132,8 +133,8 @@ def memory_free(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "host.cpu-governor",
     needs=("cpu_frequency",),
-    means="Processors run at full clock when they are needed (governor or energy preference: performance), so that "
-    "they do not keep GPUs waiting.",
+    means="Processors run at full clock under load (governor or energy preference: performance), so that GPUs "
+    "do not wait for them.",
     remedy="cpupower frequency-set -g performance, or tuned-adm profile accelerator-performance to keep it.",
     state="observe",
     actions=("fix_configuration",),
@@ -157,10 +158,9 @@ def cpu_governor(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "host.limits",
     needs=("limits", "infiniband"),
-    means="Processes may open enough files, and where the node has RDMA they may lock memory without limit, which "
-    "NCCL and MPI need for it.",
+    means="Processes may open enough files and, on nodes with RDMA, lock unlimited memory, which NCCL and MPI need.",
     remedy="Lines `* - memlock unlimited` and `* - nofile 1048576` in a file of /etc/security/limits.d, and "
-    "DefaultLimitMEMLOCK=infinity in a drop-in of /etc/systemd/system.conf.d; then log in anew (role kernel_tuning).",
+    "DefaultLimitMEMLOCK=infinity in a drop-in of /etc/systemd/system.conf.d; then log in again (role kernel_tuning).",
     state="observe",
     actions=("fix_configuration",),
     thresholds=(FILES_LEAST,),
@@ -247,9 +247,9 @@ DEBUGGING: dict[str, tuple[str, ...]] = {
 @registry.check(
     "host.environment",
     needs=("environment",),
-    means="No variable for debugging is left set for everybody: CUDA_LAUNCH_BLOCKING and its like make every job "
-    "slower, or hide GPUs from it.",
-    remedy="Take the line out of the file that is named; those who debug set it for themselves.",
+    means="No debugging variable is set globally: CUDA_LAUNCH_BLOCKING and similar ones slow down every job, "
+    "or hide GPUs.",
+    remedy="Remove the line from the reported file; set the variable only in a debugging session.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -259,7 +259,7 @@ def environment(node: NodeFacts) -> Iterator[Verdict]:
         words = listed([f"{setting.name}={setting.value} in {setting.path}" for setting in left])
         yield Verdict(Status.WARN, words, expected=0, measured=len(left), unit="variables")
     else:
-        yield Verdict(Status.PASS, "no variable for debugging is set for everybody", expected=0, measured=0)
+        yield Verdict(Status.PASS, "no debugging variable is set globally", expected=0, measured=0)
 
 
 def _slows(setting: EnvironmentSetting) -> bool:

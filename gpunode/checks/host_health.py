@@ -40,7 +40,7 @@ KILLED_MOST = Threshold("host.killed-processes.most", 0, "processes", "More sinc
     "host.memory-errors",
     needs=("memory_controllers",),
     means="The host's memory had no error since the boot: uncorrected ones destroy data, corrected ones announce them.",
-    remedy="ras-mc-ctl --errors and the firmware's log name the module; replace it.",
+    remedy="Find the module with ras-mc-ctl --errors and the firmware's log; replace it.",
     state="drain",
     actions=("replace_hardware",),
     category="host",
@@ -52,7 +52,7 @@ def memory_errors(node: NodeFacts) -> Iterator[Verdict]:
     for controller in node.memory_controllers or ():
         corrected, uncorrected = controller.corrected, controller.uncorrected
         if corrected is None or uncorrected is None:
-            yield Verdict(Status.ERROR, "the kernel does not tell its error counts", controller.name)
+            yield Verdict(Status.ERROR, "the kernel does not report its error counts", controller.name)
             continue
         status = Status.FAIL if uncorrected else Status.WARN if corrected > CORRECTED_MOST.value else Status.PASS
         message = f"{uncorrected} uncorrected and {counted(corrected, 'corrected error')} since the boot"
@@ -68,7 +68,7 @@ WITHOUT_HEALTH = {
 @registry.check(
     "host.nvme",
     needs=("nvmes",),
-    means="NVMe disks are live, give no warning of their own, and are not worn out.",
+    means="NVMe disks are live, report no warning, and are not worn out.",
     remedy="nvme smart-log /dev/DISK shows its health; move the data and replace the disk.",
     state="drain",
     actions=("replace_hardware",),
@@ -98,7 +98,7 @@ def _nvme(disk: Nvme) -> Verdict:
         message = f"{disk.percentage_used} % of its life are used"
         return Verdict(Status.WARN, message, expected=WORN.value, measured=disk.percentage_used, unit="%")
     if disk.available_spare_percent is not None and disk.available_spare_percent < SPARE_LEAST.value:
-        message = f"{disk.available_spare_percent} % of its spare blocks are left"
+        message = f"{disk.available_spare_percent} % of its spare blocks remain"
         return Verdict(
             Status.WARN, message, expected=SPARE_LEAST.value, measured=disk.available_spare_percent, unit="%"
         )
@@ -123,8 +123,8 @@ def _warnings(bits: int) -> list[str]:
 @registry.check(
     "host.stuck-processes",
     needs=("stuck_processes",),
-    means="No process hangs in the kernel (state D), where nothing can end it. One that hangs in NVIDIA's driver keeps "
-    "its GPU until the node is restarted.",
+    means="No process hangs in the kernel (state D), where it cannot be killed. One that hangs in NVIDIA's "
+    "driver blocks its GPU until a reboot.",
     remedy="cat /proc/PID/stack as root shows where it hangs; for the GPU's driver, drain the node and restart it.",
     state="drain",
     actions=("restart_os",),
@@ -171,7 +171,7 @@ def pcie_errors(node: NodeFacts) -> Iterator[Verdict]:
         yield nothing_found(node, "error on PCI Express")
         return
     gpus = {device.slot: component for component, device in gpus_of(node)}
-    places = Counter(event.pci_bus_id or "an unknown place" for event in events)
+    places = Counter(event.pci_bus_id or "an unknown location" for event in events)
     fatal = any(event.fatal for event in events)
     words = listed([f"{gpus.get(slot, slot)}: {number}" for slot, number in places.most_common()])
     uncorrected = ", uncorrected ones among them" if fatal else ""
@@ -206,8 +206,8 @@ def machine_checks(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "host.killed-processes",
     needs=("kernel_log",),
-    means="No process was killed for want of memory since the boot.",
-    remedy="Give jobs a memory limit of their own, or the node more memory; journalctl -k -b shows who had how much.",
+    means="No process was killed by the out-of-memory killer since the boot.",
+    remedy="Set a memory limit for jobs, or add memory; journalctl -k -b shows the memory use of processes.",
     state="none",
     actions=("none",),
     thresholds=(KILLED_MOST,),
@@ -215,7 +215,7 @@ def machine_checks(node: NodeFacts) -> Iterator[Verdict]:
 def killed_processes(node: NodeFacts) -> Iterator[Verdict]:
     events = [event for event in _events(node, "oom") if event.process is not None or "Out of memory" in event.message]
     if not events:
-        yield nothing_found(node, "process killed for want of memory")
+        yield nothing_found(node, "process killed by the out-of-memory killer")
         return
     killed = Counter(event.process or "unknown" for event in events)
     words = listed([f"{name} ({number}x)" for name, number in killed.most_common()])

@@ -19,7 +19,7 @@ def _no_peers(node: NodeFacts) -> str | None:
     if node.architecture == "aarch64":
         return "this machine's GPUs reach memory through the SMMU (ATS): it belongs there"
     if len(node.gpus_on_bus or ()) < 2 and not node.infiniband:
-        return "one GPU and no RDMA: there is no peer to reach"
+        return "one GPU and no RDMA: no peer"
     return None
 
 
@@ -27,8 +27,8 @@ def _no_peers(node: NodeFacts) -> str | None:
     "host.iommu",
     needs=("pci", "iommu", "virtualization", "architecture", "infiniband"),
     needs_gpu=True,
-    means="Addresses of GPUs are not translated on bare metal (IOMMU off, or in passthrough): translation makes every "
-    "transfer between GPUs, and between GPU and network adapter, take the way through the processor.",
+    means="Addresses of GPUs are not translated on bare metal (IOMMU off, or in passthrough): translation "
+    "routes every transfer between GPUs, and between GPU and network adapter, through the processor.",
     remedy="Add iommu=pt to the kernel's command line and reboot, or switch the IOMMU off in the firmware.",
     state="observe",
     actions=("fix_configuration",),
@@ -54,7 +54,7 @@ def iommu(node: NodeFacts) -> Iterator[Verdict]:
         message = f"addresses are translated: {listed(translated)}"
         yield Verdict(Status.WARN, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
     elif "unknown" in kinds:
-        yield Verdict(Status.ERROR, "an IOMMU is on, and the kernel does not tell how it treats the GPUs")
+        yield Verdict(Status.ERROR, "an IOMMU is enabled, and the kernel does not report its mode for the GPUs")
     else:
         message = "the IOMMU passes addresses of GPUs through"
         yield Verdict(Status.PASS, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
@@ -81,5 +81,5 @@ def acs(node: NodeFacts) -> Iterator[Verdict]:
         message = f"{counted(len(redirecting), 'bridge')} above GPUs redirect traffic: {listed(redirecting)}"
         yield Verdict(Status.WARN, message, expected=0, measured=len(redirecting), unit="bridges", source=SOURCE)
     else:
-        message = f"none of {counted(len(above), 'bridge')} above GPUs redirects traffic"
+        message = f"{counted(len(above), 'bridge')} above GPUs, none redirects traffic"
         yield Verdict(Status.PASS, message, expected=0, measured=0, unit="bridges", source=SOURCE)

@@ -30,7 +30,7 @@ from gpunode.facts.models.workload import (
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
-FABRIC = "Fabric manager is not ready: role nvidia_fabric; driver.* and fabric.* checks say more."
+FABRIC = "The fabric manager is not ready: role nvidia_fabric; see also the driver.* and fabric.* checks."
 SELINUX = (
     "setsebool -P container_use_devices on lets containers use the GPUs' device files; ausearch -m avc -ts recent "
     "shows what was refused."
@@ -41,8 +41,8 @@ NOT_READY = 802
 ARGUMENTS = "gpunode env --format docker-args HOST prints the arguments for docker run."
 ON_HOST = "on the host itself, in no container"
 STALE = (
-    "The CDI specification is of another day (its names are indices, which change): nvidia-ctk cdi generate "
-    "--output=/var/run/cdi/nvidia.yaml writes it anew."
+    "The CDI specification is outdated (its names are indices, which change): regenerate it with nvidia-ctk cdi "
+    "generate --output=/var/run/cdi/nvidia.yaml."
 )
 SIMULATED = "simulated GPUs: no library in a container can compute on them"
 
@@ -50,8 +50,9 @@ SIMULATED = "simulated GPUs: no library in a container can compute on them"
 @registry.check(
     "container.runs",
     level="standard",
-    means="A container was started on the node with its idle GPUs, and the workload in it came to its end.",
-    remedy="docker run by hand with the arguments of gpunode env; journalctl -u docker shows the engine's messages.",
+    means="A container ran on the node with its idle GPUs, and its workload finished.",
+    remedy="Run docker run by hand with the arguments of gpunode env; journalctl -u docker shows the engine's "
+    "messages.",
     state="drain",
     actions=("restart_service:docker.service",),
 )
@@ -63,7 +64,7 @@ def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if not found:
         if node.records and all(record.container is None for record in node.records):
             raise Skip(f"ran {ON_HOST}")
-        raise Undetermined("there is no record of the container: it is not known whether it came to its end")
+        raise Undetermined("no record of the container: whether it finished is unknown")
     yield from _run(found[0])
 
 
@@ -78,12 +79,12 @@ def _run(record: Record) -> Iterator[Verdict]:
         raise Undetermined(values)
     for line in values.busy:
         gpu, _, process = line.partition(": ")
-        yield Verdict(Status.SKIP, f"left out, busy with {process or 'a process'}", component=gpu)
+        yield Verdict(Status.SKIP, f"skipped, in use by {process or 'a process'}", component=gpu)
     handed = "without GPUs" if not values.gpus else f"with {counted(values.gpus, 'GPU')}"
     if values.complete is False:
-        yield Verdict(Status.ERROR, f"ran {handed} and broke off after {record.seconds:.0f} s{where(record)}")
+        yield Verdict(Status.ERROR, f"ran {handed} and was interrupted after {record.seconds:.0f} s{where(record)}")
     elif values.complete is None:
-        yield Verdict(Status.ERROR, f"it is not known whether it came to its end{where(record)}")
+        yield Verdict(Status.ERROR, f"whether it finished is unknown{where(record)}")
     elif record.container is None:
         yield Verdict(Status.SKIP, f"ran {handed} in {record.seconds:.0f} s {ON_HOST}")
     else:
@@ -95,9 +96,9 @@ def _run(record: Record) -> Iterator[Verdict]:
     level="standard",
     needs=("records",),
     needs_gpu=True,
-    means="The management library, CUDA and PyTorch count the same GPUs inside the container: all that it was given.",
-    remedy="Give it the GPUs: --device nvidia.com/gpu=all (CDI) or --gpus all; role nvidia_container_toolkit sets both "
-    "up. " + ARGUMENTS,
+    means="NVML, CUDA and PyTorch find the same GPUs inside the container: all that were passed to it.",
+    remedy="Pass the GPUs with --device nvidia.com/gpu=all (CDI) or --gpus all; the role "
+    "nvidia_container_toolkit sets up both. " + ARGUMENTS,
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
@@ -151,10 +152,10 @@ def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone
     empty = {uuid for uuid, gpu in inside.items() if gpu.mig_mode and not gpu.mig_devices}
     more = [gpu_named(node, uuid) or uuid for uuid in inside if uuid not in (*values.uuids, *empty)]
     if absent:
-        instead = f"; {listed(more)} came in their place" if more else ""
-        return verdict(Status.FAIL, f"handed in and not there inside: {listed(absent)}{instead}", remedy=STALE)
+        instead = f"; {listed(more)} found instead" if more else ""
+        return verdict(Status.FAIL, f"passed but missing inside: {listed(absent)}{instead}", remedy=STALE)
     if more and not alone:
-        return verdict(Status.FAIL, f"not handed in and there all the same: {listed(more)}", remedy=STALE)
+        return verdict(Status.FAIL, f"not passed but found inside: {listed(more)}", remedy=STALE)
     return None
 
 
@@ -172,14 +173,14 @@ def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Contai
     if gaps:
         return Verdict(Status.FAIL, f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
     if cuda.count is None:
-        raise Undetermined("CUDA did not say how many GPUs there are")
+        raise Undetermined("CUDA did not report the number of GPUs")
     verdict = partial(Verdict, expected=parts, measured=parts, unit="MIG devices")
     whole = sum(1 for gpu in nvml.gpus if not gpu.mig_mode)
     if cuda.count == 0:
         what = f"{counted(parts, 'MIG device')} and {counted(whole, 'whole GPU')} inside, and CUDA finds none"
         return verdict(Status.FAIL, what, measured=0)
     beside = f" and {counted(whole, 'whole GPU')}" if whole else ""
-    return verdict(Status.PASS, f"{counted(parts, 'MIG device')}{beside}, as given; CUDA gives a process one of them")
+    return verdict(Status.PASS, f"{counted(parts, 'MIG device')}{beside}, as passed; CUDA allows a process one of them")
 
 
 def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues, *, alone: bool) -> Verdict:
@@ -192,7 +193,7 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
         counts["PyTorch"] = torch.count if torch.available else 0
     unknown = [name for name, count in counts.items() if count is None]
     if unknown:
-        raise Undetermined(f"{listed(unknown)} did not say how many GPUs there are")
+        raise Undetermined(f"{listed(unknown)} did not report the number of GPUs")
     words = listed([f"{name} {count}" for name, count in counts.items()])
     expected = values.gpus if values.gpus is not None else nvml.count
     verdict = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")
@@ -203,7 +204,7 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
     without = f"; CUDA lacks {listed(lost)}" if lost and not alone else ""
     why = torch.unavailable if torch is not None else None
     return verdict(
-        Status.FAIL, f"given {expected}; counted inside: {words}{without}{f'; PyTorch says: {why}' if why else ''}"
+        Status.FAIL, f"passed {expected}; found inside: {words}{without}{f'; PyTorch reports: {why}' if why else ''}"
     )
 
 
@@ -224,10 +225,9 @@ def _container(node: NodeFacts) -> Iterator[tuple[Record, ContainerValues]]:
     KernelValues,
     on_gpu=True,
     after=("container.library", "container.gpus", "container.forward-compat"),
-    means="Every GPU and every MIG device that was handed in runs a kernel that the driver compiles there, and gives "
-    "the right result.",
-    remedy="dmesg and gpu.xid name the fault of a GPU that does not compute: take it out of use, dcgmi diag -r 3 looks "
-    "closer. 'CUDA has no device': the CDI specification or the MIG layout changed since it was written.",
+    means="Every passed GPU and MIG device runs a kernel that the driver compiles, with a correct result.",
+    remedy="dmesg and gpu.xid show the fault of a GPU that does not compute: stop using it and run dcgmi diag "
+    "-r 3. 'CUDA has no device': the MIG layout changed after the CDI specification was written.",
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
     scope="gpu",
@@ -260,7 +260,7 @@ def _without_record(node: NodeFacts) -> Iterator[Verdict]:
             continue
         for device in gpu.mig_devices if gpu.mig_mode else (gpu,):
             if device.uuid not in tried:
-                yield Verdict(Status.FAIL, f"{device.uuid} was handed in, and nothing computed on it", _name(node, gpu))
+                yield Verdict(Status.FAIL, f"{device.uuid} was passed, but nothing computed on it", _name(node, gpu))
 
 
 def _about(record: Record) -> DeviceIdentity | str:

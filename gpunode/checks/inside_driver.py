@@ -29,8 +29,8 @@ CUDA_SOURCE = "catalog (cuda.yml)"
     needs=("records", "loaded_driver"),
     needs_gpu=True,
     means="The driver's libraries inside the container have the version of the module that the kernel has loaded.",
-    remedy="Write the CDI specification anew (nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml) and start "
-    "containers anew; an image must not bring libcuda or libnvidia-ml of its own.",
+    remedy="Regenerate the CDI specification (nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml) and "
+    "recreate containers; an image must not contain its own libcuda or libnvidia-ml.",
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
@@ -84,9 +84,10 @@ def refused(node: NodeFacts) -> str | None:
     level="standard",
     needs=("records",),
     needs_gpu=True,
-    means="Where the image's cuda-compat library stands in for the driver's, this driver and these GPUs allow it.",
-    remedy="Take an image whose CUDA the driver has itself, or change the driver (gpunode plan -i INVENTORY --cuda "
-    "VERSION); a needless cuda-compat goes: apt-get remove 'cuda-compat-*', or out of LD_LIBRARY_PATH.",
+    means="If the image's cuda-compat library replaces the driver's, this driver and these GPUs support it.",
+    remedy="Use an image with a CUDA version that the driver supports, or change the driver (gpunode plan -i "
+    "INVENTORY --cuda "
+    "VERSION); remove an unnecessary cuda-compat: apt-get remove 'cuda-compat-*', or remove it from LD_LIBRARY_PATH.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -127,8 +128,8 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     level="standard",
     needs=("records", "loaded_driver"),
     needs_gpu=True,
-    means="The driver runs the CUDA of PyTorch, or of the image where it has no PyTorch for CUDA.",
-    remedy="Take an image or wheel of an older CUDA, or change the driver: gpunode plan -i INVENTORY --cuda "
+    means="The driver supports the CUDA version of PyTorch, or of the image if it has no PyTorch for CUDA.",
+    remedy="Use an image or wheel with an older CUDA, or change the driver: gpunode plan -i INVENTORY --cuda "
     "VERSION, then role nvidia_driver.",
     state="observe",
     actions=("fix_configuration",),
@@ -149,13 +150,13 @@ def cuda_of_image(node: NodeFacts) -> Iterator[Verdict]:
     if unread:
         raise Undetermined(listed(unread))
     if not wanted:
-        raise Skip(f"{image_of(node)} names no CUDA of its own")
+        raise Skip(f"{image_of(node)} declares no CUDA version")
     ((name, number),) = wanted.items()
     verdict = _driver_runs(node, f"{name}: CUDA {number}", number, node.loaded_driver.version)
     toolkit = _series(system.cuda or "")
     if verdict.status is Status.PASS and used and toolkit is not None and toolkit > number:
         # What PyTorch brings is what computes; the toolkit beside it is for who compiles in the image.
-        beside = _driver_runs(node, f"the toolkit beside it: CUDA {toolkit}", toolkit, node.loaded_driver.version)
+        beside = _driver_runs(node, f"toolkit: CUDA {toolkit}", toolkit, node.loaded_driver.version)
         if beside.status is not Status.PASS:
             verdict = replace(verdict, message=f"{verdict.message}; not used: {beside.message}")
     yield verdict
@@ -176,7 +177,7 @@ def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Ve
     reported = _series((node.smi.document.cuda_version if node.smi and node.smi.document else None) or "")
     own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
-        return Verdict(Status.ERROR, f"it is not known which CUDA driver {driver} runs")
+        return Verdict(Status.ERROR, f"the CUDA version of driver {driver} is unknown")
     verdict = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
     if number <= own:
         return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}")

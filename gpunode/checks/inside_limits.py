@@ -38,7 +38,7 @@ def shm(values: LimitValues, record: Record) -> Verdict:
     if record.container is None:
         raise Skip(f"ran {ON_HOST}")
     if values.shm_bytes is None:
-        raise Undetermined("the size of /dev/shm was not seen")
+        raise Undetermined("the size of /dev/shm is unknown")
     least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
     verdict = partial(
         Verdict,
@@ -57,7 +57,7 @@ def shm(values: LimitValues, record: Record) -> Verdict:
     "container.memlock",
     DEFAULTS,
     LimitValues,
-    means="Where RDMA is active, a plain docker run may lock memory without limit.",
+    means="If RDMA is active, containers of docker run may lock unlimited memory.",
     remedy='For every container: "default-ulimits": {"memlock": {"Name": "memlock", "Soft": -1, "Hard": -1}} in '
     "daemon.json (role docker: docker_daemon). For one: docker run --ulimit memlock=-1. " + ARGUMENTS,
     state="observe",
@@ -67,7 +67,7 @@ def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
     if record.container is None:
         raise Skip(f"ran {ON_HOST}")
     if values.memlock_bytes is None:
-        raise Undetermined("the limit of locked memory was not seen")
+        raise Undetermined("the limit of locked memory is unknown")
     verdict = partial(Verdict, expected="unlimited", source=NCCL_GUIDE)
     if values.memlock_bytes == -1:
         return verdict(Status.PASS, "locked memory is not limited", measured="unlimited")
@@ -95,7 +95,7 @@ def stack(values: LimitValues, record: Record) -> Verdict:
         raise Skip(f"ran {ON_HOST}")
     size = values.stack_bytes
     if size is None:
-        raise Undetermined("the limit of the stack was not seen")
+        raise Undetermined("the limit of the stack is unknown")
     least = STACK_LEAST.value
     verdict = partial(Verdict, expected=f"{least} KiB", source=NCCL_GUIDE)
     if size == -1:

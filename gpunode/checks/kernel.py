@@ -52,14 +52,14 @@ def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
         else:
             yield verdict(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
     if not judged:
-        yield Verdict(Status.SKIP, "no file sets a kernel setting that is looked at")
+        yield Verdict(Status.SKIP, "no file sets a relevant kernel setting")
 
 
 @registry.check(
     "host.nccl-conf",
     needs=("environment", "nics", "addressed", "infiniband"),
-    means="The interfaces and HCAs that /etc/nccl.conf names exist: NCCL does not start over a list of which none "
-    "does, and leaves the others out without a word.",
+    means="The interfaces and HCAs in /etc/nccl.conf exist: NCCL does not start if none of a list exists, and "
+    "silently ignores missing ones.",
     remedy="gpunode env -v shows what the node has; role ml_environment writes it (ml_environment_nccl).",
     state="drain",
     actions=("fix_configuration",),
@@ -68,7 +68,7 @@ def nccl_conf(node: NodeFacts) -> Iterator[Verdict]:
     found = [one for one in node.environment or () if one.path == NCCL_FILE]
     named = [one for one in found if one.name in LISTS and not one.value.startswith("^")]
     if not named:
-        yield Verdict(Status.SKIP, f"{NCCL_FILE} names no interface and no HCA")
+        yield Verdict(Status.SKIP, f"{NCCL_FILE} lists no interface and no HCA")
     for one in named:
         yield _names(one, names_on(node, one.name))
 

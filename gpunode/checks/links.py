@@ -19,8 +19,8 @@ MOST_GAPS = Threshold(
     "link.topology.gaps-most",
     0.25,
     "of the pairs",
-    "Where no more pairs are without NVLink, all were meant to have it: a failure. Cards that bridges join in twos, "
-    "and V100 in a cube of eight, lack it between far more.",
+    "Up to this many pairs without NVLink are a failure, because all pairs should have it. GPUs bridged in pairs, and "
+    "eight V100 in a cube, have far more pairs without it.",
     source="our choice: between the two",
     most=1,
 )
@@ -33,7 +33,7 @@ MOST_REPLAYS = Threshold(
     source="DCGM, health watch of PCIe (more than 8 replays per minute)",
 )
 BOTH_ENDS = "both ends of the link"
-GUEST = "a virtual machine: only its host sees this"
+GUEST = "a virtual machine: visible only on its host"
 SEATING = "Reseat the card and check riser, cable and slot; lspci -vv -s SLOT shows LnkCap and LnkSta of both ends."
 
 
@@ -43,9 +43,9 @@ def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
         return GUEST
     match = model_of(device)
     if match is not None and match.common.get("pcie_judged") is False:
-        return "the link that this model prints is not the one that its data takes (C2C)"
+        return "the link that this model reports is not its data path (C2C)"
     if device.power_state is not None and device.power_state.startswith("D3"):
-        return "the GPU sleeps (D3): its link tells nothing"
+        return "the GPU is asleep (D3): its link state is not meaningful"
     return None
 
 
@@ -85,7 +85,7 @@ def _width_of(node: NodeFacts, device: PciDevice) -> Verdict:
         return Verdict(Status.SKIP, reason)
     link = device.link
     if link is None or link.width is None or link.width_max is None:
-        return Verdict(Status.ERROR, f"the kernel does not tell the PCIe link of {device.slot}")
+        return Verdict(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
     port = port_above(node, device)
     if port is None or port.link is None or port.link.width_max is None:
         return _one_end(link.width, link.width_max, device)
@@ -105,7 +105,7 @@ def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
         source="the card alone",
     )
     if now < most:
-        message = f"x{now}, the card can x{most}; what is above {device.slot} does not tell what it can"
+        message = f"x{now}, the GPU supports x{most}; the port above {device.slot} does not report its maximum"
         return replace(verdict, status=Status.WARN, message=message)
     return verdict
 
@@ -121,8 +121,8 @@ def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdi
     "link.pcie-replays",
     needs=("loaded_driver", "smi", "uptime_s", "virtualization"),
     needs_gpu=True,
-    means="GPUs send few packets over PCI Express again: the driver's counter, as a rate over the time since the boot. "
-    "Errors come in bursts, so that the rate of a bad hour may be higher.",
+    means="GPUs resend few PCI Express packets: the driver's counter as a rate since the boot. Errors occur in "
+    "bursts, so the rate of a single hour may be higher.",
     remedy="nvidia-smi -q -d PCIE shows whether Replays Since Reset rises. " + SEATING,
     state="observe",
     actions=("power_cycle", "replace_hardware"),
@@ -161,9 +161,9 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     "link.pcie-speed",
     needs=("pci", "pci_ports", "virtualization", "loaded_driver", "smi"),
     needs_gpu=True,
-    means="The PCIe link of every GPU runs at the generation that both of its ends can do. An idle GPU slows its link "
-    "down on purpose: then nothing is said.",
-    remedy=f"{SEATING} A firmware setting may also hold the slot at a lower generation.",
+    means="The PCIe link of every GPU runs at the highest generation that both ends support. Skipped for idle "
+    "GPUs, which reduce the link speed on purpose.",
+    remedy=f"{SEATING} A firmware setting may also limit the slot to a lower generation.",
     state="drain",
     actions=("power_cycle", "replace_hardware"),
     scope="gpu",
@@ -181,15 +181,15 @@ def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> Verdict:
         return Verdict(Status.SKIP, reason)
     link = device.link
     if link is None or link.speed_gt_per_s is None or link.speed_max_gt_per_s is None:
-        return Verdict(Status.ERROR, f"the kernel does not tell the PCIe link of {device.slot}")
+        return Verdict(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
     port = port_above(node, device)
     can = _slower_end(link, port.link if port else None)
     now = link.speed_gt_per_s
     if now < can and state is not None and state not in FULL_SPEED_STATES:
-        message = f"idle ({state}): {_generation(now)} of {_generation(can)}, which says nothing; look under load"
+        message = f"idle ({state}): {_generation(now)} of {_generation(can)}, which is normal; check under load"
         return Verdict(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
     if now < can and state is None:
-        message = f"{_generation(now)} of {_generation(can)}, and nothing tells whether the GPU is idle"
+        message = f"{_generation(now)} of {_generation(can)}, and whether the GPU is idle is unknown"
         return Verdict(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
     verdict = Verdict(Status.FAIL if now < can else Status.PASS, "", expected=can, measured=now, unit="GT/s")
     return _both_ends(_generation(now), _generation(can), device, verdict)
@@ -217,10 +217,10 @@ def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> Docu
     "link.topology",
     needs=("loaded_driver", "smi", "topology", "pci", "virtualization"),
     needs_gpu=True,
-    means="The way between any two GPUs is the same in both directions. Where the platform has NVSwitches, all are "
-    "NVLink with as many links as the model has. Where the platform links every GPU to every other, or all but a few "
-    "pairs are NVLink, all are NVLink.",
-    remedy="nvidia-smi topo -m and nvidia-smi nvlink --status show what is missing; look at nvlink.state and "
+    means="The connection between two GPUs is the same in both directions. On platforms with NVSwitches, all "
+    "pairs use all NVLinks of the model. Where the platform connects every pair, or all but a few pairs have "
+    "NVLink, all pairs have NVLink.",
+    remedy="nvidia-smi topo -m and nvidia-smi nvlink --status show what is missing; see nvlink.state and "
     "fabric.manager.",
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "replace_hardware"),
@@ -230,7 +230,7 @@ def topology(node: NodeFacts) -> Iterator[Verdict]:
     document = answer_of(node, node.topology, "nvidia-smi topo -m")
     names, ways = pairs(document)
     if len(names) < 2:
-        raise Skip("one GPU has no way to another")
+        raise Skip("only one GPU, so no connection between GPUs")
     crooked = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
     if crooked:
         yield Verdict(Status.FAIL, f"not the same in both directions: {listed(crooked)}")
@@ -260,7 +260,7 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> Verdict:
     source = f"catalog (platforms.yml: {name})"
     wrong = [f"{one}-{other} {way}" for (one, other), way in ways.items() if one < other and way != wanted]
     if wanted is None:
-        return Verdict(Status.SKIP, f"the catalog does not know the links of the GPUs of {name}")
+        return Verdict(Status.SKIP, f"the catalog has no data on links between GPUs of {name}")
     if wrong:
         message = f"{counted(len(wrong), 'pair')} not linked by {wanted}: {listed(wrong)}"
         switched_for_sure = bool(nvswitches(node)) or all(platform.sure("nvswitches") for platform in known)
@@ -318,9 +318,9 @@ def _mesh(node: NodeFacts) -> str | None:
     "link.numa",
     needs=("pci", "numa", "virtualization"),
     needs_gpu=True,
-    means="The firmware tells which NUMA node each GPU is at, so that jobs can be put beside it.",
-    remedy="Update the firmware, or switch NUMA on in it (NPS, sub-NUMA clustering); cat "
-    "/sys/bus/pci/devices/SLOT/numa_node shows what the kernel knows.",
+    means="The firmware reports the NUMA node of each GPU, so that jobs can be placed near it.",
+    remedy="Update the firmware, or enable NUMA in it (NPS, sub-NUMA clustering); cat "
+    "/sys/bus/pci/devices/SLOT/numa_node shows the kernel's value.",
     state="observe",
     actions=("fix_configuration",),
     scope="gpu",
@@ -336,7 +336,7 @@ def numa(node: NodeFacts) -> Iterator[Verdict]:
         raise Skip("the kernel reports one NUMA node, or is without NUMA")
     for component, device in gpus_of(node):
         if device.numa_node is None:
-            message = f"the firmware does not tell the NUMA node of {device.slot}"
+            message = f"the firmware does not report the NUMA node of {device.slot}"
             yield Verdict(Status.WARN, message, component, expected=f"one of {listed([str(n) for n in with_cpus])}")
         else:
             message = f"at NUMA node {device.numa_node}, processors {device.local_cpus or 'unknown'}"
@@ -347,10 +347,9 @@ def numa(node: NodeFacts) -> Iterator[Verdict]:
     "link.p2p",
     needs=("loaded_driver", "smi", "peer_access", "topology", "virtualization"),
     needs_gpu=True,
-    means="GPUs that NVLink connects can read each other's memory; so can GPUs for servers on one PCIe bus, where the "
-    "chipset allows it.",
-    remedy="nvidia-smi topo -p2p r names the reason: NS not supported, CNS by the chipset, GNS by the GPU, TNS by the "
-    "topology, DR switched off in the driver (NVreg_RegistryDwords does not belong on a healthy node). With NVLink: "
+    means="GPUs connected by NVLink have peer access; so do server GPUs on one PCIe bus, if the chipset supports it.",
+    remedy="nvidia-smi topo -p2p r shows the reason: NS not supported, CNS by the chipset, GNS by the GPU, TNS by the "
+    "topology, DR disabled in the driver (NVreg_RegistryDwords does not belong on a healthy node). With NVLink: "
     "nvlink.state and fabric.manager; over PCIe: host.acs and host.iommu.",
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "fix_configuration"),

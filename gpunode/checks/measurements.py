@@ -27,9 +27,9 @@ from gpunode.facts.node import NodeFacts
 
 AnyValues = TypeVar("AnyValues", bound=Values)
 NOT_MEASURED = "nothing was measured on this node"
-SIMULATED = "simulated: that says nothing about a GPU"
-OVER_GLOO = "gloo on processors: that says nothing about NCCL"
-OF_A_PART = "a MIG device: figures of a whole GPU do not hold for it"
+SIMULATED = "simulated: not a measurement of a GPU"
+OVER_GLOO = "gloo on processors: not a measurement of NCCL"
+OF_A_PART = "a MIG device: figures of a whole GPU do not apply"
 
 
 @dataclass(frozen=True)

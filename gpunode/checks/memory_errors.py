@@ -40,14 +40,14 @@ REMAPPED_MOST = Threshold(
 RETIRED_MOST = Threshold(
     "gpu.retired-pages.most", 10, "pages", "More retired pages are a failure.", source="GCM check_nvidia_smi.py"
 )
-PENDING = "nvidia-smi -i GPU -e 1 keeps ECC on; a reset of the idle GPU or a reboot applies a change that is meant."
+PENDING = "Run nvidia-smi -i GPU -e 1 to enable ECC; a reset of the idle GPU or a reboot applies the change."
 RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), or reboot."
 
 
 @gpu_check(
     "gpu.ecc-mode",
-    means="ECC is on where the card has it, and no change of it waits for a reset: without it, errors in memory go "
-    "unnoticed into results.",
+    means="ECC is enabled where the GPU supports it, and no change is pending until a reset: without it, "
+    "memory errors silently corrupt results.",
     remedy="nvidia-smi -i GPU -e 1 and a reset of the idle GPU switch it on.",
     state="observe",
     actions=("fix_configuration", "reset_gpu"),
@@ -72,7 +72,7 @@ def ecc_mode(gpu: SeenGpu) -> Verdict:
     "gpu.ecc-uncorrected",
     means="Memory has had no uncorrectable error since the driver was loaded (volatile), and none in the card's life "
     "(aggregate). Older ones were dealt with by remapping or retirement, and are worth watching.",
-    remedy=f"{RESET} Errors that come back: run DCGM's diagnosis (dcgmi diag -r 3) and return the card.",
+    remedy=f"{RESET} If errors recur, run DCGM's diagnostics (dcgmi diag -r 3) and return the GPU.",
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
     category="memory",

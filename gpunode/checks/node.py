@@ -9,8 +9,7 @@ from gpunode.text import counted, listed
 
 @registry.check(
     "node.reachable",
-    means="The node was reached and its data collected. A host that could not be reached has this finding alone, as "
-    "error.",
+    means="The node was reached and its data collected. An unreachable host has only this finding, as an error.",
     remedy="Try: ansible -m ping HOST",
     state="none",
     actions=("none",),
@@ -24,7 +23,8 @@ def reachable(node: NodeFacts) -> Iterator[Verdict]:
     "node.units-failed",
     needs=("units",),
     means="No systemd unit is in state failed.",
-    remedy="systemctl status UNIT and journalctl -u UNIT say why; systemctl reset-failed once it is mended.",
+    remedy="systemctl status UNIT and journalctl -u UNIT show the cause; run systemctl reset-failed after "
+    "repairing it.",
     state="observe",
     actions=("fix_configuration",),
 )

@@ -13,12 +13,12 @@ from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
-LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) tell more."
+LOOK = "nvidia-smi nvlink --status and -e, and dmesg (Xid 74, 136, 144 to 150; SXid) show details."
 LEAST_OF_SPEED = Threshold(
     "nvlink.speed.least",
     0.95,
     "of the data sheet's rate",
-    "A slower link is a failure, as is one of a model of which no line rate is known.",
+    "A slower link is a failure, also on models without a known line rate.",
     source="our choice",
     most=1,
 )
@@ -104,7 +104,7 @@ def linked_gpus(node: NodeFacts) -> list[Linked]:
 def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]) -> str | None:
     nvlink = gpu.known.get("nvlink")
     if gpu.is_vgpu:
-        return "a vGPU: only its host sees the card"
+        return "a vGPU: visible only on its host"
     if gpu.mig:
         return "the driver reports no NVLink of a GPU in MIG mode"
     if any(link.active or _sleeps(link) for link in links):
@@ -154,7 +154,7 @@ def _count_of(linked: Linked) -> Verdict:
     if not number:
         return Verdict(Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=wanted)
     if wanted is None:
-        return Verdict(Status.SKIP, f"{number} links; the catalog does not know how many {linked.gpu.name} has")
+        return Verdict(Status.SKIP, f"{number} links; the catalog has no number for {linked.gpu.name}")
     verdict = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
     if number == wanted:
         return verdict
@@ -168,8 +168,8 @@ def _count_of(linked: Linked) -> Verdict:
     "nvlink.state",
     needs=("loaded_driver", "smi", "nvlink", "virtualization"),
     needs_gpu=True,
-    means="Every NVLink that a GPU has is active. Of one that sleeps nothing is said.",
-    remedy=f"Look at fabric.manager and dmesg, then drain the node and reset all GPUs or restart it. {LOOK}",
+    means="Every NVLink of a GPU is active. Links that are asleep are ignored.",
+    remedy=f"Check fabric.manager and dmesg, then drain the node and reset all GPUs or restart it. {LOOK}",
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "restart_os", "replace_hardware"),
     scope="gpu",
@@ -192,9 +192,11 @@ def _state_of(linked: Linked) -> Verdict:
         message = f"inactive: link {listed(down, most=18)} of {counted(total, 'link')}"
         return Verdict(status, message, expected=total, measured=total - len(down), unit="active links")
     if unknown or not total:
-        return Verdict(Status.ERROR, f"nvidia-smi does not tell the state of NVLinks of {linked.gpu.name}")
+        return Verdict(Status.ERROR, f"nvidia-smi does not report the state of NVLinks of {linked.gpu.name}")
     if asleep:
-        message = f"asleep: link {listed(asleep, most=18)} of {counted(total, 'link')}, which says nothing; use the GPU"
+        message = (
+            f"asleep: link {listed(asleep, most=18)} of {counted(total, 'link')}, which is normal; check under load"
+        )
         return Verdict(Status.SKIP, message)
     return Verdict(Status.PASS, f"{total} links are active", expected=total, measured=total, unit="active links")
 
@@ -223,7 +225,7 @@ def _speed_of(linked: Linked) -> Verdict:
         return Verdict(Status.SKIP, "no link is active (nvlink.state)")
     known = {number: gb_per_s for number, gb_per_s in speeds.items() if gb_per_s is not None}
     if len(known) < len(speeds):
-        return Verdict(Status.ERROR, f"nvidia-smi does not tell the speed of NVLinks of {linked.gpu.name}")
+        return Verdict(Status.ERROR, f"nvidia-smi does not report the speed of NVLinks of {linked.gpu.name}")
     # A model that the catalog has not is compared with itself: all its links are alike.
     sheet = wanted if wanted is not None else max(known.values())
     line = linked.line_gb_per_s
@@ -256,9 +258,9 @@ def _below(speeds: dict[int, float], floor: float) -> list[str]:
     "nvlink.errors",
     needs=("loaded_driver", "smi", "nvlink", "nvlink_errors", "virtualization"),
     needs_gpu=True,
-    means="No NVLink went down since the driver was loaded, and none had to send data again or lost any. What NVLink 5 "
-    "corrects on its own (FEC, raw errors, physical retries), and bit error rates, are not judged.",
-    remedy=f"Counters that go on rising: reseat the GPU, have the board looked at. {LOOK}",
+    means="No NVLink went down, resent data or lost data since the driver was loaded. Errors that NVLink 5 "
+    "corrects itself (FEC, raw errors, physical retries) and bit error rates are ignored.",
+    remedy=f"If counters keep rising, reseat the GPU and have the board inspected. {LOOK}",
     state="drain",
     actions=("reset_gpu", "replace_hardware"),
     scope="gpu",

@@ -77,7 +77,7 @@ def _broken(registry: Registry, name: str, origin: str, reason: str) -> None:
             check_id,
             category="host",
             means=f"The checks of {origin} are loaded.",
-            remedy="Mend or remove the package; gpunode checks test FILE tries its checks.",
+            remedy="Repair or remove the package; gpunode checks test FILE tests its checks.",
             state="none",
             actions=("none",),
         )(judge)

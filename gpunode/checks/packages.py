@@ -16,9 +16,9 @@ NONE_INSTALLED = Verdict(Status.SKIP, "no package of an NVIDIA driver is install
 @registry.check(
     "driver.closure",
     needs=("packages",),
-    means="All packages of the driver are completely installed and carry one version. Packages that have versions of "
-    "their own with their publisher are left out, packages of another origin are left to driver.origin.",
-    remedy=f"Bring them to one version: {ROLE}.",
+    means="All packages of the driver are completely installed and carry one version. Packages that their "
+    "publisher versions independently are ignored; see driver.origin for packages of another origin.",
+    remedy=f"Install one version: {ROLE}.",
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
@@ -41,7 +41,7 @@ def _one_version(line: str, packages: list[Package]) -> Verdict:
             Status.FAIL,
             f"not completely installed: {listed(incomplete)}",
             source=CATALOG,
-            remedy=f"Read what dpkg --configure -a says, then: {ROLE}.",
+            remedy=f"Check the output of dpkg --configure -a, then: {ROLE}.",
         )
     versions = Counter(upstream(package) for package in packages)
     usual, _ = versions.most_common(1)[0]
@@ -107,10 +107,10 @@ def origin(node: NodeFacts) -> Iterator[Verdict]:
     elif found.main.startswith("unknown"):
         yield Verdict(
             Status.WARN,
-            f"{counted(len(found.of_main), 'package')} of an origin that the catalog does not know: {found.main}",
+            f"{counted(len(found.of_main), 'package')} of an origin that is not in the catalog: {found.main}",
             measured=found.main,
             source=CATALOG,
-            remedy="Where the publisher can be trusted nothing needs to be done; a row in origins.yml names it.",
+            remedy="If you trust the publisher, add it to origins.yml.",
         )
     else:
         yield Verdict(

@@ -31,14 +31,14 @@ THROTTLED = Threshold(
     0.05,
     "of the samples",
     "More of them with a reason that is heat or a power brake: a failure (heat that software reacts to: a warning).",
-    source="our choice: a single sample at the start of a load is no fault",
+    source="our choice: a single sample at the start of a load is not a fault",
     most=1,
 )
 CLOCK_LEAST = Threshold(
     "performance.clocks.least",
     0.5,
     "of the model's maximum",
-    "A lower clock under load that no power limit explains (clocks that are locked low, say): a failure.",
+    "A lower clock under load without a power limit as its cause (for example clocks locked low) is a failure.",
     source="our choice",
     most=1,
 )
@@ -46,7 +46,7 @@ CLOCK_CAPPED = Threshold(
     "performance.clocks.capped",
     0.35,
     "of the model's maximum",
-    "A power limit that holds the clock lower under load warns.",
+    "A power limit that reduces the clock below this under load warns.",
     source="our choice: cards of 70 W run products at about half of their maximum",
     most=1,
 )
@@ -67,8 +67,8 @@ DRIFT_FAILS = Threshold(
     most=1,
 )
 WRONG = (
-    "A wrong result on one GPU alone is a fault of that GPU: take it out of use; dcgmi diag -r 3 looks closer. "
-    "Several GPUs with wrong results at once: the driver, or a bus on the way."
+    "A wrong result on only one GPU is a fault of that GPU: stop using it and run dcgmi diag -r 3. "
+    "Several GPUs with wrong results at once: the driver, or a bus in between."
 )
 UNSEEN = -1
 """In place of the index of a GPU that nvidia-smi does not have: the shape has nothing of its own on it."""
@@ -95,7 +95,7 @@ def corrupted(number: int, what: str, component: str = "node") -> Verdict:
     HostCopyValues,
     means="Copies between pinned memory of the host and every GPU reach what its PCIe link carries, in both "
     "directions, and arrive unchanged.",
-    remedy="link.pcie-width and link.pcie-speed show a link that trained low. One GPU alone: reseat it. Both "
+    remedy="link.pcie-width and link.pcie-speed show a link that trained low. Only one GPU: reseat it. Both "
     "directions of all GPUs: the BIOS's settings for PCIe (payload size, relaxed ordering), ACS and IOMMU (host.acs, "
     "host.iommu), power saving of the processor (host.cpu-governor).",
     state="observe",
@@ -131,8 +131,8 @@ def _name(index: int | None) -> str:
     ("copy.device",),
     DeviceCopyValues,
     means="Copies within the memory of every GPU reach what the memory carries, and arrive unchanged.",
-    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE during the copy shows the memory's clock and what holds it down; "
-    "gpu.remapped-rows and gpu.ecc-uncorrected show memory that is failing. " + WRONG,
+    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE during the copy shows the memory clock and what limits it; "
+    "gpu.remapped-rows and gpu.ecc-uncorrected show failing memory. " + WRONG,
     state="observe",
     actions=REPLACE,
     thresholds=OF_FIGURES,
@@ -153,7 +153,7 @@ def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> 
     PeerCopyValues,
     means="Copies between every two GPUs reach what connects them: NVLink or PCIe. They arrive unchanged.",
     remedy="NVLink: nvlink.count, nvlink.speed, nvlink.errors and fabric.state. PCIe: host.acs, host.iommu, "
-    "link.pcie-width. A pair that goes through the host although NVLink connects it: framework.p2p and link.p2p.",
+    "link.pcie-width. A pair that uses the host although NVLink connects it: framework.p2p and link.p2p.",
     state="observe",
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
     thresholds=OF_FIGURES,
@@ -165,7 +165,7 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[Verdict]:
     found: list[Verdict] = []
     for pair in values.pairs:
         if max(pair.source, pair.target) >= len(indices):
-            raise Undetermined("the record names a GPU that it does not list")
+            raise Undetermined("the record refers to a GPU that it does not list")
         first, second = indices[pair.source], indices[pair.target]
         name = "node" if first is None or second is None else f"gpu{first}-gpu{second}"
         sides = (UNSEEN if first is None else first, UNSEEN if second is None else second)
@@ -173,7 +173,7 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[Verdict]:
         if pair.wrong:
             found.append(corrupted(pair.wrong, f"{name} peer to peer", name))
         elif not pair.direct and linked:
-            message = f"{name}: copies go through the host, {linked} NVLinks connect the GPUs"
+            message = f"{name}: copies go through the host, although {linked} NVLinks connect the GPUs"
             found.append(Verdict(Status.FAIL, message, name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s"))
         elif pair.direct:
             figure = Figure("peer_to_peer", pair.bandwidth_gb_per_s, Where(*sides), values.size_bytes)
@@ -189,8 +189,8 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[Verdict]:
     StreamValues,
     level="deep",
     means="Reading, writing and computing (triad) over the memory of every GPU reach what it carries.",
-    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE during the load shows the memory's clock and what holds it down; "
-    "gpu.remapped-rows and gpu.ecc-uncorrected show memory that is failing. " + WRONG,
+    remedy="nvidia-smi -q -d CLOCK,PERFORMANCE during the load shows the memory clock and what limits it; "
+    "gpu.remapped-rows and gpu.ecc-uncorrected show failing memory. " + WRONG,
     state="observe",
     actions=REPLACE,
     thresholds=OF_FIGURES,
@@ -212,8 +212,8 @@ def memory(values: StreamValues, record: Record, run: MeasuredNode) -> Iterator[
     "performance.gemm",
     tuple(f"gemm.{dtype}" for dtype in GEMM_TYPES),
     GemmValues,
-    means="Products of matrices are right in every element, and as fast as the GPU's clock during them allows. A "
-    "wrong element is silent corruption: the GPU and the block of the result are named.",
+    means="Matrix products are correct in every element, and as fast as the measured clock allows. A wrong "
+    "element is silent data corruption; its GPU and block are reported.",
     remedy="Slow: performance.clocks shows what held the clock down; the image's cuBLAS may be older than the GPU. "
     + WRONG,
     state="drain",
@@ -245,8 +245,8 @@ def _blocks(found: tuple[Corruption, ...]) -> str:
     (*(f"gemm.{dtype}" for dtype in GEMM_TYPES), "burn.gemm"),
     Loaded,
     broken_in="performance.gemm or performance.burn",
-    means="No heat, no power brake and no setting holds the clocks down while the GPU computes. A power limit is no "
-    "fault unless it leaves little of the clock.",
+    means="Neither heat, power brake nor settings reduce the clocks under load. A power limit is a fault only "
+    "if it reduces the clock strongly.",
     remedy="Heat: fans, air flow, dust, ambient temperature. Power brake: power supplies, cabling, and the limit that "
     "the chassis sets. Locked clocks: nvidia-smi -rgc, nvidia-smi -rac. A low power limit: gpu.power-limit. "
     "nvidia-smi -q -d PERFORMANCE under load shows the reasons.",
@@ -271,7 +271,7 @@ def _low(load: LoadState, gpu: Gpu | None, what: str) -> Verdict | None:
     if load.sm_clock_mhz >= expected:
         return None
     status = status if gpu.sure("sm_clock_mhz") else Status.WARN
-    why = "the power limit holds it there" if capped else "no reason is reported: are the clocks locked?"
+    why = "due to the power limit" if capped else "no reason is reported: are the clocks locked?"
     text = f"{what}: {load.sm_clock_mhz:.0f} MHz under load, the model's maximum is {gpu.sm_clock_mhz}; {why}"
     return Verdict(status, text, expected=expected, measured=load.sm_clock_mhz, unit="MHz", source=CATALOG)
 
@@ -279,7 +279,7 @@ def _low(load: LoadState, gpu: Gpu | None, what: str) -> Verdict | None:
 def throttled(load: LoadState, what: str) -> Verdict:
     """Return the verdict on what held the clocks down during a load. Raise Undetermined where no reasons are known."""
     if load.throttle_reasons is None or not load.samples:
-        raise Undetermined(f"{what}: NVML gave no reasons for lower clocks")
+        raise Undetermined(f"{what}: NVML reported no reasons for lower clocks")
     shares = {name: share for name, share in load.throttle_reasons.items() if share > THROTTLED.value}
     clock = f"{load.sm_clock_mhz:.0f} MHz" if load.sm_clock_mhz is not None else "clock unknown"
     verdict = partial(Verdict, measured=load.sm_clock_mhz, unit="MHz")
@@ -296,9 +296,9 @@ def throttled(load: LoadState, what: str) -> Verdict:
     ("burn.gemm",),
     BurnValues,
     level="deep",
-    means="A load without a pause keeps its rate from the beginning to the end, and every compared result is right.",
-    remedy="A falling clock is most often heat: fans, air flow, dust, thermal paste; performance.clocks names the "
-    "reason. " + WRONG,
+    means="A sustained load keeps its rate from beginning to end, and every compared result is correct.",
+    remedy="A falling clock is mostly caused by heat: fans, air flow, dust, thermal paste; see "
+    "performance.clocks for the reason. " + WRONG,
     state="drain",
     actions=("fix_configuration", *REPLACE),
     thresholds=(DRIFT_WARNS, DRIFT_FAILS),

@@ -29,7 +29,7 @@ NVLS_RANKS = Threshold(
     "performance.transport.nvls-ranks",
     4,
     "GPUs",
-    "From so many on an all-reduce without NVLS warns where the NVSwitches can reduce.",
+    "With this many GPUs or more, an all-reduce without NVLS warns if the NVSwitches support it.",
     source="our choice: with fewer GPUs NCCL may prefer the links",
     least=2,
 )
@@ -47,10 +47,10 @@ TRANSPORTS = (
     "performance.collectives",
     OF_ALL,
     NcclValues,
-    means="Every collective of NCCL over all GPUs gives right values, no rank is missing, and large messages reach the "
-    "bus bandwidth that NVSwitch, NVLink or PCIe between these GPUs allows.",
-    remedy="performance.transport shows what NCCL uses; performance.bad-links and performance.peer-copy name the pair "
-    "that is slow; nvlink.state, nvlink.speed, nvlink.errors, fabric.state and link.topology show why.",
+    means="Every NCCL collective over all GPUs returns correct values, no rank is missing, and large messages "
+    "reach the bus bandwidth that NVSwitch, NVLink or PCIe between these GPUs allows.",
+    remedy="performance.transport shows what NCCL uses; performance.bad-links and performance.peer-copy show "
+    "the slow pair; nvlink.state, nvlink.speed, nvlink.errors, fabric.state and link.topology show the cause.",
     state="drain",
     actions=("fix_configuration", "run_role:nvidia_fabric", "reset_gpu", "open_support_case"),
     thresholds=OF_FIGURES,
@@ -76,7 +76,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
         what = f"{name} over {counted(values.ranks, 'GPU')}, {largest.size_bytes / 2**20:.0f} MiB"
         yield judged(figure, run.shape, run.expect, "node", what=what)
         if all(row.wrong is None for row in values.rows):
-            yield Verdict(Status.ERROR, f"{name}: its values were not compared with the right ones")
+            yield Verdict(Status.ERROR, f"{name}: its values were not verified")
 
 
 @measurement_check(
@@ -98,7 +98,7 @@ def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator
     expected, status = _expected_transport(values, run, reduces=name == "all-reduce")
     measured = ", ".join(values.kinds)
     if not values.kinds:
-        yield Verdict(Status.ERROR, f"{name}: NCCL's log names no transport")
+        yield Verdict(Status.ERROR, f"{name}: NCCL's log contains no transport")
     elif status is Status.PASS:
         yield Verdict(Status.PASS, f"{name}: {used}", expected=expected, measured=measured)
     else:
@@ -118,7 +118,7 @@ def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool)
     if run.shape.ring_of_nvlinks is None and _may_be_linked(run.shape):
         # What moved over P2P moved over the best that there is; of shared memory nobody knows.
         status = Status.PASS if kinds & NVLINKED else Status.ERROR
-        return "P2P; which NVLinks join the GPUs is not known (nvidia-smi topo -m)", status
+        return "P2P; the NVLinks between the GPUs are unknown (nvidia-smi topo -m)", status
     if not run.shape.ring_of_nvlinks:
         return "P2P or SHM over PCIe", Status.PASS
     if not kinds & NVLINKED:
@@ -138,8 +138,8 @@ def _may_be_linked(shape: Shape) -> bool:
     ("nccl.pairs",),
     PairsValues,
     level="deep",
-    means="Exchanges between pairs of GPUs, in rounds: no link is slow beside those of its kind (nvidia-smi topo -m), "
-    "broken or changes data. A bad one is named.",
+    means="Pairs of GPUs exchange data in rounds: no link is slower than links of the same type (nvidia-smi "
+    "topo -m), broken, or corrupts data. Bad links are reported.",
     remedy="One pair: reseat the bridge or cable, then exchange it; nvlink.errors of both ends. All pairs of a GPU: "
     "the GPU itself, or its slot.",
     state="drain",
@@ -159,11 +159,12 @@ def bad_links(values: PairsValues, run: MeasuredNode) -> Iterator[Verdict]:
         if not ranks.intersection(link.ranks):
             yield _of_link(link, names, values)
     if unknown > 0:
-        text = f"{unknown} of {values.links} links are not known: there was no time for them"
+        text = f"{unknown} of {values.links} links were not measured: the time limit was reached"
         yield Verdict(Status.ERROR, text, measured=values.cleared, expected=values.links, unit="links")
     elif not bad and not ranks:
         text = (
-            f"{counted(values.links, 'link')} between {values.ranks} GPUs are good ({counted(values.rounds, 'round')})"
+            f"{counted(values.links, 'link')} between {values.ranks} GPUs are healthy "
+            f"({counted(values.rounds, 'round')})"
         )
         if usual:
             text += f"; {len(usual)} of them are slower than the median, like all of their kind (nvidia-smi topo -m)"
@@ -237,9 +238,9 @@ def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> Verdic
     ("ddp.replicated", "ddp.sharded"),
     TrainingValues,
     level="deep",
-    means="Training over all GPUs gives the gradients of a single process, and moves them about as fast as the "
-    "measured bus bandwidth allows.",
-    remedy="Wrong gradients with right collectives: the image's PyTorch. Slow: bucket_cap_mb of "
+    means="Training on all GPUs computes the gradients of a single process, and communicates about as fast as "
+    "the measured bus bandwidth allows.",
+    remedy="Wrong gradients with correct collectives: the image's PyTorch. Slow: bucket_cap_mb of "
     "DistributedDataParallel, processes bound to the wrong NUMA node, too few processor cores (host.cpus-online).",
     state="observe",
     actions=("fix_configuration",),
@@ -256,11 +257,11 @@ def training(values: TrainingValues, record: Record) -> Iterator[Verdict]:
     elif values.wrong:
         yield corrupted(values.wrong, f"{name}: gradients")
     elif values.ratio is None:
-        text = f"{name}: gradients right; without a bus bandwidth of this run nothing is known of its speed"
+        text = f"{name}: gradients correct; speed unknown without a bus bandwidth of this run"
         yield Verdict(Status.PASS, text, expected=0, measured=values.wrong, unit="elements")
     else:
-        overlap = f", {values.overlap:.0%} of it hidden behind computation" if values.overlap is not None else ""
-        text = f"{name}: gradients right; communication at {values.ratio:.0%} of the measured bus bandwidth{overlap}"
+        overlap = f", {values.overlap:.0%} of it overlapped with computation" if values.overlap is not None else ""
+        text = f"{name}: gradients correct; communication at {values.ratio:.0%} of the measured bus bandwidth{overlap}"
         status = Status.WARN if values.ratio < RATIO_WARNS.value else Status.PASS
         source = "nccl.all-reduce of this run"
         yield Verdict(status, text, expected=RATIO_WARNS.value, measured=round(values.ratio, 4), source=source)

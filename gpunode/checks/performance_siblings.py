@@ -69,7 +69,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if not found:
         raise Skip(reasons[0]) if reasons else Undetermined("no figure of a GPU was recorded")
     if not several:
-        raise Skip("no two GPUs of one model were measured: there is none to compare one with")
+        raise Skip("no two GPUs of one model were measured: nothing to compare")
     if not slow:
         number = max(sum(map(len, alike)) for alike in several.values())
         yield Verdict(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")

@@ -14,7 +14,7 @@ from gpunode.facts.models.smi import DocumentT, Failure
 from gpunode.facts.parsers import dcgm_diag, nccl_tests, nvbandwidth
 from gpunode.text import counted, listed
 
-LINKS = "performance.host-copy and performance.peer-copy name checks of the links; nvidia-smi topo -m shows the way."
+LINKS = "See the link checks of performance.host-copy and performance.peer-copy; nvidia-smi topo -m shows the path."
 
 
 def answer_of(values: ToolValues, parse: Callable[[str], DocumentT | Failure]) -> DocumentT:
@@ -81,8 +81,8 @@ def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) ->
     ("tools.nvbandwidth",),
     ToolValues,
     level="deep",
-    means="nvbandwidth's copies between host and GPUs and between GPUs reach what connects them, and none of its tests "
-    "fails. Its GPUs are numbered as CUDA numbers them.",
+    means="nvbandwidth's copies between host and GPUs and between GPUs reach the bandwidth of their links, and "
+    "none of its tests fails. GPU numbers are those of CUDA.",
     remedy=LINKS,
     state="observe",
     actions=("fix_configuration", "open_support_case"),
@@ -102,9 +102,9 @@ def by_nvbandwidth(values: ToolValues, run: MeasuredNode) -> Iterator[Verdict]:
     ("tools.nccl-tests",),
     ToolValues,
     level="deep",
-    means="nccl-tests come to their end with right values, over several GPUs, and reach the bus bandwidth that these "
-    "GPUs' links allow.",
-    remedy="See performance.collectives; 'wrong' values are a fault of a GPU or link: performance.bad-links names it.",
+    means="nccl-tests finish with correct values, on several GPUs, and reach the bus bandwidth that the links "
+    "of these GPUs allow.",
+    remedy="See performance.collectives; 'wrong' values are a fault of a GPU or link: see performance.bad-links.",
     state="drain",
     actions=("fix_configuration", "run_role:nvidia_fabric", "reset_gpu", "open_support_case"),
     thresholds=OF_FIGURES,
@@ -174,8 +174,8 @@ def _of_diag(name: str | None, status: str, messages: Sequence[str], component: 
     FioValues,
     level="deep",
     on_gpu=False,
-    means="Reading and writing in the named directory past the page cache works, and reaches what the site file "
-    "(figures: storage_read, storage_write, storage_randread, storage_randwrite) or the baseline asks for.",
+    means="Reading and writing in the given directory without the page cache works, and reaches the figures of "
+    "the site file (storage_read, storage_write, storage_randread, storage_randwrite) or of the baseline.",
     remedy="host.nvme and host.disk-space; a network file system: its mount options and its link's rate.",
     state="observe",
     actions=("fix_configuration",),
@@ -203,7 +203,7 @@ def storage(values: FioValues, run: MeasuredNode) -> Iterator[Verdict]:
 
 def _measured(verdict: Verdict, rest: str) -> Verdict:
     """Return the verdict on storage that works and of which nothing is expected."""
-    text = f"{verdict.message.partition(';')[0]}, {rest}; the site file names no least value"
+    text = f"{verdict.message.partition(';')[0]}, {rest}; the site file has no minimum"
     return Verdict(
         Status.PASS, text, verdict.component, measured=verdict.measured, unit=verdict.unit, figure=verdict.figure
     )
@@ -215,7 +215,7 @@ def _measured(verdict: Verdict, rest: str) -> Verdict:
     LoaderValues,
     level="deep",
     on_gpu=False,
-    means="A DataLoader reads samples from the directory; the number of workers that is enough is named.",
+    means="A DataLoader reads samples from the directory; the sufficient number of workers is reported.",
     remedy="More workers than the processor has cores help nothing: host.cpus-online, docker run --cpus.",
     state="observe",
     actions=("fix_configuration",),

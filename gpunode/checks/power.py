@@ -21,7 +21,7 @@ MOST = Threshold(
     "gpu.power-draw.most",
     1.25,
     "of the maximum limit",
-    "An average above is no plausible reading: a warning.",
+    "A higher average is implausible: a warning.",
     source=f"our choice, which is {HEALTH_VALIDATION}'s 1500 W for a limit of 1200 W",
     least=1,
 )
@@ -61,10 +61,9 @@ SLOWEST = Threshold(
 
 @gpu_check(
     "gpu.power-draw",
-    means="The average power that the GPU draws is plausible for its model: neither next to nothing nor more than the "
-    "board can take.",
-    remedy="nvidia-smi -q -d POWER shows the readings; one that stays is a broken sensor, or a board that is not "
-    "powered as it should be: look at cables and power supplies.",
+    means="The average power of the GPU is plausible for its model: neither near zero nor above the board's limit.",
+    remedy="nvidia-smi -q -d POWER shows the readings; a persistent value means a broken sensor or insufficient "
+    "power: check cables and power supplies.",
     actions=("reset_gpu", "power_cycle", "replace_hardware"),
     state="drain",
     thresholds=(LEAST, MOST, LEAST_W, MOST_W),
@@ -95,8 +94,8 @@ def power_draw(gpu: SeenGpu) -> Verdict:
 @gpu_check(
     "gpu.power-state",
     means="The GPU is awake on the bus (D0), and while it works it is in a performance state that does not save power.",
-    remedy="D3: switch runtime power management off for the GPU (power/control: on) or keep it initialised (role "
-    "nvidia_driver, tag nvidia_driver_service). A slow state under load: look at gpu.throttling and gpu.clocks.",
+    remedy="D3: disable runtime power management for the GPU (power/control: on) or keep it initialized (role "
+    "nvidia_driver, tag nvidia_driver_service). A slow state under load: see gpu.throttling and gpu.clocks.",
     actions=("run_role:nvidia_driver:nvidia_driver_service", "reset_gpu"),
     state="observe",
     thresholds=(BUSY, SLOWEST),

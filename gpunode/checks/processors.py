@@ -26,9 +26,9 @@ MOST_OFFLINE = Threshold(
 @registry.check(
     "host.cpus-online",
     needs=("cpu_sets", "command_line", "virtualization"),
-    means="Every processor that is present is online. Places for hot-plug (possible, not present), threads of cores "
-    "with SMT off, and what the kernel's command line leaves out are no faults.",
-    remedy="chcpu -e LIST brings them online; journalctl -k says why the kernel took one offline (machine checks).",
+    means="Every present processor is online. Hot-plug slots (possible, not present), threads with SMT "
+    "disabled, and processors excluded by the kernel command line are ignored.",
+    remedy="chcpu -e LIST brings them online; journalctl -k shows why the kernel disabled one (machine checks).",
     actions=("restart_os", "replace_hardware"),
     state="drain",
     thresholds=(MOST_OFFLINE,),
@@ -72,8 +72,8 @@ def _reason(node: NodeFacts, sets: CpuSets, offline: list[int]) -> tuple[Status,
     needs=("pci", "numa", "cpu", "virtualization", "architecture"),
     needs_gpu=True,
     means="The kernel has as many NUMA nodes as the platform, else at least one with processors for each socket.",
-    remedy="Look at the firmware's settings (node interleaving, NPS, SNC) and for numa=off on the kernel's command "
-    "line; on Grace systems at the driver, which adds the GPUs' memory.",
+    remedy="Check the firmware settings (node interleaving, NPS, SNC) and the kernel command line for numa=off; "
+    "on Grace systems check the driver, which adds the GPUs' memory.",
     actions=("fix_configuration", "restart_os"),
     state="observe",
     bare_metal=True,
@@ -105,7 +105,7 @@ def _of_platform(number: int, with_cpus: int, wanted: int) -> Verdict:
         return Verdict(Status.PASS, f"{number} nodes", expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
     if number == with_cpus and number:
         # With coherent driver-based memory management (CDMM, driver 580 and newer) the GPUs' memory is no NUMA node.
-        message = f"{counted(number, 'node')}, all with processors: the driver keeps the GPUs' memory to itself (CDMM)"
+        message = f"{counted(number, 'node')}, all with processors: the driver manages the GPUs' memory (CDMM)"
         return Verdict(Status.PASS, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
     message = f"{counted(number, 'node')}, this platform has {wanted}"
     return Verdict(Status.FAIL, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)

@@ -37,8 +37,8 @@ def ports(node: NodeFacts) -> Iterator[tuple[str, IbDevice, IbPort]]:
 @registry.check(
     "rdma.ports",
     needs=("infiniband",),
-    means="As many InfiniBand and RoCE ports are active as the site says, at its rate; where it says nothing, every "
-    "port that somebody switched on.",
+    means="The number and rate of active InfiniBand and RoCE ports match the site file; without one, every "
+    "enabled port is active.",
     remedy=f"{LOOK} A port in state INIT waits for a subnet manager.",
     state="drain",
     actions=("replace_hardware",),
@@ -62,7 +62,7 @@ def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
 def _state_of(name: str, port: IbPort) -> Verdict:
     state, physical = port.state, port.physical_state
     if state is None:
-        return Verdict(Status.ERROR, "the kernel does not tell the state of the port", name)
+        return Verdict(Status.ERROR, "the kernel does not report the state of the port", name)
     if state == "ACTIVE":
         return Verdict(
             Status.PASS, f"active at {port.rate or 'an unknown rate'}", name, expected="ACTIVE", measured=state
@@ -96,7 +96,7 @@ def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int 
     "rdma.errors",
     needs=("infiniband",),
     means="No active port counts errors of its link.",
-    remedy=f"Clear the counters (perfquery -R) and look whether they rise again. {LOOK}",
+    remedy=f"Clear the counters (perfquery -R) and check whether they rise again. {LOOK}",
     state="observe",
     actions=("replace_hardware",),
     scope="link",
@@ -108,7 +108,7 @@ def rdma_errors(node: NodeFacts) -> Iterator[Verdict]:
         yield Verdict(Status.SKIP, "the node has no active InfiniBand or RoCE port")
     for name, port in active:
         if not any(counter in port.counters for counter in COUNTED):
-            yield Verdict(Status.ERROR, "the kernel does not tell the counters of the port", name)
+            yield Verdict(Status.ERROR, "the kernel does not report the counters of the port", name)
             continue
         raised = {text: port.counters[counter] for counter, text in COUNTED.items() if port.counters.get(counter)}
         words = listed([f"{number} {text}" for text, number in raised.items()]) or "no error of the link"

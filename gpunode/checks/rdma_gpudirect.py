@@ -18,7 +18,7 @@ LEAST_RATE = Threshold(
     "rdma.gpudirect.least-rate",
     100,
     "Gbit/s",
-    "Slower RoCE ports are taken for storage and management, and no GPUDirect RDMA is expected of them.",
+    "Slower RoCE ports are treated as storage and management ports, without GPUDirect RDMA.",
     source="our choice: adapters of training networks have 100 Gbit/s and more",
     least=1,
 )
@@ -28,11 +28,13 @@ LEAST_RATE = Threshold(
     "rdma.gpudirect",
     needs=("infiniband", "modules", "kernels", "loaded_driver"),
     needs_gpu=True,
-    means="Where a node with GPUs has an active InfiniBand port, or a RoCE port at the policy's rate, adapters reach "
-    "GPU memory directly: over dma-buf (open kernel modules, kernel 5.12, CUDA 11.7, Turing or younger), or over "
+    means="On a node with GPUs and an active InfiniBand port, or a RoCE port at the policy's rate, adapters "
+    "access GPU memory directly: over dma-buf (open kernel modules, kernel 5.12, CUDA 11.7, Turing or younger), "
+    "or over "
     "nvidia-peermem.",
-    remedy="Use the open kernel modules (nvidia_driver_flavour: open), or run role rdma: it loads nvidia-peermem where "
-    "the kernel has its interface (rdma_source: doca brings it); NCCL_DEBUG=INFO shows the path that NCCL takes.",
+    remedy="Use the open kernel modules (nvidia_driver_flavour: open), or run the role rdma, which loads "
+    "nvidia-peermem if the kernel has its interface (rdma_source: doca installs it); NCCL_DEBUG=INFO shows the "
+    "path that NCCL uses.",
     state="observe",
     actions=("fix_configuration",),
     thresholds=(LEAST_RATE,),

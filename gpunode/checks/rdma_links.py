@@ -47,7 +47,7 @@ PEERS = Threshold(
     "rdma.peers.least-peers",
     1,
     "cards",
-    "A card is compared with its kind where so many others have more.",
+    "An adapter is compared with others of its type if this many have more.",
     source="our choice",
     least=1,
 )
@@ -99,9 +99,9 @@ def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
 @registry.check(
     "rdma.flaps",
     needs=("infiniband",),
-    means="No link of an RDMA adapter was down for a while since the boot, and none goes up and down. A link that is "
-    "down now is left to rdma.ports.",
-    remedy=f"journalctl -b -k | grep Link shows when; ethtool -S and mlxlink say why. {LOOK}",
+    means="No link of an RDMA adapter was down for a longer time since the boot, and none is flapping. See "
+    "rdma.ports for links that are down now.",
+    remedy=f"journalctl -b -k | grep Link shows when; ethtool -S and mlxlink show the cause. {LOOK}",
     actions=("open_support_case", "replace_hardware"),
     state="drain",
     scope="link",
@@ -123,7 +123,7 @@ def flaps(node: NodeFacts) -> Iterator[Verdict]:
         yield Verdict(Status.SKIP, "no outage; in a container the log is the host's")
     elif not node.link_log.complete:
         message = "no outage of a link, but the log does not reach back to the boot"
-        remedy = "Keep the journal on disk (Storage=persistent in journald.conf), with room for a whole boot."
+        remedy = "Store the journal on disk (Storage=persistent in journald.conf), with space for a whole boot."
         yield Verdict(Status.WARN, message, expected=0, measured=0, unit="outages", remedy=remedy)
     else:
         yield Verdict(Status.PASS, "no outage of a link since the boot", expected=0, measured=0, unit="outages")
@@ -239,10 +239,10 @@ def _others(numbers: Mapping[str, int], card: str) -> int:
 @registry.check(
     "rdma.adapters",
     needs=("infiniband", "pci_io"),
-    means="Every InfiniBand adapter on the bus has its RDMA device, as has every other adapter of a kind of which one "
-    "has; and none whose link was up since the boot has vanished from the bus.",
-    remedy="lspci -k -s SLOT shows the driver; journalctl -k | grep mlx5 says why it released the adapter. Power-cycle "
-    "the node; one that does not come back has to be reseated or replaced.",
+    means="Every InfiniBand adapter on the bus has an RDMA device, as does every adapter of a type of which "
+    "one has; and no adapter with a link since the boot disappeared from the bus.",
+    remedy="lspci -k -s SLOT shows the driver; journalctl -k | grep mlx5 shows why it released the adapter. "
+    "Power-cycle the node; reseat or replace an adapter that does not return.",
     actions=("restart_os", "power_cycle", "replace_hardware"),
     state="drain",
     scope="link",

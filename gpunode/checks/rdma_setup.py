@@ -77,8 +77,8 @@ def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Ver
 @registry.check(
     "rdma.flow-control",
     needs=("infiniband", "nics"),
-    means="All interfaces of RoCE ports of one rate have flow control (PFC) and congestion marks (ECN) on the same "
-    "priorities; which these are is reported. Whether the switches agree, no node can see.",
+    means="All interfaces of RoCE ports of one rate have flow control (PFC) and congestion marks (ECN) on the "
+    "same priorities, which are reported. The configuration of the switches is not checked.",
     remedy="dcb pfc show dev INTERFACE shows PFC, cat /sys/class/net/INTERFACE/ecn/roce_np/enable/* ECN (DOCA-OFED); "
     "set all interfaces of the fabric alike, as its switches are.",
     actions=("fix_configuration",),
@@ -129,7 +129,7 @@ def _priorities(found: tuple[int, ...] | None) -> str:
     "rdma.devices",
     needs=("infiniband", "rdma_nodes"),
     means="Programs can open every RDMA adapter: it has a uverbs device, each InfiniBand port has a umad device, and "
-    "their files are in /dev/infiniband. A missing issm device is no fault.",
+    "their files are in /dev/infiniband. A missing issm device is not a fault.",
     remedy="modprobe ib_uverbs ib_umad; rdma-core (role rdma) has udev load them at boot; ls /dev/infiniband.",
     actions=("fix_configuration", "restart_os"),
     state="drain",
@@ -139,7 +139,7 @@ def devices(node: NodeFacts) -> Iterator[Verdict]:
     if not node.infiniband:
         raise Skip(NO_DEVICE)
     if is_container(node) and not node.simulated:
-        raise Skip("in a container /dev has what the container was given")
+        raise Skip("in a container /dev has only the devices passed to it")
     for device in node.infiniband:
         lacking = [*_verbs_of(node, device), *_mads_of(node, device)]
         verdict = partial(Verdict, component=device.name, source=NVSENTINEL)
@@ -172,7 +172,7 @@ def _mads_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
 @registry.check(
     "rdma.firmware",
     needs=("infiniband",),
-    means="All RDMA adapters of one board have the same firmware, and one that the site allows where it names some "
+    means="All RDMA adapters of one board have the same firmware, and one of those in the site file, if listed "
     "(nic_firmware in the file of --expect).",
     remedy="mlxfwmanager --query shows what is installed and newest; update on a drained node and restart it.",
     actions=("fix_configuration", "restart_os"),

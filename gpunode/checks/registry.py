@@ -139,7 +139,7 @@ class Expectation(Frozen):
     def _known(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for name, least in (value or {}).items():
             if not is_metric(name):
-                raise ValueError(f"{name} is not a metric, known are {', '.join(METRICS)}")
+                raise ValueError(f"{name} is not a metric; known: {', '.join(METRICS)}")
             if not 0 < least < inf:
                 raise ValueError(f"{name}: {least} is not a figure above 0")
         return value
@@ -237,7 +237,7 @@ def no_gpu(node: NodeFacts, expect: Expectation) -> str | None:
     if node.gpus_on_bus:
         return None
     if expect.gpus == 0:
-        return "the node is meant to have no GPU (site file)"
+        return "the site file expects no GPU"
     return "no NVIDIA GPU on the PCI bus"
 
 
@@ -307,11 +307,11 @@ class Check:
         try:
             found = found_here() if self.origin is None else contained(found_here, Finding)
         except Escaped as err:
-            return [self._without_remedy(Status.ERROR, f"the check of {self.origin} broke: {err}")]
+            return [self._without_remedy(Status.ERROR, f"the check of {self.origin} failed to run: {err}")]
         except Exception as err:
             # One node's surprise must not take the verdicts on all others with it.
-            return [self._without_remedy(Status.ERROR, f"the check itself broke: {type(err).__name__}: {err}")]
-        return found or [self._without_remedy(Status.ERROR, "the check found nothing to look at")]
+            return [self._without_remedy(Status.ERROR, f"the check failed to run: {type(err).__name__}: {err}")]
+        return found or [self._without_remedy(Status.ERROR, "the check found nothing to check")]
 
     def _verdicts(self, node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         try:

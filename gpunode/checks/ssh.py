@@ -25,10 +25,10 @@ DAY_S = 86400
 @registry.check(
     "host.ssh-settings",
     needs=("ssh_daemon",),
-    means="sshd accepts keys and no passwords, and offers no algorithm that is broken: by what it runs with (sshd -T), "
-    "whatever its files say.",
-    remedy="Harden SSH: role ssh_hardening (ssh_hardening_state: present), tag ssh_hardening_configure. It reverts "
-    "itself where no new login works.",
+    means="sshd accepts keys and no passwords, and offers no broken algorithm, according to its effective "
+    "configuration (sshd -T).",
+    remedy="Harden SSH: role ssh_hardening (ssh_hardening_state: present), tag ssh_hardening_configure. It "
+    "reverts itself unless a new login succeeds.",
     state="observe",
     actions=("run_role:ssh_hardening:ssh_hardening_configure",),
 )
@@ -37,7 +37,7 @@ def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
         raise Skip("the node has no OpenSSH server")
     values = node.ssh_daemon.settings
     if values.get("permitemptypasswords") == "yes":
-        message = "sshd lets accounts without a password log in without one"
+        message = "sshd permits logins with empty passwords"
         yield Verdict(Status.FAIL, message, expected="no", measured="yes", source="sshd -T")
         return
     found = []
@@ -55,17 +55,17 @@ def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
     if found:
         yield Verdict(Status.WARN, "; ".join(found), expected=0, measured=len(found), source="sshd -T")
     else:
-        yield Verdict(Status.PASS, "sshd accepts keys alone", expected=0, measured=0, source="sshd -T")
+        yield Verdict(Status.PASS, "sshd accepts only keys", expected=0, measured=0, source="sshd -T")
 
 
 @registry.check(
     "host.ssh-host-keys",
     needs=("private_keys", "ssh_daemon"),
     thresholds=(RSA_LEAST,),
-    means="The host keys of sshd are of a kind and size that nobody forges, and nobody but root reads them.",
-    remedy="Role ssh_hardening generates good host keys and retires weak ones when clients know the new ones, tag "
-    "ssh_hardening_install. A host key that others could read is replaced: remove it and its .pub file, then run the "
-    "role.",
+    means="The host keys of sshd have a secure type and size, and only root can read them.",
+    remedy="The role ssh_hardening, tag ssh_hardening_install, generates strong host keys and removes weak ones "
+    "after clients learned the new ones. Replace a host key that others could read: remove it and its .pub file, "
+    "then run the role.",
     state="observe",
     actions=("run_role:ssh_hardening:ssh_hardening_install",),
 )
@@ -76,7 +76,7 @@ def ssh_host_keys(node: NodeFacts) -> Iterator[Verdict]:
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     weak = [key for key in keys if key.type == "ssh-dss" or (key.type == "ssh-rsa" and key.bits < RSA_LEAST.value)]
     if exposed:
-        yield Verdict(Status.FAIL, f"everybody can read {listed(exposed)}", expected=0, measured=len(exposed))
+        yield Verdict(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
     elif weak:
         names = listed([f"{key.path} ({key.type} of {key.bits} bits)" for key in weak])
         yield Verdict(Status.WARN, f"weak host keys: {names}", expected=0, measured=len(weak), unit="keys")
@@ -94,8 +94,8 @@ def _oldest_days(keys: list[KeyFile], node: NodeFacts) -> int:
 @registry.check(
     "host.private-keys",
     needs=("private_keys",),
-    means="Nobody but its owner reads the private key of a user.",
-    remedy="chmod 600 FILE; replace a key that others could read, wherever it is known.",
+    means="Only its owner can read the private key of a user.",
+    remedy="chmod 600 FILE; replace a key that others could read on all machines that accept it.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -104,19 +104,20 @@ def user_keys(node: NodeFacts) -> Iterator[Verdict]:
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     shared = [key.path for key in keys if int(key.mode, 8) & READ_BY_GROUP]
     if exposed:
-        yield Verdict(Status.FAIL, f"everybody can read {listed(exposed)}", expected=0, measured=len(exposed))
+        yield Verdict(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
     elif shared:
         yield Verdict(Status.WARN, f"a group can read {listed(shared)}", expected=0, measured=len(shared))
     else:
-        message = f"{counted(len(keys), 'private key')} of users, read by their owners alone"
+        message = f"{counted(len(keys), 'private key')} of users, readable only by their owners"
         yield Verdict(Status.PASS, message, expected=0, measured=0)
 
 
 @registry.check(
     "host.empty-passwords",
     needs=("empty_passwords",),
-    means="No account that has a shell is without a password: su and the console let everybody in.",
-    remedy="passwd -l NAME locks one; role accounts (accounts_lock_passwords), tag accounts_configure, all.",
+    means="No account with a shell has an empty password, which su and the console accept.",
+    remedy="Run passwd -l NAME to lock one, or the role accounts (accounts_lock_passwords), tag "
+    "accounts_configure, to lock all.",
     state="observe",
     actions=("run_role:accounts:accounts_configure",),
 )

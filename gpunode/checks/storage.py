@@ -60,9 +60,8 @@ def _scratch(one: StoredMount) -> Verdict:
 @registry.check(
     "host.remote-data",
     needs=("storage",),
-    means="Each remote data set of the role storage answers: looking into it mounts it where nobody did before.",
-    remedy="Look at the server and at the way there; systemctl status and journalctl -u of the mount unit show what it "
-    "said.",
+    means="Each remote file system of the role storage responds; reading it mounts it if necessary.",
+    remedy="Check the server and the network; systemctl status and journalctl -u of the mount unit show its messages.",
     state="observe",
     actions=("fix_configuration",),
     category="host",

@@ -28,7 +28,7 @@ MEMORY_MOST = Threshold(
     "gpu.temperature.memory-most",
     95,
     "°C",
-    "Memory of a card that prints no limit of its own is too hot from here on: a warning.",
+    "Memory of a GPU without a reported limit is too hot above this: a warning.",
     source=HBM_SOURCE,
 )
 MEMORY_MARGIN = Threshold(
@@ -43,8 +43,8 @@ READ_AGAIN = "nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows the reading again; 
 
 @gpu_check(
     "gpu.throttling",
-    means="Nothing slows the GPU down against its will: no heat, no power brake. Idling, a power limit and chosen "
-    "clocks are no faults. Several reasons may hold at once; each is looked at.",
+    means="The GPU is not throttled by heat or a power brake. Idle state, a power limit and configured clocks "
+    "are ignored. Several reasons may be active at once; each is evaluated.",
     remedy="Heat: fans, air flow, dust, ambient temperature. Power brake: power supplies, cabling, and the limit that "
     "the chassis sets. nvidia-smi -q -d PERFORMANCE shows the reasons.",
     state="drain",
@@ -70,9 +70,8 @@ def throttling(gpu: SeenGpu) -> Verdict:
 
 @gpu_check(
     "gpu.temperature",
-    means="The GPU, and its memory where it has a sensor, are well below the temperatures at which the card slows "
-    "down by itself.",
-    remedy="Look at fans, air flow, dust and the ambient temperature; nvidia-smi -q -d TEMPERATURE shows the limits.",
+    means="The GPU, and its memory if it has a sensor, are well below the slowdown temperatures.",
+    remedy="Check fans, air flow, dust and the ambient temperature; nvidia-smi -q -d TEMPERATURE shows the limits.",
     state="drain",
     actions=("fix_configuration", "replace_hardware"),
     thresholds=(NEAR, MEMORY_MOST, MEMORY_MARGIN),
@@ -95,7 +94,7 @@ def temperature(gpu: SeenGpu) -> Verdict:
         return verdict(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
     near = NEAR.of(gpu.match)
     if now > slowdown - near:
-        return verdict(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the card slows down")
+        return verdict(Status.WARN, f"{now} °C: less than {near} °C below {slowdown} °C, where the GPU slows down")
     return verdict(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
 
 

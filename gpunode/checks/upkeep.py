@@ -35,8 +35,8 @@ FOREIGN_WORDS = {
     "driver.expected",
     needs=("loaded_driver", "pci"),
     needs_gpu=True,
-    means="The driver in memory is the one that the site file expects, and one that the resolver would choose for this "
-    "GPU model and platform: branch, flavour of the module, documented minima, and a CUDA that knows the architecture.",
+    means="The loaded driver is the one that the site file expects, and valid for this GPU model and platform: "
+    "branch, flavour of the module, documented minimum versions, and a CUDA that supports the architecture.",
     remedy=f"Install the driver that fits ({ROLE}), and reboot.",
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
@@ -64,10 +64,9 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
 @registry.check(
     "driver.signed",
     needs=("kernels", "module_files"),
-    means="Where secure boot is on, or the kernel is locked down, the module on disk is signed: the kernel loads no "
-    "other.",
-    remedy="Sign the module with a key that the firmware knows (mokutil --import), install signed modules, or switch "
-    "secure boot off.",
+    means="With secure boot or kernel lockdown, the module on disk is signed: the kernel loads no other.",
+    remedy="Sign the module with a key enrolled in the firmware (mokutil --import), install signed modules, or "
+    "disable secure boot.",
     state="drain",
     actions=("fix_configuration",),
 )
@@ -94,9 +93,9 @@ def signed(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "driver.libraries",
     needs=("libraries", "loaded_driver"),
-    means="All copies of libcuda and libnvidia-ml that programs may find have one version, that of the driver. Another "
-    "one (a .run installer's, one in /usr/local/lib) makes some programs fail and others not.",
-    remedy="Find out whose the other copy is (dpkg -S FILE, rpm -qf FILE), remove it, and run ldconfig.",
+    means="All copies of libcuda and libnvidia-ml in the library paths have the driver's version. Another one "
+    "(of a .run installer, or in /usr/local/lib) makes some programs fail.",
+    remedy="Find the package of the other copy (dpkg -S FILE, rpm -qf FILE), remove it, and run ldconfig.",
     state="drain",
     actions=("fix_configuration",),
 )
@@ -132,7 +131,7 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
         found = listed([f"{copy.file} ({copy.version or 'version unknown'})" for copy in others], most=3)
         return Verdict(
             Status.FAIL if any(copy.in_cache for copy in others) else Status.WARN,
-            f"{counted(len(others), 'copy', 'copies')} beside the driver's: {found}",
+            f"{counted(len(others), 'copy', 'copies')} in addition to the driver's: {found}",
             expected=wanted,
             measured=listed(sorted({copy.version or "unknown" for copy in copies})),
         )
@@ -142,15 +141,15 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
 @registry.check(
     "library.copies",
     needs=("libraries",),
-    means="NCCL and cuDNN, where the host has them at all, are there in one version. Containers bring their own.",
-    remedy="Remove the copies that nothing needs, and run ldconfig; ldd PROGRAM shows which one a program takes.",
+    means="If the host has NCCL or cuDNN, each has only one version. Containers have their own.",
+    remedy="Remove unused copies, and run ldconfig; ldd PROGRAM shows the one that a program uses.",
     state="observe",
     actions=("fix_configuration",),
 )
 def stack_libraries(node: NodeFacts) -> Iterator[Verdict]:
     present = [name for name in STACK_LIBRARIES if any(library.name == name for library in node.libraries or ())]
     if not present:
-        yield Verdict(Status.PASS, "the host has no NCCL and no cuDNN that could be in the way")
+        yield Verdict(Status.PASS, "the host has no NCCL and no cuDNN")
     for name in present:
         versions: dict[str, str] = {}
         for library in node.libraries or ():
@@ -164,10 +163,10 @@ def stack_libraries(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "driver.foreign-installs",
     needs=("foreign_installs",),
-    means="Nothing but the package manager installed driver and CUDA: what a .run installer left is overwritten by "
-    "packages in part, and found by programs in part.",
-    remedy="nvidia-uninstall and cuda-uninstaller take away what .run installers left; apt purge nvidia-docker2 the "
-    f"other. Then: {ROLE}.",
+    means="Driver and CUDA were installed only by the package manager: files of a .run installer are partly "
+    "overwritten by packages, and partly found by programs.",
+    remedy="Run nvidia-uninstall and cuda-uninstaller to remove .run installations, apt purge nvidia-docker2 to "
+    "remove nvidia-docker2. Then: {ROLE}.",
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
@@ -188,16 +187,16 @@ def foreign_installs(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "driver.automatic-updates",
     needs=("automatic_updates", "packages"),
-    means="No upgrade that the system makes by itself can move the driver under a running job, or reboot the node.",
-    remedy="Hold the driver's packages and keep them from unattended upgrades: role nvidia_driver, tag "
-    'nvidia_driver_configure. Unattended-Upgrade::Automatic-Reboot "false" keeps the node up.',
+    means="No automatic upgrade can change the driver under a running job, or reboot the node.",
+    remedy="Hold the driver's packages and exclude them from unattended upgrades: role nvidia_driver, tag "
+    'nvidia_driver_configure. Unattended-Upgrade::Automatic-Reboot "false" prevents reboots.',
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_configure",),
 )
 def automatic_updates(node: NodeFacts) -> Iterator[Verdict]:
     updates = node.automatic_updates
     if updates is None:
-        yield Verdict(Status.PASS, "the system makes no upgrade by itself")
+        yield Verdict(Status.PASS, "no automatic upgrades")
         return
     if not updates.enabled:
         yield Verdict(Status.PASS, f"{updates.tool} is installed and switched off", measured=False)
@@ -210,9 +209,9 @@ def automatic_updates(node: NodeFacts) -> Iterator[Verdict]:
         )
         yield Verdict(Status.WARN, message, expected=0, measured=len(loose), unit="packages")
     elif updates.reboots:
-        yield Verdict(Status.WARN, f"{updates.tool} reboots the node by itself", expected=False, measured=True)
+        yield Verdict(Status.WARN, f"{updates.tool} reboots the node automatically", expected=False, measured=True)
     else:
-        yield Verdict(Status.PASS, f"{updates.tool} is on and leaves the driver alone")
+        yield Verdict(Status.PASS, f"{updates.tool} is enabled and excludes the driver")
 
 
 def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
@@ -251,8 +250,8 @@ def reboot_pending(node: NodeFacts) -> Iterator[Verdict]:
 @registry.check(
     "node.security-updates",
     needs=("pending_updates",),
-    means="No security update waits for long for a package that automatic upgrades leave alone (driver, container "
-    "toolkit, engine, kernel), as far as the archive marks them: in suites whose name ends in -security.",
+    means="No security update is pending for long for packages excluded from automatic upgrades (driver, "
+    "container toolkit, engine, kernel), as far as the archive marks them (suites with a name ending in -security).",
     remedy="Install it when the node is idle: roles nvidia_driver, docker and nvidia_container_toolkit move their "
     "packages, apt-get install --only-upgrade PACKAGE others.",
     state="observe",
@@ -270,9 +269,9 @@ def security_updates(node: NodeFacts) -> Iterator[Verdict]:
         elif (days := (now - since).days) > UPDATE_AGE.value:
             old.append(f"{update.package} {update.version} ({days} days)")
     if unknown:
-        yield Verdict(Status.ERROR, f"it is not known since when updates wait: {listed(unknown)}")
+        yield Verdict(Status.ERROR, f"the age of pending updates is unknown: {listed(unknown)}")
     elif old:
-        message = f"{counted(len(old), 'security update')} for packages that are kept back: {listed(old)}"
+        message = f"{counted(len(old), 'security update')} pending for held packages: {listed(old)}"
         yield Verdict(Status.WARN, message, expected=UPDATE_AGE.value, measured=len(old), unit="updates")
     else:
         waiting = len(node.pending_updates)

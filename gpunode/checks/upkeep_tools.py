@@ -10,8 +10,8 @@ from gpunode.text import counted, listed
 @registry.check(
     "host.tools",
     needs=("tools",),
-    means="The programs that the role gpu_tools installed are there: profilers and monitors that somebody needs just "
-    "when something is wrong.",
+    means="The programs that the role gpu_tools installed exist: profilers and monitors that are needed when a "
+    "problem occurs.",
     remedy="Install them again: role gpu_tools, tag gpu_tools_install.",
     state="observe",
     actions=("run_role:gpu_tools:gpu_tools_install",),
@@ -27,4 +27,4 @@ def tools(node: NodeFacts) -> Iterator[Verdict]:
     elif not node.tools:
         yield Verdict(Status.SKIP, "the role gpu_tools recorded no program")
     else:
-        yield Verdict(Status.PASS, f"{count} of the role gpu_tools are there", measured=len(node.tools))
+        yield Verdict(Status.PASS, f"{count} of the role gpu_tools found", measured=len(node.tools))

@@ -62,8 +62,8 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     level="standard",
     needs=("records", "loaded_driver"),
     needs_gpu=True,
-    means="The image's PyTorch is a build for CUDA, and holds code for every GPU of the node.",
-    remedy="Install a build that knows these GPUs; gpunode plan -i INVENTORY names one.",
+    means="The image's PyTorch is a CUDA build with code for every GPU of the node.",
+    remedy="Install a build that supports these GPUs; gpunode plan -i INVENTORY shows one.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -81,7 +81,7 @@ def wheel(node: NodeFacts) -> Iterator[Verdict]:
         return
     present = capabilities(node)
     if not present:
-        raise Undetermined("the compute capability of the GPUs is neither seen nor in the catalog")
+        raise Undetermined("the compute capability of the GPUs is unknown and not in the catalog")
     remedy = _build_for(node, present)
     if torch.cuda is None:
         if node.simulated:
@@ -90,7 +90,7 @@ def wheel(node: NodeFacts) -> Iterator[Verdict]:
         yield Verdict(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
         return
     if not torch.architectures:
-        raise Undetermined(f"PyTorch {torch.version} does not say what it was compiled for")
+        raise Undetermined(f"PyTorch {torch.version} does not report its architectures")
     left = [str(capability) for capability in present if not runs_on(torch.architectures, capability)]
     verdict = partial(
         Verdict,
@@ -99,10 +99,10 @@ def wheel(node: NodeFacts) -> Iterator[Verdict]:
         remedy=remedy,
     )
     if left:
-        what = f"PyTorch {torch.version} holds no code for compute capability {listed(left)}{where(record)}"
+        what = f"PyTorch {torch.version} has no code for compute capability {listed(left)}{where(record)}"
         yield verdict(Status.FAIL, what)
     else:
-        yield verdict(Status.PASS, f"PyTorch {torch.version} (CUDA {torch.cuda}) holds code for every GPU")
+        yield verdict(Status.PASS, f"PyTorch {torch.version} (CUDA {torch.cuda}) has code for every GPU")
 
 
 def _without_framework(node: NodeFacts) -> bool:
@@ -137,8 +137,8 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
     TorchValues,
     on_gpu=True,
     after=("framework.wheel",),
-    means="The cuDNN that PyTorch carries is made for its CUDA and runs on these GPUs.",
-    remedy="Take a PyTorch build whose cuDNN fits; gpunode catalog list cudnn lists those that fit.",
+    means="PyTorch's cuDNN is built for its CUDA and supports these GPUs.",
+    remedy="Use a PyTorch build with a matching cuDNN; see gpunode catalog list cudnn.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -147,7 +147,7 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
         return Verdict(Status.FAIL, f"PyTorch {values.version} finds no cuDNN{where(record)}")
     version, cuda = _version(values.cudnn), _version(values.cuda)
     if version is None or cuda is None:
-        raise Undetermined(f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are no versions")
+        raise Undetermined(f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are not valid versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
     if not rows:
         return Verdict(
@@ -156,13 +156,13 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
     row = rows[0]
     verdict = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
-        return verdict(_fault(row, "builds"), f"there is no cuDNN {values.cudnn} for CUDA {cuda.major}{where(record)}")
+        return verdict(_fault(row, "builds"), f"no cuDNN {values.cudnn} exists for CUDA {cuda.major}{where(record)}")
     floor = Version(row.min_compute_capability)
     below = [str(capability) for capability in capabilities(node) if capability < floor]
     if below:
         what = f"cuDNN {values.cudnn} needs compute capability {floor}, here is {listed(below)}{where(record)}"
         return verdict(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
-    return verdict(Status.PASS, f"cuDNN {values.cudnn} is made for CUDA {cuda.major} and these GPUs")
+    return verdict(Status.PASS, f"cuDNN {values.cudnn} is built for CUDA {cuda.major} and these GPUs")
 
 
 @record_check(
@@ -171,8 +171,8 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
     TorchValues,
     on_gpu=True,
     after=("framework.wheel",),
-    means="The NCCL that PyTorch carries is made for its CUDA and runs on these GPUs.",
-    remedy="Take a PyTorch build whose NCCL fits; gpunode catalog list nccl lists those that fit.",
+    means="PyTorch's NCCL is built for its CUDA and supports these GPUs.",
+    remedy="Use a PyTorch build with a matching NCCL; see gpunode catalog list nccl.",
     state="observe",
     actions=("fix_configuration",),
 )
@@ -183,7 +183,7 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
         return Verdict(Status.FAIL if several else Status.SKIP, what)
     version, cuda = _version(values.nccl), _version(values.cuda)
     if version is None or cuda is None:
-        raise Undetermined(f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are no versions")
+        raise Undetermined(f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are not valid versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
     if not older:
         return Verdict(
@@ -192,15 +192,13 @@ def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdic
     row = max(older, key=lambda one_row: Version(one_row.id))
     verdict = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:
-        return verdict(
-            _fault(row, "cuda_majors"), f"there is no NCCL {values.nccl} for CUDA {cuda.major}{where(record)}"
-        )
+        return verdict(_fault(row, "cuda_majors"), f"no NCCL {values.nccl} exists for CUDA {cuda.major}{where(record)}")
     floor = row.min_compute_capability.get(cuda.major)
     below = [str(each) for each in capabilities(node) if floor is not None and each < Version(floor)]
     if below:
         what = f"NCCL {values.nccl} for CUDA {cuda.major} needs compute capability {floor}, here is {listed(below)}"
         return verdict(_fault(row, "min_compute_capability"), what, expected=f"at least {floor}")
-    return verdict(Status.PASS, f"NCCL {values.nccl} is made for CUDA {cuda.major} and these GPUs")
+    return verdict(Status.PASS, f"NCCL {values.nccl} is built for CUDA {cuda.major} and these GPUs")
 
 
 def _fault(row: Row, field: str) -> Status:

@@ -23,8 +23,8 @@ AnyValues = TypeVar("AnyValues", bound=Values)
 FoundT = TypeVar("FoundT")
 RUNS = "container.runs reports the cause"
 NOTHING_RAN = f"nothing ran in a container ({RUNS})"
-NOT_SO_FAR = "the payload did not come that far"
-ON_CPU = "ran on the processor: that says nothing about a GPU"
+NOT_SO_FAR = "the payload ended earlier"
+ON_CPU = "ran on the processor: not a measurement of a GPU"
 
 
 def of(node: NodeFacts, name: str) -> list[Record]:
@@ -44,7 +44,7 @@ def one(node: NodeFacts, name: str, kind: type[AnyValues]) -> tuple[Record, AnyV
         raise Skip(NOTHING_RAN)
     found = of(node, name)
     if not found:
-        raise Undetermined(f"there is no record {name}: {NOT_SO_FAR}")
+        raise Undetermined(f"no record {name}: {NOT_SO_FAR}")
     return found[0], read(found[0], kind)
 
 
@@ -85,7 +85,7 @@ def explained(node: NodeFacts, checks: Sequence[str], status: Status = Status.FA
 def missing(node: NodeFacts, records: Sequence[str], after: Sequence[str], why: str) -> NotJudged:
     """Return what to raise where none of the records is there: a skip where one of the checks reports the cause."""
     pointer = explained(node, after)
-    text = f"there is no record {' or '.join(records)}"
+    text = f"no record {' or '.join(records)}"
     return Undetermined(f"{text}: {why}") if pointer is None else Skip(f"{text} ({pointer})")
 
 

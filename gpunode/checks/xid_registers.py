@@ -21,14 +21,14 @@ ECC_MOST = Threshold(
     "gpu.xid.nvlink-ecc",
     2,
     "times",
-    "Xid 74 with bits of ECC or parity that comes more often on one link is a fault.",
+    "Xid 74 with ECC or parity bits that occurs more often on one link is a fault.",
     source=SOURCE,
 )
 REPEATED = Threshold(
     "gpu.xid.nvlink-repeated",
     2,
     "times",
-    "Xid 74 with bits that count where they are repeated is a fault from this often on.",
+    "Xid 74 with bits that are relevant when repeated is a fault from this number on.",
     source=f"{SOURCE}; the number is NVSentinel's",
     least=1,
 )
@@ -52,7 +52,7 @@ FABRIC = BitGroup("a consequence of another error that needs a reset of the fabr
 ECC = BitGroup("ECC or parity of the link, likely its hardware", HARDWARE)
 MECHANICAL = BitGroup("possibly hardware: check the link's connection and reseat it", HARDWARE)
 SIGNAL = BitGroup("marginal signal integrity: check the link's connection", HARDWARE)
-RECURRING = BitGroup("an error that counts where it is repeated", SUPPORT)
+RECURRING = BitGroup("an error that is relevant when repeated", SUPPORT)
 UNEXPECTED = BitGroup("bits that are not expected", SUPPORT)
 
 BITS: dict[int, dict[BitGroup, tuple[int, ...]]] = {

@@ -36,7 +36,7 @@ GAP = Threshold(
     "gpu.xid.incident-gap",
     180,
     "s",
-    "Xids of one GPU with no longer silence between them are one incident, judged by the most severe of them.",
+    "Xids of one GPU with shorter gaps are one incident, rated by the most severe of them.",
     source="NVIDIA Fleet Intelligence, Xid bursts: 3 minutes of silence end one",
 )
 
@@ -46,7 +46,7 @@ Incident = list[KernelEvent]
 def reach(node: NodeFacts) -> str:
     """How far the log goes, for messages."""
     complete = node.kernel_log is not None and node.kernel_log.complete
-    return "of this boot" if complete else "as far as it is kept"
+    return "of this boot" if complete else "as far as it is stored"
 
 
 def nothing_found(node: NodeFacts, what: str) -> Verdict:
@@ -59,7 +59,7 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
             f"no {what}, but the kernel's log does not reach back to the boot",
             expected=0,
             measured=0,
-            remedy="Keep the journal on disk (Storage=persistent in journald.conf), with room for a whole boot.",
+            remedy="Store the journal on disk (Storage=persistent in journald.conf), with space for a whole boot.",
         )
     return Verdict(Status.PASS, f"no {what} in the kernel's log of this boot", expected=0, measured=0)
 
@@ -68,10 +68,10 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     "gpu.xid",
     needs=("kernel_log",),
     needs_gpu=True,
-    means="The driver reported no error (Xid) of a GPU since the boot. Each number is judged by its meaning on the "
-    "GPU's model: those of applications warn, those of hardware fail; one of which the meaning there is not sure "
-    "warns. A burst is one incident, judged by its most severe Xid. One that a later Xid cancels (163 by 162) is over; "
-    "74 is judged by the registers that it prints; 154 by the recovery action that it last names.",
+    means="The driver reported no GPU error (Xid) since the boot. Each number is rated by its meaning on the "
+    "GPU's model: application errors warn, hardware errors fail, uncertain ones warn. A burst is one incident, "
+    "rated by its most severe Xid. An Xid cancelled by a later one (163 by 162) is ignored; 74 is rated by its "
+    "registers; 154 by its last recovery action.",
     remedy=LOG_REMEDY,
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
@@ -158,7 +158,7 @@ def xid_verdict(
         meaning = f"{meaning}: {last.message}" if last.message else meaning
         status = Status.PASS if RECOVERED.search(last.message) else status
     by_application = known.severity == "application"
-    follow = f" (where Xid {' or '.join(known.follow)} follows, that one decides)" if known.follow else ""
+    follow = f" (where Xid {' or '.join(known.follow)} follows, that one applies)" if known.follow else ""
     verdict = replace(
         verdict,
         status=status,
@@ -185,7 +185,7 @@ def _has_registers(model: GpuMatch | None) -> bool:
     needs=("kernel_log", "pci"),
     needs_gpu=True,
     means="The driver reported no error (SXid) of an NVSwitch since the boot.",
-    remedy="Fatal: drain the node, reset all GPUs and NVSwitches or reboot. Else look at the link that is named. "
+    remedy="Fatal: drain the node, reset all GPUs and NVSwitches or reboot. Otherwise check the reported link. "
     f"{LOG_REMEDY}",
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
@@ -198,7 +198,7 @@ def sxid(node: NodeFacts) -> Iterator[Verdict]:
         yield nothing_found(node, "SXid")
     together: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
     for event in events:
-        together[event.pci_bus_id or "an unknown place", event.xid or 0].append(event)
+        together[event.pci_bus_id or "an unknown location", event.xid or 0].append(event)
     for (slot, number), same in sorted(together.items()):
         fatal = any(event.fatal for event in same)
         yield Verdict(
@@ -215,8 +215,8 @@ def sxid(node: NodeFacts) -> Iterator[Verdict]:
     "driver.log",
     needs=("kernel_log",),
     needs_gpu=True,
-    means="The driver wrote no trouble into the kernel's log beside Xids: no GPU that could not be initialised, no "
-    "mismatch of firmware or library.",
+    means="The kernel log has no driver errors other than Xids: no GPU that failed to initialize, no mismatch "
+    "of firmware or library.",
     remedy=LOG_REMEDY,
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),

@@ -15,15 +15,15 @@ LOOK_BACK = Threshold(
     "gpu.xid-earlier.look-back",
     168,
     "h",
-    "Older Xids of earlier boots are not judged; the probe reads no more than a week.",
-    source="our choice: NVIDIA NVSentinel looks back 2 h over a reboot, and keeps older events itself",
+    "Older Xids of earlier boots are ignored; the probe reads at most a week.",
+    source="our choice: NVIDIA NVSentinel looks back 2 h across a reboot, and stores older events itself",
     most=168,
 )
 BOOTS = Threshold(
     "gpu.xid-earlier.boots",
     2,
     "boots",
-    "The same Xid of hardware in as many boots, this one counted, is a fault that a reboot does not mend.",
+    "The same Xid of hardware in as many boots, this one counted, is a fault that a reboot does not fix.",
     source="leptonai/gpud, component nvidia/xid: a reboot count of 2",
     least=2,
 )
@@ -33,10 +33,10 @@ BOOTS = Threshold(
     "gpu.xid-earlier",
     needs=("earlier_boots", "kernel_log"),
     needs_gpu=True,
-    means="No Xid of hardware came in several boots of the last days. One that came in one earlier boot and not since "
-    "warns: the reboot, or the reset before it, may have mended it.",
-    remedy="journalctl _TRANSPORT=kernel --since=-7d shows the lines around it. What comes back after a reboot needs "
-    "DCGM's diagnosis, then another GPU.",
+    means="No hardware Xid occurred in several boots of the last days. One that occurred only in one earlier "
+    "boot warns: the reboot, or the reset before it, may have fixed it.",
+    remedy="journalctl _TRANSPORT=kernel --since=-7d shows the lines around it. If it recurs after a reboot, "
+    "run DCGM's diagnostics, then replace the GPU.",
     state="drain",
     actions=("open_support_case", "replace_hardware"),
     scope="gpu",
@@ -45,8 +45,8 @@ BOOTS = Threshold(
 def xid_earlier(node: NodeFacts) -> Iterator[Verdict]:
     boots = node.earlier_boots or ()
     if not boots:
-        where = "in a container the journal is the container's" if is_container(node) else "the journal keeps no other"
-        raise Skip(f"this boot alone is known: {where}")
+        where = "in a container the journal is the container's" if is_container(node) else "the journal has no other"
+        raise Skip(f"only this boot is known: {where}")
     seen: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
     in_boots: dict[tuple[str, int], int] = defaultdict(int)
     for boot in boots:
@@ -85,7 +85,7 @@ def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEv
     again = boots >= BOOTS.value
     words = [
         verdict.message,
-        f"in {counted(boots, 'boot')}: a reboot does not mend it" if again else "before this boot",
+        f"in {counted(boots, 'boot')}: a reboot does not fix it" if again else "before this boot",
     ]
     return Verdict(
         Status.FAIL if again else Status.WARN,

@@ -147,7 +147,7 @@ def command(**values: Any) -> int:
     --platform, --os ...). Changes nothing on a node.
 
     Exit codes: 0 decided (--diff: no difference), 1 no stack matches (--diff: they differ), 2 wrong usage, 3 a node
-    could not be looked at.
+    could not be probed.
 
     \b
     Examples:

@@ -136,7 +136,7 @@ def storage(seen: Seen) -> tuple[StoredMount, ...] | None:
     if not seen.ran("storage"):
         seen.require_finished("storage")
         if not seen.looked_for_records():
-            raise Unseen("mounts were not looked at")
+            raise Unseen("mounts were not read")
         return None
     found = []
     for path, source, kind, mark, options, there, its, same, size, free, problem in seen.rows("storage", 11):

@@ -109,7 +109,7 @@ def root_groups(seen: Seen) -> dict[str, tuple[str, ...]]:
     """Return the members of the groups that lead to root: ``docker`` without a password, ``sudo`` and ``wheel``."""
     text = seen.text("/etc/group")
     if text is None:
-        raise Unseen("there is no /etc/group")
+        raise Unseen("/etc/group does not exist")
     found = {}
     for line in text.splitlines():
         fields = line.split(":")

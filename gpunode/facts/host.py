@@ -30,7 +30,7 @@ def cpu(seen: Seen) -> Cpu:
     """From ``lscpu``."""
     parsed = lscpu.parse(seen.output("lscpu"))
     if parsed.cpus is None:
-        raise ParseError("lscpu tells no number of processors")
+        raise ParseError("lscpu reports no number of processors")
     return Cpu(
         architecture=parsed.architecture,
         model_name=parsed.model_name,
@@ -121,7 +121,7 @@ def memory(seen: Seen) -> Memory:
     values = _meminfo(seen.text("/proc/meminfo") or "")
     total = _mib(values.get("MemTotal"))
     if total is None:
-        raise Unseen("/proc/meminfo tells no MemTotal")
+        raise Unseen("/proc/meminfo has no MemTotal")
     return Memory(
         total_mib=total,
         available_mib=_mib(values.get("MemAvailable")),

@@ -48,7 +48,7 @@ def _owners(seen: Seen, releases: tuple[str, ...]) -> dict[str, str]:
         return _dpkg_owners(seen.output("dpkg-kernels", good=(0, 1)), releases)
     if seen.ran("rpm-packages"):
         return _rpm_owners(rpm_lines(seen), releases)
-    raise Unseen("which packages the kernels belong to was not asked")
+    raise Unseen("the packages of the kernels were not queried")
 
 
 def _dpkg_owners(text: str, releases: tuple[str, ...]) -> dict[str, str]:

@@ -44,7 +44,7 @@ def loaded_driver(seen: Seen) -> LoadedDriver | None:
             raise ParseError(f"expected a version in /sys/module/nvidia/version, found '{first_line(version)}'")
         return LoadedDriver(version=version.strip(), flavour=None)
     if "nvidia" in loaded(seen):
-        raise Unseen("the module nvidia is loaded, but neither /proc/driver/nvidia nor /sys/module tells its version")
+        raise Unseen("the module nvidia is loaded, but /proc/driver/nvidia and /sys/module do not report its version")
     return None
 
 
@@ -58,7 +58,7 @@ def files(seen: Seen) -> tuple[ModuleFile, ...]:
     found = parse_modinfo(seen.output("modinfo"))
     missing = set(seen.command("modinfo").argv[1:]) - {module.path for module in found}
     if missing:
-        raise ParseError(f"modinfo says nothing of {sorted(missing)[0]}")
+        raise ParseError(f"modinfo does not report {sorted(missing)[0]}")
     return found
 
 

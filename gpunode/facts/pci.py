@@ -38,7 +38,7 @@ def io_devices(seen: Seen) -> tuple[PciDevice, ...]:
 def _require_places(seen: Seen) -> None:
     """A bundle of an earlier probe has NVIDIA's functions alone, and nothing about where they are."""
     if seen.folder(_FOLDER) and not seen.ran("pci-paths"):
-        raise Unseen("the places of PCI functions were not read")
+        raise Unseen("the paths of PCI functions were not read")
 
 
 def _functions(seen: Seen) -> list[PciDevice]:
@@ -49,7 +49,7 @@ def _functions(seen: Seen) -> list[PciDevice]:
 def _read_functions(seen: Seen) -> list[PciDevice]:
     slots = seen.folder(_FOLDER)
     if slots is None:
-        raise Unseen(f"{_FOLDER} is not there: the PCI bus cannot be seen")
+        raise Unseen(f"{_FOLDER} does not exist: the PCI bus cannot be read")
     seen.require_finished(_SOURCE)
     places = _places(seen)
     found = []
@@ -146,7 +146,7 @@ def acs(seen: Seen) -> tuple[PciAcs, ...]:
     _require_places(seen)
     if not seen.ran("pci-acs"):
         if seen.folder(_FOLDER) is None:
-            raise Unseen(f"{_FOLDER} is not there: the PCI bus cannot be seen")
+            raise Unseen(f"{_FOLDER} does not exist: the PCI bus cannot be read")
         if any(above for above, _ in _places(seen).values()):
             raise Unseen("the configuration space of bridges was not read")
         return ()

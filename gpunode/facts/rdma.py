@@ -44,7 +44,7 @@ def peer_memory(seen: Seen) -> bool | None:
     if not seen.ran("peer-memory"):
         seen.require_finished("peer-memory")
         if not seen.ran("rdma-nodes"):
-            raise Unseen("the peer memory interface was not looked for")
+            raise Unseen("the peer memory interface was not queried")
         return None
     found = seen.look("peer-memory")
     if found not in (("yes",), ("no",)):

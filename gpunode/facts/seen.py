@@ -149,7 +149,7 @@ class Seen:
         if result.timed_out:
             raise Unseen(f"{shown(result)} did not answer in time: {last_line(result.stderr)}".rstrip(": "))
         if result.truncated:
-            raise Unseen(f"{shown(result)} printed more than the probe keeps; its output was cut")
+            raise Unseen(f"{shown(result)} printed more than the probe's limit; its output was truncated")
         return result
 
     def output(self, key: str, good: tuple[int, ...] = (0,)) -> str:

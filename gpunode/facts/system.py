@@ -17,7 +17,7 @@ def operating_system(seen: Seen) -> OperatingSystem:
     if text is None:
         text = seen.text("/usr/lib/os-release")
     if text is None:
-        raise Unseen("there is no os-release file")
+        raise Unseen("no os-release file")
     return parse_os_release(text)
 
 
@@ -83,7 +83,7 @@ def secure_boot(seen: Seen) -> bool:
     """From the EFI variable, whose last byte is the value; False without EFI. Containers hide the firmware."""
     firmware = seen.folder("/sys/firmware/")
     if not firmware:
-        raise Unseen("/sys/firmware is empty, as in a container: the firmware cannot be seen")
+        raise Unseen("/sys/firmware is empty, as in a container: the firmware cannot be read")
     if "efi" not in firmware:
         return False
     if not seen.folder("/sys/firmware/efi/efivars/"):

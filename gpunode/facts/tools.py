@@ -133,6 +133,6 @@ def recorded(seen: Seen) -> dict[str, str | None] | None:
     if not seen.ran("tools"):
         seen.require_finished("tools")
         if not seen.looked_for_records():
-            raise Unseen("programs were not looked for")
+            raise Unseen("programs were not queried")
         return None
     return {name: path or None for name, path in seen.rows("tools", 2)}

@@ -58,7 +58,7 @@ def _dnf(seen: Seen) -> AutomaticUpdates:
         if equals:
             settings[name.strip().lower()] = value.strip().lower()
     if not systemd(seen):
-        raise Unseen("the node was not booted with systemd: its timers were not seen")
+        raise Unseen("the node was not booted with systemd: its timers are unknown")
     active = {unit.name for unit in units(seen) if unit.name in _DNF_TIMERS and unit.active == "active"}
     applies = settings.get("apply_updates") in {"yes", "true", "1"} or "dnf-automatic-install.timer" in active
     excluded = [

@@ -48,7 +48,7 @@ def _malformed(number: int, result: dict[str, Any], err: ValidationError) -> Ite
     named = isinstance(name, str) and re.fullmatch(NAME, name) is not None
     first = err.errors(include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "the whole of it"
-    wrong = f"result {number} is no workload's record{f' {name}' if named else ''}: {place}: {first['msg']}"
+    wrong = f"result {number} is not a record of a workload{f' {name}' if named else ''}: {place}: {first['msg']}"
     for each in ((str(name),) if named else ()) + (() if named and name in JUDGED else (RUN,)):
         yield MalformedRecord(
             record=each,

@@ -132,7 +132,7 @@ def _remove(folder: Path) -> None:
             shutil.rmtree(folder)
         except OSError as err:
             if time.monotonic() > deadline:
-                raise UndeterminedError(f"{folder} is left of a build ({err.strerror}): remove it") from None
+                raise UndeterminedError(f"{folder} is a remainder of a build ({err.strerror}): remove it") from None
             time.sleep(0.2)
 
 

@@ -84,7 +84,7 @@ def need_space(path: Path, gib: float) -> None:
         path = path.parent
     free = shutil.disk_usage(path).free / GIB
     if free < gib:
-        raise UndeterminedError(f"{path}: {free:.1f} GiB free, the lab needs {gib:.1f} GiB: make room there")
+        raise UndeterminedError(f"{path}: {free:.1f} GiB free, the lab needs {gib:.1f} GiB: free disk space there")
 
 
 def cgroup_mount(system: str, root: Path = CGROUP) -> dict[str, dict[str, str]]:

@@ -98,7 +98,7 @@ def _build(client: docker.DockerClient, recipe: Recipe, tag: str, say: Say) -> s
         need_space(Path(client.info()["DockerRootDir"]), _FREE_GIB)
     say(f"image {recipe.system.id}: building from {redacted(recipe.mirror.archive)} (about a minute)")
     if recipe.mirror.proxies != recipe.mirror.proxies_for_nodes:
-        say("apt's proxy listens on this machine's loopback, where nodes cannot reach it: they go without")
+        say("apt's proxy listens on this machine's loopback, which nodes cannot reach: they use none")
     with debian_tree(recipe) as tar:
         spent = time.monotonic() - started
         say(f"image {recipe.system.id}: built in {spent:.0f} s, importing {tar.stat().st_size >> 20} MiB")

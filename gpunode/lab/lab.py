@@ -189,7 +189,7 @@ class Lab:
                 node.container.reload()
         systemd = node.wait(stop=stop.is_set)
         if node.hardware and (trouble := node.run(["cat", BOOT_REPORT]).stdout.strip()):
-            raise UndeterminedError(f"{node.name}: its simulated hardware did not come up: {trouble.splitlines()[-1]}")
+            raise UndeterminedError(f"{node.name}: its simulated hardware did not start: {trouble.splitlines()[-1]}")
         return systemd
 
     def _ensure_network(self) -> None:

@@ -97,7 +97,7 @@ class Maker:
             identity = tar_of(self._identity(new, host_key.read_text(encoding="ascii"), public))
         for left in reversed(range(_ATTEMPTS)):
             if self.stop.is_set():
-                raise UndeterminedError(f"{name}: not made: interrupted")
+                raise UndeterminedError(f"{name}: not created: interrupted")
             container = self._create(new, port, public)
             try:
                 with docker_errors(f"{name}: starting"):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gpunode.errors import UndeterminedError, UsageError
 
 MIRROR_VARIABLE = "GPUNODE_LAB_MIRROR"
-_NEEDS_MIRROR = f"name a Debian mirror with --mirror URL or {MIRROR_VARIABLE}=URL (security updates: URL-security)"
+_NEEDS_MIRROR = f"set a Debian mirror with --mirror URL or {MIRROR_VARIABLE}=URL (security updates: URL-security)"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def find_mirror(wanted: str | None = None) -> Mirror:
     targets = _run(["apt-get", "indextargets", "--format", "$(ORIGIN)|$(RELEASE)|$(COMPONENT)|$(REPO_URI)"])
     known, security = parse_targets(targets)
     if known is None:
-        raise UndeterminedError(f"apt on this machine knows no Debian archive: apt-get update, or {_NEEDS_MIRROR}")
+        raise UndeterminedError(f"apt on this machine has no Debian archive: apt-get update, or {_NEEDS_MIRROR}")
     return Mirror(known, security or f"{known}-security", proxies)
 
 

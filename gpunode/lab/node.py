@@ -168,7 +168,7 @@ class LabNode:
                 return "degraded: " + " ".join(line.split()[0] for line in failed.splitlines() if line.strip())
             if "Host key verification failed" in done.stderr:
                 raise UndeterminedError(
-                    f"{self.name}: its host key is not the one it was given: gpunode lab down, then up"
+                    f"{self.name}: its host key differs from the generated one: gpunode lab down, then up"
                 )
             last = state or (done.stderr.strip().splitlines() or [last])[-1]
             time.sleep(0.3)

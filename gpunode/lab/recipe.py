@@ -180,7 +180,7 @@ class Recipe:
 def system_named(name: str) -> LabSystem:
     """The system of that name; UsageError names those there are."""
     if name not in SYSTEMS:
-        raise UsageError(f"--os {name}: no such lab system; there are {', '.join(SYSTEMS)}")
+        raise UsageError(f"--os {name}: unknown lab system; known: {', '.join(SYSTEMS)}")
     return SYSTEMS[name]
 
 
@@ -188,5 +188,5 @@ def architecture() -> str:
     """Debian's name for this machine's architecture; UsageError where the lab has no kernel for it."""
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
-        raise UsageError(f"lab nodes are made for {' and '.join(_ARCHITECTURES)}; this machine is {machine}")
+        raise UsageError(f"lab nodes exist for {' and '.join(_ARCHITECTURES)}; this machine is {machine}")
     return _ARCHITECTURES[machine]

@@ -66,7 +66,7 @@ class LabState:
         if set(str(home)) & set(" \t\n\"'%\\"):
             # ssh has its own quoting in each of the places where these paths go.
             raise UsageError(
-                f"{home}: a folder with blanks, quotes or % cannot hold a lab: set {HOME_VARIABLE} to another"
+                f"{home}: a lab's directory must not contain blanks, quotes or %: set {HOME_VARIABLE} to another"
             )
         return cls(home / checked_name(name))
 
@@ -113,7 +113,7 @@ class LabState:
         """Make the folder, the key pair and the password where they do not exist."""
         ours = {path.name for path in self._ours()}
         if self.folder.is_dir() and (foreign := {path.name for path in self.folder.iterdir()} - ours):
-            what = f"{self.folder} holds {min(foreign)}, which is no lab's"
+            what = f"{self.folder} contains {min(foreign)}, which does not belong to a lab"
             raise UsageError(f"{what}: choose another --name or {HOME_VARIABLE}")
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)

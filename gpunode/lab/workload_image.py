@@ -70,7 +70,8 @@ KINDS = {
     "python": ImageKind("Python without PyTorch"),
     "bare": ImageKind("no Python at all", files=(("etc/os-release", "ID=none\n"),), python=False),
     "hangs": ImageKind(
-        "a PyTorch whose import never ends", files=((f"{_SITE}/torch/__init__.py", "import time\ntime.sleep(86400)\n"),)
+        "a PyTorch with an import that never ends",
+        files=((f"{_SITE}/torch/__init__.py", "import time\ntime.sleep(86400)\n"),),
     ),
     "floods": ImageKind(
         "a Python that never stops printing",
@@ -103,7 +104,7 @@ class _Base(Recipe):
 def kind_named(name: str) -> ImageKind:
     """The kind of that name; UsageError names those there are."""
     if name not in KINDS:
-        raise UsageError(f"{name}: no such workload image; there are {', '.join(KINDS)}")
+        raise UsageError(f"{name}: unknown workload image; known: {', '.join(KINDS)}")
     return KINDS[name]
 
 

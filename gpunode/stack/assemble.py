@@ -77,7 +77,7 @@ def _choices(case: CandidateCase, off: Collection[str]) -> Iterator[tuple[str, C
             continue
         if rule.id in off:
             for field in rule.fields:
-                yield rule.id, Choice(field, EMPTY.get(field), f"rule {rule.id} is left out")
+                yield rule.id, Choice(field, EMPTY.get(field), f"rule {rule.id} is skipped")
         else:
             for choice in rule.decide(case):
                 yield rule.id, choice
@@ -159,7 +159,7 @@ def _kernel_flavour(case: CandidateCase) -> KernelFlavour | None:
 def _assumed(case: CandidateCase) -> Iterator[Warn]:
     """What was not said, and what was taken for it."""
     if case.question.node.os is None:
-        text = f"the operating system is not given: {case.candidate.system.name} is assumed"
+        text = f"no operating system requested: {case.candidate.system.name} is assumed"
         yield Warn(rule="preference", text=text)
     flavours = _kernel_flavours(case)
     if len(flavours) > 1:
@@ -219,16 +219,16 @@ def _restart(case: CandidateCase) -> tuple[str, str]:
         new = candidate.version if candidate.installed else f"the module of {version_word(case)}"
         return "reload-module", f"{loaded} is loaded and {new} is to be: exchange it on an idle node, or reboot"
     if node.nouveau:
-        return "reboot", "nouveau holds the GPUs"
+        return "reboot", "nouveau is bound to the GPUs"
     if node.observed:
         return "load-module", "no NVIDIA module is loaded"
-    return "load-module", "of a node without a driver; reboot where nouveau holds the GPUs"
+    return "load-module", "of a node without a driver; reboot if nouveau is bound to the GPUs"
 
 
 def _secure_boot(case: CandidateCase) -> list[Warn]:
     if not case.question.node.secure_boot or _kernel_flavour(case) is not None:
         return []
-    text = "secure boot is on and DKMS signs with a key of its own: a person at the console has to enrol it once"
+    text = "secure boot is on and DKMS signs with its own key, which must be enrolled once at the console"
     return [Warn(rule="catalog", text=text)]
 
 
@@ -236,7 +236,7 @@ def _why_source(case: CandidateCase) -> Reason:
     rule = case.question.source_rule
     words = {
         "wish": "wished",
-        "installed": "the installed driver packages come from there",
+        "installed": "source of the installed driver packages",
         "preference": "nothing requested and nothing installed: it has all components in matching versions",
     }
     return Reason(rule=rule, text=words[rule])
@@ -273,13 +273,13 @@ def _why_module(case: CandidateCase, kernel: KernelFlavour | None) -> Reason:
     needed = next((gpu for gpu in case.models if gpu.modules == candidate.flavour), None)
     if needed is not None:
         rule = "R06-open-required" if candidate.flavour == "open" else "R07-proprietary-required"
-        return Reason(rule=rule, text=f"{needed.name} runs with the {candidate.flavour} modules alone; {build}")
+        return Reason(rule=rule, text=f"{needed.name} requires the {candidate.flavour} modules; {build}")
     if case.question.request.kernel_module is not None:
         return Reason(rule="wish", text=f"{candidate.flavour} is requested; {build}")
     if candidate.installed:
         return Reason(rule="installed", text=f"{candidate.flavour} is installed; {build}")
     if len(candidate.branch.modules) == 1:
-        text = f"branch {candidate.branch.number} has {candidate.flavour} modules alone; {build}"
+        text = f"branch {candidate.branch.number} has only {candidate.flavour} modules; {build}"
         return Reason(rule="R08-no-proprietary", text=text)
     text = f"{candidate.flavour} is the default of branch {candidate.branch.number}; {build}"
     return Reason(rule="preference", text=text)
@@ -306,5 +306,5 @@ def _why_packages(case: CandidateCase, driver_packages: tuple[PackageChoice, ...
         return Reason(
             rule="R15-distro-repo", text=f"names of {case.source_name} for branch {case.candidate.branch.number}"
         )
-    text = f"the catalog has no names for the driver packages of {case.source_name}"
+    text = f"the catalog has no driver package names for {case.source_name}"
     return Reason(rule="R15-distro-repo", text=text)

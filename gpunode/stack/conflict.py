@@ -113,9 +113,9 @@ def _refused(question: Question, off: Collection[str]) -> list[Refused]:
 def _no_candidate(question: Question) -> str:
     installed = question.installed
     if installed is None:
-        return "no driver package is known to be installed that could be kept"
+        return "no installed driver package is known"
     if installed.version is None:
-        return "the installed driver packages have no one version that could be kept"
+        return "the installed driver packages have several versions"
     return f"the installed driver is {installed.version} from {' and '.join(installed.origins)}"
 
 
@@ -188,15 +188,15 @@ def _other_wishes(question: Question) -> Iterator[Relaxation]:
 
     if request.cuda:
         for series in _other_series(question, request.cuda):
-            yield asked("--cuda", f"--cuda {series} in place of {request.cuda}", cuda=series)
+            yield asked("--cuda", f"--cuda {series} instead of {request.cuda}", cuda=series)
     if request.toolkit:
         for series in _other_series(question, request.toolkit):
-            yield asked("--toolkit", f"--toolkit {series} in place of {request.toolkit}", toolkit=series)
+            yield asked("--toolkit", f"--toolkit {series} instead of {request.toolkit}", toolkit=series)
         yield asked("--toolkit", "--toolkit none", toolkit=None)
     if request.kernel_module:
         yield asked("--kernel-module", "--kernel-module {module}", kernel_module=None)
     if request.driver:
-        yield asked("--driver", f"--driver {{branch}} in place of {request.driver}", driver=None)
+        yield asked("--driver", f"--driver {{branch}} instead of {request.driver}", driver=None)
     if request.framework:
         yield asked("--framework", f"without --framework {request.framework}", framework=None)
     if request.past_eol == "refuse":

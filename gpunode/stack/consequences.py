@@ -23,7 +23,7 @@ def eol(case: CandidateCase) -> Iterator[Choice]:
     """The earlier of two dates, where sources differ."""
     branch = case.candidate.branch
     if branch.eol is None:
-        yield Choice("eol", None, f"no end of life of branch {branch.number} is known")
+        yield Choice("eol", None, f"the end of life of branch {branch.number} is unknown")
         return
     whose = "NVIDIA's table of branches" if branch.eol_promised else "the rule of thumb (release + 1 year, LTSB + 3)"
     yield Choice("eol", branch.eol, f"by {whose}")
@@ -45,7 +45,7 @@ def pin(case: CandidateCase) -> Iterator[Choice]:
         None,
     )
     if row is None:
-        yield Choice("pin", None, f"the catalog knows no way to hold a version from {case.source_name}")
+        yield Choice("pin", None, f"the catalog has no pinning for versions from {case.source_name}")
         return
     held = f"holds {version_word(case)} on {candidate.system.name}"
     pattern = None if row.pattern is None else fill(case, row.pattern)
@@ -56,7 +56,7 @@ def pin(case: CandidateCase) -> Iterator[Choice]:
         )
     elif row.kind == "module-stream":
         stream = Pin(mechanism="module-stream", pattern=pattern or _stream(case))
-        yield Choice("pin", stream, f"the module stream holds the branch on {candidate.system.name}, not a release")
+        yield Choice("pin", stream, f"on {candidate.system.name} the module stream holds the branch, not a release")
     else:
         yield Choice("pin", Pin(mechanism=row.kind, pattern=pattern), f"a {row.kind} {held}")
 
@@ -88,13 +88,15 @@ def remove(case: CandidateCase) -> Iterator[Choice]:
     """What a switch of source replaces, and what the container toolkit superseded."""
     installed = case.question.node.installed
     if installed is None:
-        yield Choice("remove", (), "nothing is known to be installed")
+        yield Choice("remove", (), "no installed packages are known")
         return
     toolkit_row = next(iter(case.question.catalog.container_toolkit.values()))
     strangers = [package.name for package in installed.closure if package.origin != case.candidate.source]
     superseded = [package.name for package in installed.packages if package.name in toolkit_row.replaces]
     names = tuple(sorted({*strangers, *superseded}))
-    yield Choice("remove", names, "packages of another publisher, or superseded" if names else "nothing is in the way")
+    yield Choice(
+        "remove", names, "packages of another publisher, or superseded" if names else "no conflicting packages"
+    )
 
 
 @rules.decides(
@@ -112,7 +114,7 @@ def gpudirect(case: CandidateCase) -> Iterator[Choice]:
         yield Choice("gpudirect_rdma", False, f"not over dma-buf: {'; '.join(against)}")
     elif kernel is None:
         yield Choice(
-            "gpudirect_rdma", None, f"over dma-buf with kernel {DMA_BUF_KERNEL} or newer; the kernel is not given"
+            "gpudirect_rdma", None, f"over dma-buf with kernel {DMA_BUF_KERNEL} or newer; the kernel is unknown"
         )
     else:
         yield Choice(

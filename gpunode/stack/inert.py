@@ -29,8 +29,8 @@ def refuse_templates(document: dict[str, Any], name: str) -> None:
         if not harmless:
             shown = "".join(char if char.isprintable() else "?" for char in text[:_SHOWN])
             raise UsageError(
-                f"{name}: {'.'.join(path)} is '{shown}', which no lock may hold: Ansible would run it as a template; "
-                "look at the node that reports it"
+                f"{name}: {'.'.join(path)} is '{shown}', which is not allowed in a lock, because Ansible would "
+                "evaluate it as a template; check the node that reports it"
             )
 
 

@@ -52,8 +52,8 @@ def native(case: CandidateCase) -> Iterator[Objection]:
     for whose, row in case.question.cuda_wishes:
         full = row.driver or f"a driver of branch {row.branch}"
         yield warn(
-            f"CUDA {row.series} for {whose} runs on {candidate.version} by minor-version compatibility: PTX made by it "
-            f"is not compiled at run time, and new driver features are missing; full support from {full} on"
+            f"CUDA {row.series} for {whose} runs on {candidate.version} by minor-version compatibility: its PTX is "
+            f"not compiled at run time, and new driver features are missing; full support from {full}"
         )
 
 
@@ -108,7 +108,7 @@ def _unknown_to(question: Question, what: str, cuda: str) -> Iterator[Objection]
         first = driver_rules.first_cuda(question.catalog, gpu, cuda)
         if first is None:
             return None
-        text = f"{what} does not know {term.named(gpu)}: CUDA {first.value} is the first that does"
+        text = f"{what} does not support {term.named(gpu)}; CUDA {first.value} and later do"
         return refuse(text, sure=first.sure)
 
     yield from over_gpus(question, against)
@@ -154,14 +154,14 @@ def _flavour_needed(case: CandidateCase, needed: Flavour) -> Iterator[Objection]
         only = driver_rules.modules(question.catalog, gpu, case.candidate.flavour)
         if only is None or only.value != needed:
             return None
-        return refuse(f"{term.named(gpu)} runs with the {needed} kernel modules alone", sure=only.sure)
+        return refuse(f"{term.named(gpu)} requires the {needed} kernel modules", sure=only.sure)
 
     yield from over_gpus(case.question, against)
 
 
 @rules.judges(
     "R06-open-required",
-    means="Blackwell and Grace Hopper run with the open kernel modules alone",
+    means="Blackwell and Grace Hopper require the open kernel modules",
     facts="gpus, architectures",
     needs=("gpus.modules",),
 )
@@ -172,7 +172,7 @@ def open_required(case: CandidateCase) -> Iterator[Objection]:
 
 @rules.judges(
     "R07-proprietary-required",
-    means="Maxwell, Pascal and Volta run with the proprietary kernel modules alone",
+    means="Maxwell, Pascal and Volta require the proprietary kernel modules",
     facts="gpus, architectures",
     needs=("gpus.modules",),
 )
@@ -252,7 +252,7 @@ def gpu_min_driver(case: CandidateCase) -> Iterator[Objection]:
             return refuse(text, sure=own.sure)
         boards = driver_rules.min_driver_of_boards(case.question.catalog, gpu, candidate.number)
         if platform is None and boards is not None:
-            return refuse(f"{term.named(gpu)} comes on boards that need driver {boards.value} or newer")
+            return refuse(f"{term.named(gpu)} is on boards that require driver {boards.value} or newer")
         return _unlisted(case, term, gpu)
 
     yield from over_gpus(case.question, against)
@@ -269,7 +269,7 @@ def branch_eol(case: CandidateCase) -> Iterator[Objection]:
     elif branch.superseded_by is not None:
         yield warn(f"branch {branch.number} gets no more releases: it was superseded by {branch.superseded_by}")
     elif branch.eol is None:
-        yield warn(f"the end of life of branch {branch.number} is not known")
+        yield warn(f"the end of life of branch {branch.number} is unknown")
 
 
 @rules.judges("R14-compat-matrix")
@@ -280,14 +280,14 @@ def compat_matrix(case: CandidateCase) -> Iterator[Objection]:
     if compat is None:
         return
     if branch.number not in compat.works_on:
-        yield refuse(f"{compat.package} is not made for branch {branch.number}", sure=compat.sure("works_on"))
+        yield refuse(f"{compat.package} does not exist for branch {branch.number}", sure=compat.sure("works_on"))
     if past_eol(candidate, case.question):
         text = f"{compat.package} is not supported on branch {branch.number}, which ended on {branch.eol}"
         yield refuse(text, sure=branch.eol_promised)
     if compat_on_host(case) and case.lacks("cuda-compat"):
         yield refuse(f"{case.source_name} has no {compat.package}")
     if branch.type == "NFB":
-        yield warn(f"NVIDIA names new-feature branches like {branch.number} as no target for {compat.package}")
+        yield warn(f"NVIDIA excludes new-feature branches such as {branch.number} from {compat.package}")
     where = f"through {compat.package} on the host" if compat_on_host(case) else f"in an image with {compat.package}"
     yield warn(
         f"CUDA {compat.id} runs on branch {branch.number} only {where}, without OpenGL and Vulkan; "
@@ -297,7 +297,7 @@ def compat_matrix(case: CandidateCase) -> Iterator[Objection]:
     def against(term: GpuTerm, gpu: Gpu) -> Objection | None:
         if gpu.market == "datacenter":
             return None
-        text = f"{compat.package} works on data-centre GPUs only, and {term.label} is none (error 804)"
+        text = f"{compat.package} works only on data-center GPUs, {term.label} is not one (error 804)"
         return refuse(text, sure=gpu.sure("market") and gpu.market != "workstation")
 
     yield from over_gpus(case.question, against)
@@ -322,9 +322,9 @@ def distro_repo(case: CandidateCase) -> Iterator[Objection]:
         yield warn(f"branch {named.number} is transitional in {case.source_name}: its packages install {branch}")
     held, sure = offer.versions.get(branch), system.sure(f"origins.{candidate.source}")
     if held is not None and candidate.decided_by == "wish" and not _release_of(held, candidate.version):
-        yield refuse(f"{case.source_name} holds {held} of branch {branch} and no other release", sure=sure)
+        yield refuse(f"{case.source_name} has only {held} of branch {branch}", sure=sure)
     elif candidate.decided_by == "wish" and candidate.version not in candidate.branch.points:
-        yield warn(f"{candidate.version} is none of the releases of branch {branch} that the catalog knows")
+        yield warn(f"{candidate.version} is not a release of branch {branch} in the catalog")
 
 
 def _out_of_reach(case: CandidateCase, offer: OriginOffer) -> Iterator[Objection]:
@@ -358,7 +358,7 @@ def repo_mix(question: Question) -> Iterator[Objection]:
         return
     if question.request.source is not None:
         if installed.runfile is not None:
-            yield warn(f"a driver from a .run file is on the node: take it away first, with {installed.runfile}")
+            yield warn(f"a driver of a .run installer is on the node: remove it first with {installed.runfile}")
     elif len(installed.origins) > 1:
         yield refuse(
             f"drivers from {' and '.join(installed.origins)} are mixed on the node; a requested source replaces them"
@@ -399,9 +399,9 @@ def no_service(case: CandidateCase) -> Iterator[Objection]:
         yield warn(f"{case.source_name} has no fabric manager: a board with NVSwitches would not work")
     for component, decide in (("dcgm", dcgm), ("container-toolkit", container_toolkit)):
         if case.lacks(component):
-            yield warn(f"{case.source_name} has no {component}: the stack goes without")
+            yield warn(f"{case.source_name} has no {component}: the stack omits it")
         else:
-            yield from (warn(f"{choice.text}: the stack goes without") for choice in decide(case) if not choice.value)
+            yield from (warn(f"{choice.text}: the stack omits it") for choice in decide(case) if not choice.value)
 
 
 @rules.judges(
@@ -420,7 +420,7 @@ def host_arch(case: CandidateCase) -> Iterator[Objection]:
         if arch in gpu.hosts:
             return None
         return refuse(
-            f"{term.label} comes in machines with {' or '.join(gpu.hosts)}, not {arch}", sure=gpu.sure("hosts")
+            f"{term.label} exists only in machines with {' or '.join(gpu.hosts)}, not {arch}", sure=gpu.sure("hosts")
         )
 
     yield from over_gpus(case.question, against)

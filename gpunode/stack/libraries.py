@@ -26,7 +26,7 @@ def cuda_compat(case: CandidateCase) -> Iterator[Choice]:
         yield Choice("cuda_compat", None, "not needed: the driver itself reaches the requested CUDA")
         return
     if not compat_on_host(case):
-        yield Choice("cuda_compat", None, f"not on the host: the image must bring {compat.package}")
+        yield Choice("cuda_compat", None, f"not on the host: the image must contain {compat.package}")
         return
     row = package_set(case, "cuda-compat")
     packages = (
@@ -86,7 +86,7 @@ def toolkit(case: CandidateCase) -> Iterator[Choice]:
     """A toolkit on the host only where it is requested."""
     row = case.question.toolkit
     if row is None:
-        yield Choice("toolkit", None, "not requested: containers bring their own")
+        yield Choice("toolkit", None, "not requested: containers have their own")
         return
     packages = _host_toolkit(case, row)
     if packages is None:
@@ -113,7 +113,7 @@ def host_libraries(case: CandidateCase) -> Iterator[Choice]:
     row = case.question.toolkit
     if row is None:
         for field in ("cudnn", "nccl"):
-            yield Choice(field, None, "no toolkit on the host is requested: containers bring their own")
+            yield Choice(field, None, "no toolkit on the host requested: containers have their own")
         return
     yield _cudnn(case, row)
     yield _nccl(case, row)
@@ -133,7 +133,7 @@ def _cudnn(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
             return Choice("cudnn", None, f"{case.source_name} has no cuDNN")
         latest = build.until or row.latest
         packages = choices(case, names, cuda=toolkit_row.series, version=_exact(case, latest))
-        why = f"the newest known for CUDA {toolkit_row.major} and compute capability {row.min_compute_capability}"
+        why = f"newest known for CUDA {toolkit_row.major} and compute capability {row.min_compute_capability}"
         return Choice("cudnn", Library(version=latest, packages=tuple(p.name for p in packages)), why, packages)
     return Choice("cudnn", None, f"no cuDNN for CUDA {toolkit_row.major} runs on every GPU of the node")
 
@@ -156,11 +156,9 @@ def _nccl(case: CandidateCase, toolkit_row: Toolkit) -> Choice:
             continue
         build = max(builds, key=number)
         packages = choices(case, names, cuda=toolkit_row.series, version=names.version or f"{row.id}-*+cuda{build}")
-        why = f"the newest known build for CUDA {toolkit_row.major}: its version ends in +cuda{build}"
+        why = f"newest known build for CUDA {toolkit_row.major}, with a version ending in +cuda{build}"
         return Choice("nccl", Library(version=row.id, packages=tuple(p.name for p in packages)), why, packages)
-    return Choice(
-        "nccl", None, f"no NCCL build for CUDA {toolkit_row.major} is known that runs on every GPU of the node"
-    )
+    return Choice("nccl", None, f"no NCCL build for CUDA {toolkit_row.major} runs on every GPU of the node")
 
 
 @rules.decides("R20-framework", "frameworks")
@@ -177,7 +175,7 @@ def frameworks(case: CandidateCase) -> Iterator[Choice]:
             for key, part in ((name, pair and pair[0]), (f"{name}_cuda", pair and pair[1]))
         }
     )
-    yield Choice("frameworks", value, "the newest releases whose wheels reach this driver's CUDA and know the GPUs")
+    yield Choice("frameworks", value, "newest releases with wheels for this driver's CUDA and these GPUs")
 
 
 def framework_builds(case: CandidateCase, row: Framework) -> list[str]:

@@ -146,7 +146,7 @@ class PackageChoice(StackModel):
     alternatives: tuple[str, ...] = ()
     """Names to take in its place where the repository does not have it, the first that exists."""
     with_driver: bool = False
-    """Belongs to the driver closure: must carry same version as the driver."""
+    """Belongs to the driver closure: must have the same version as the driver."""
 
 
 class Driver(StackModel):
@@ -313,7 +313,7 @@ class NearbyStack(StackModel):
     """A stack near the request, and what to change for it."""
 
     change: tuple[str, ...]
-    """In words: ``--cuda 12.9 in place of 13.0``."""
+    """In words: ``--cuda 12.9 instead of 13.0``."""
     summary: str
     """``580 proprietary with CUDA 12.9``."""
     stack: Stack
@@ -330,4 +330,4 @@ class Conflict(StackModel):
     def message(self) -> str:
         """One line."""
         asked = " + ".join(str(term) for term in self.terms)
-        return f"{asked} cannot hold together: " + "; ".join(clash.text for clash in self.clashes)
+        return f"conflict between {asked}:  " + "; ".join(clash.text for clash in self.clashes)

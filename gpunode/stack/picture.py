@@ -46,9 +46,9 @@ def undetermined(facts: NodeFacts, picture: NodePicture) -> str | None:
         return _unknown_gpus(picture.unknown_gpus)
     if picture.os is None:
         name = facts.os and (facts.os.pretty_name or f"{facts.os.id} {facts.os.version_id}")
-        return f"the catalog does not know the operating system {name}"
+        return f"unknown operating system {name}"
     if picture.arch is None:
-        return f"the catalog does not know the architecture {facts.architecture}"
+        return f"unknown architecture {facts.architecture}"
     return None
 
 
@@ -59,7 +59,7 @@ def _unknown_gpus(ids: tuple[str, ...]) -> str:
         "min_driver: RELEASE, date: YYYY-MM-DD}"
         for pci in ids
     )
-    return f"the catalog does not know GPU {', '.join(ids)}; state it in a file for --overlay: gpus: {{{rows}}}"
+    return f"unknown GPU {', '.join(ids)}; add it in a file for --overlay: gpus: {{{rows}}}"
 
 
 def _unseen(facts: NodeFacts) -> Iterator[str]:

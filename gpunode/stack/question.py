@@ -54,7 +54,7 @@ def framework_named(text: str, catalog: Catalog) -> Framework:
     match = re.fullmatch(r"(?P<name>[A-Za-z]+)\s*==\s*(?P<series>\d{1,3}\.\d{1,3})(\.\d{1,3})?", text.strip())
     name = FRAMEWORKS.get(match["name"].lower()) if match else None
     if match is None or name is None:
-        raise UsageError(f"framework {text!r}: a name and a release are wanted: torch==2.9 or tensorflow==2.20")
+        raise UsageError(f"framework {text!r}: expected a name and a release (examples: torch==2.9, tensorflow==2.20)")
     rows = [row for row in catalog.frameworks.values() if row.name == name]
     found = next((row for row in rows if row.version == match["series"]), None)
     if found is None:
@@ -86,7 +86,7 @@ class Board:
     """Why it could not be told whether NVSwitches are there; None where it could."""
     unsure: str | None = None
     """Why the answer is less than sure."""
-    why: str = "no GPU of this node sits behind an NVSwitch"
+    why: str = "no GPU of this node is connected to an NVSwitch"
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Question:
         """Which services the board needs: by the platform's row, the PCI bus, or the number of GPUs."""
         if self.platform is not None:
             row = self.platform
-            words = f"{row.name}: {_listed(row.services) or 'nothing beside the driver'}"
+            words = f"{row.name}: {_listed(row.services) or 'nothing in addition to the driver'}"
             unsure = None if row.sure("services") else f"the catalog is not sure of the services of {row.name}"
             return Board(row.services, row.kernel_modules, unsure=unsure, why=words)
         boards = [self._board_of(term) for term in self.gpus]
@@ -232,19 +232,16 @@ class Question:
         if fabrics == {"rack"}:
             return Board(("imex",), why=f"{term.label}: its NVSwitches are in the rack, so IMEX and no fabric manager")
         if term.count == 1:
-            return Board(why=f"one {term.label} alone is behind no NVSwitch that this node manages")
+            return Board(why=f"a single {term.label} is not connected to an NVSwitch that this node manages")
         shows = all(gpu.nvlink is None or gpu.nvlink.gen < 5 for gpu in term.models)
         if self.node.nvswitch and shows:
             return Board(("fabric-manager",), why="NVSwitches are on the PCI bus")
         if self.node.nvswitch is False and shows:
-            return Board(why=f"no NVSwitch on the PCI bus beside {term.label}")
+            return Board(why=f"{term.label} without an NVSwitch on the PCI bus")
         return self._board_by_count(term)
 
     def _board_by_count(self, term: GpuTerm) -> Board:
-        depends = (
-            f"{term.label}: whether NVSwitches are there, and a fabric manager with them, depends on the board; "
-            "give --count or --platform"
-        )
+        depends = f"{term.label}: NVSwitches and the fabric manager depend on the board; set --count or --platform"
         if term.count is None:
             return Board(unknown=depends, why=depends)
         behind = [gpu for gpu in term.models if gpu.fabric != "none"]
@@ -253,11 +250,13 @@ class Question:
         if not rows and len(behind) == len(term.models) and (larger := self._more_than_one_board(term)) is not None:
             return larger
         if not rows or len({row.services for row in rows}) > 1 or (rows[0].services and len(behind) < len(term.models)):
-            known = f"{term.label} x {term.count}: the catalog knows no one board with that number; give --platform"
+            known = f"{term.label} x {term.count}: no board with that number in the catalog; set --platform"
             return Board(unknown=known, why=known)
         row = rows[0]
         unsure = None if row.sure("services") else f"the catalog is not sure of the services of {row.name}"
-        words = f"{term.count} x {term.label} is {row.name}: {_listed(row.services) or 'nothing beside the driver'}"
+        words = (
+            f"{term.count} x {term.label} is {row.name}: {_listed(row.services) or 'nothing in addition to the driver'}"
+        )
         return Board(row.services, row.kernel_modules, unsure=unsure, why=words)
 
     def _more_than_one_board(self, term: GpuTerm) -> Board | None:
@@ -269,8 +268,8 @@ class Question:
         if not switched or max(direct, default=0) >= (term.count or 0):
             return None
         board = max(switched, key=lambda row: row.gpu_count)
-        why = f"{term.count} x {term.label}: taken as more than one {board.name}"
-        unsure = f"the catalog knows no board with {term.count} x {term.label}; give --platform"
+        why = f"{term.count} x {term.label}: treated as more than one {board.name}"
+        unsure = f"no board with {term.count} x {term.label} in the catalog; set --platform"
         return Board(board.services, board.kernel_modules, unsure=unsure, why=why)
 
 
@@ -339,9 +338,9 @@ def restrict(request: Request, node: NodePicture, keep: Collection[Term]) -> tup
 def must_be_known(question: Question) -> None:
     """Look every name up, so that an unknown one is a UsageError before anything is decided."""
     if question.node.platform and question.node.gpus:
-        raise UsageError("a platform names its GPUs itself: leave the others out")
+        raise UsageError("a platform defines its GPUs: remove the others")
     labels = [group.label for group in question.node.gpus]
     if len(set(labels)) != len(labels):
-        raise UsageError(f"a GPU is named twice: {', '.join(labels)}")
+        raise UsageError(f"duplicate GPU:  {', '.join(labels)}")
     for look_up in ("system", "platform", "gpus", "cuda", "toolkit", "driver_branch", "driver_range", "framework"):
         getattr(question, look_up)

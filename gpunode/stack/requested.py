@@ -9,7 +9,7 @@ from gpunode.stack.rules import CandidateCase, Objection, refuse, rules, warn
 
 @rules.judges(
     "R25-driver-range",
-    means="The release is inside the requested range; of each branch the newest one inside is taken",
+    means="The release is within the requested range; the newest one of each branch is used",
     facts="branches",
 )
 def driver_range(case: CandidateCase) -> Iterator[Objection]:
@@ -38,9 +38,9 @@ def framework_requested(case: CandidateCase) -> Iterator[Objection]:
     if row.released is None and row.planned is not None:
         yield refuse(f"{name} is not released; it is planned for {row.planned}")
     elif not row.builds:
-        yield warn(f"the catalog does not know the CUDA builds of {name}: whether one runs here was not decided")
+        yield warn(f"the CUDA builds of {name} are not in the catalog: not evaluated")
     elif row.name == "pytorch" and not _wheels_known(case, row.version):
-        text = f"the catalog does not know which GPUs the wheels of {name} for {case.candidate.arch} have code for"
+        text = f"the GPUs supported by the wheels of {name} for {case.candidate.arch} are not in the catalog"
         yield warn(f"{text}: whether one runs here was not decided")
     elif not framework_builds(case, row):
         on = ", ".join(dict.fromkeys(f"compute capability {gpu.compute_capability}" for gpu in case.models))
@@ -71,7 +71,7 @@ def kernel_policy(case: CandidateCase) -> Iterator[Objection]:
     elif policy == "hold":
         yield warn(
             "kernel policy hold: kernel, headers, modules and driver stay at one version; the kernel gets no security "
-            "updates until the driver is moved"
+            "updates until the driver is changed"
         )
     else:
         yield warn(

@@ -29,7 +29,7 @@ def _service(case: CandidateCase, field: str, component: str, why: str) -> Choic
     "R11-fm-exact",
     "fabric_manager",
     "nscq",
-    means="A node with NVSwitches gets a fabric manager and NSCQ of exactly the driver's version, from its source",
+    means="A node with NVSwitches gets a fabric manager and NSCQ of the same version, from the same source",
     facts="platforms, packages",
 )
 def fabric_manager(case: CandidateCase) -> Iterator[Choice]:
@@ -53,7 +53,8 @@ def fabric_manager(case: CandidateCase) -> Iterator[Choice]:
     "nvsdm",
     "nvlsm",
     "imex",
-    means="HGX B200 and B300 get NVLSM, infiniband-diags and kernel modules beside the fabric manager; GB200 and "
+    means="HGX B200 and B300 get NVLSM, infiniband-diags and kernel modules in addition to the fabric manager; "
+    "GB200 and "
     "GB300 get IMEX and no fabric manager",
     facts="platforms, packages",
 )
@@ -65,7 +66,7 @@ def nvlink5(case: CandidateCase) -> Iterator[Choice]:
         if case.candidate.arch == "x86_64":
             yield _service(case, "nvsdm", "nvsdm", "reads the NVLink 5 switches; version as the driver's")
         else:
-            yield Choice("nvsdm", None, "NVSDM is there for x86_64 only")
+            yield Choice("nvsdm", None, "NVSDM exists only for x86_64")
     else:
         for field in ("nvlsm", "nvsdm"):
             yield Choice(field, None, board.unknown or f"no NVLink 5 switch on the node: {board.why}")
@@ -101,10 +102,10 @@ def dcgm(case: CandidateCase) -> Iterator[Choice]:
         )
         why = f"branch {branch} carries CUDA {majors[0]}"
         if len(majors) > 1:
-            why += f"; that for CUDA {majors[1]} beside it, for the node has GPUs that CUDA {majors[0]} does not know"
+            why += f"; also for CUDA {majors[1]}, because CUDA {majors[0]} does not support all GPUs of the node"
         yield Choice("dcgm", Library(version=row.latest, packages=tuple(p.name for p in packages)), why, packages)
         return
-    yield Choice("dcgm", None, f"no DCGM is known for {system.name} and branch {branch}")
+    yield Choice("dcgm", None, f"no known DCGM for {system.name} and branch {branch}")
 
 
 def _dcgm_majors(case: CandidateCase, row: Dcgm) -> list[int]:
@@ -130,9 +131,9 @@ def container_toolkit(case: CandidateCase) -> Iterator[Choice]:
     version = next(iter(case.question.catalog.container_toolkit))
     row = package_set(case, "container-toolkit")
     if row is None:
-        yield Choice("container_toolkit", None, f"no container toolkit is known for {case.candidate.system.name}")
+        yield Choice("container_toolkit", None, f"no known container toolkit for {case.candidate.system.name}")
         return
     pattern = f"{version}-*" if case.candidate.system.family == "deb" else version
     packages = choices(case, row, version=pattern)
-    why = f"{version} is the newest known; its {len(packages)} packages carry one version"
+    why = f"{version} is the newest known; its {len(packages)} packages have the same version"
     yield Choice("container_toolkit", Library(version=version, packages=tuple(p.name for p in packages)), why, packages)

@@ -220,7 +220,7 @@ def shown(setting: str, value: Any) -> str:
 
 
 def call(*arguments: str, limit_s: float = CALL_LIMIT_S) -> str:
-    """Return what nvidia-smi prints. Raise RefusedError for another status than 0, or no answer in time."""
+    """Return what nvidia-smi prints. Raise SettingRefusedError for another status than 0, or no answer in time."""
     process = subprocess.Popen(
         [TOOL, *arguments],
         stdin=subprocess.DEVNULL,
@@ -248,7 +248,7 @@ def _first_line(text: str) -> str:
 
 
 def change(gpu: Gpu, done: str, *arguments: str) -> None:
-    """Have nvidia-smi set something; raise RefusedError unless its answer holds ``done``.
+    """Have nvidia-smi set something; raise SettingRefusedError unless its answer holds ``done``.
 
     It ends with status 0 too where a card does not support a setting ("Treating as warning and moving on").
     """
@@ -355,7 +355,7 @@ def _make(gpu: Gpu, wanted: list[str]) -> None:
 
 
 def apply_one(gpu: Gpu, setting: str, value: Any) -> str:
-    """Set one value on one GPU; return ``kept``, ``applied`` or ``pending``. Raise RefusedError."""
+    """Set one value on one GPU; return ``kept``, ``applied`` or ``pending``. Raise SettingRefusedError."""
     if setting in ("ecc", "mig"):
         return _apply_mode(gpu, setting, bool(value))
     if setting not in ("sm_clock_mhz", "memory_clock_mhz") and in_force(setting, gpu) == value:

@@ -32,21 +32,21 @@ CAUSES = (
     Cause(
         r"unsatisfied condition: cuda ?>= ?(?P<cuda>[0-9.]{1,8}[0-9])",
         "image",
-        "image {image} asks for a driver with CUDA {cuda} or later",
-        "name an image for an older CUDA with --image, or install a newer driver (role nvidia_driver)",
+        "image {image} requires a driver with CUDA {cuda} or later",
+        "use an image for an older CUDA with --image, or install a newer driver (role nvidia_driver)",
         "https://github.com/MauriceNino/dashdot/issues/1226",
     ),
     Cause(
         r"requirement error: unsatisfied condition",
         "image",
-        "image {image} asks for another driver or GPU",
-        "name another image with --image",
+        "image {image} requires another driver or GPU",
+        "use another image with --image",
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/152",
     ),
     Cause(
         r"invoking the nvidia container runtime hook directly",
         "no-gpu-support",
-        "the NVIDIA container toolkit is set to mode cdi or csv, in which it takes no --gpus",
+        "the mode of the NVIDIA container toolkit is cdi or csv, which does not support --gpus",
         'docker run --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=all; or mode = "auto" in '
         "/etc/nvidia-container-runtime/config.toml",
         "https://github.com/dstackai/dstack/issues/2306",
@@ -91,7 +91,7 @@ CAUSES = (
         r"(?:cannot stat|no such file|failed to fulfil mount request).{0,300}lib(?:cuda|nvidia|EGL_nvidia|GLX_nvidia)"
         r"|lib(?:cuda|nvidia|EGL_nvidia|GLX_nvidia)\S{0,80}:? ?.{0,40}no such file",
         "no-gpu-support",
-        "the CDI specification names files of another driver",
+        "the CDI specification lists files of another driver",
         REGENERATE,
         "https://github.com/NVIDIA/nvidia-container-toolkit/issues/450",
     ),
@@ -105,7 +105,8 @@ CAUSES = (
     Cause(
         r"could not select device driver",
         "no-gpu-support",
-        "the engine knows no way to GPUs: the NVIDIA container toolkit is not installed, or came after its start",
+        "the engine has no GPU support: the NVIDIA container toolkit is not installed, or was installed after the "
+        "engine started",
         f"{TOOLKIT}; systemctl restart docker on an idle node",
         "https://github.com/NVIDIA/nvidia-docker/issues/1034",
     ),
@@ -113,14 +114,14 @@ CAUSES = (
         r"exec format error",
         "image",
         "image {image} is for another architecture",
-        "name an image for the node's own with --image",
+        "use an image for the node's architecture with --image",
         "the kernel's ENOEXEC, as runc words it",
     ),
     Cause(
         r"python3\W{1,9}.{0,80}(?:not found|no such file)|(?:not found|no such file).{0,80}python3",
         "no-python",
         "image {image} has no python3",
-        "name another with --image",
+        "use another with --image",
         "the lab's Docker Engine 20.10.24",
     ),
     Cause(

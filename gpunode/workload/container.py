@@ -235,7 +235,7 @@ def _listen(sock: socket.socket, job: ContainerJob, deadline: float, output: Bou
                 "time-limit",
                 f"the payload did not end within {job.limit_s:.0f} s, nor by its watchdog (--workload-timeout S)",
             ) from None
-        raise LaunchFailure("broke-off", f"the payload's output broke off: {err}") from None
+        raise LaunchFailure("broke-off", f"the payload's output ended early: {err}") from None
     finally:
         # An engine whose reader has stopped reading would wait for it when the container is to go.
         with contextlib.suppress(OSError):
@@ -326,7 +326,7 @@ def _plain(err: LaunchFailure, engine: Engine, job: ContainerJob) -> LaunchFailu
         return err
     kind, line = known
     if kind == "no-gpu-support":
-        line = f"{engine.name} gives no GPUs to containers, asked {job.devices.means}: {line}"
+        line = f"{engine.name} does not pass GPUs to containers, requested {job.devices.means}: {line}"
     return LaunchFailure(kind, line, err.said)
 
 

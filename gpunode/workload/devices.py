@@ -78,7 +78,7 @@ def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
     """
     if node.cdi_specs is None:
         reason = node.gap("cdi_specs") or "not in the collected data"
-        raise LaunchFailure("unknown", f"CDI specifications were not seen ({reason}). {_instead(use)}")
+        raise LaunchFailure("unknown", f"CDI specifications could not be read ({reason}). {_instead(use)}")
     specs = [spec for spec in node.cdi_specs if spec.kind == KIND]
     known = {name for spec in specs for name in spec.devices}
     named = {device: _name(device, known) for device in of_gpus(use, node)}
@@ -87,7 +87,7 @@ def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
         return tuple(name for name in named.values() if name is not None)
     those = ", ".join(device.component for device in nameless)
     if not specs:
-        what = f"no CDI specification of {KIND} in {_FOLDERS} names {those}"
+        what = f"no CDI specification of {KIND} in {_FOLDERS} lists {those}"
     else:
         paths = " and ".join(spec.path for spec in specs)
         what = f"{paths} {'has' if len(specs) == 1 else 'have'} no device for {those}"
@@ -95,7 +95,7 @@ def cdi_names(use: Use, node: NodeFacts) -> tuple[str, ...]:
     told_by_uuid = any(device.mig is not None for device in nameless) and any(name.startswith("MIG-") for name in known)
     strategy = " --device-name-strategy=index" if told_by_uuid else ""
     path = specs[-1].path if specs else _WRITTEN
-    remedy = f"nvidia-ctk cdi generate{strategy} --output={path} writes it anew"
+    remedy = f"nvidia-ctk cdi generate{strategy} --output={path} regenerates it"
     raise LaunchFailure("no-gpu-support", f"{what}: {remedy}. {_instead(use)}")
 
 
@@ -105,7 +105,7 @@ def _name(device: ContainerDevice, known: Iterable[str]) -> str | None:
 
 def _instead(use: Use) -> str:
     busy = ", ".join(dict.fromkeys(line.partition(":")[0] for line in use.busy))
-    return f"Once nobody computes on {busy}, all GPUs are asked for and no name is needed"
+    return f"When {busy} is idle, all GPUs are requested and no name is needed"
 
 
 def open_to_all(node: NodeFacts) -> bool:

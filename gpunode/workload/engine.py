@@ -211,7 +211,7 @@ def found(way: Transport, deadline: float) -> Iterator[Engine]:
     raise LaunchFailure(
         "permission",
         f"user {way.user} may not use the node's Docker engine: {'; '.join(map(str, refusals))} (log in as root, "
-        "give the password of sudo with -K, or add the user to the group docker)",
+        "pass the sudo password with -K, or add the user to the group docker)",
     )
 
 
@@ -242,8 +242,8 @@ def _asked(adapter: _Adapter, deadline: float) -> Engine:
         if tuple(map(int, api_version.split("."))) < LOWEST_API:
             raise LaunchFailure(
                 "engine-too-old",
-                f"Docker Engine {version} (API {api_version}) is too old to give GPUs to containers: 19.03 or later "
-                "can (role docker)",
+                f"Docker Engine {version} (API {api_version}) is too old to pass GPUs to containers: use 19.03 or "
+                "later (role docker)",
             )
         api = client(api_version)
         names = {str(part.get("Name")) for part in told.get("Components") or ()}
@@ -252,7 +252,7 @@ def _asked(adapter: _Adapter, deadline: float) -> Engine:
     except _UNREACHABLE as err:
         raise _why(err, adapter, deadline) from None
     except (KeyError, ValueError, TypeError, AttributeError):
-        raise LaunchFailure("no-engine", "what answers on the node is no Docker engine") from None
+        raise LaunchFailure("no-engine", "the service on the node is not a Docker engine") from None
 
 
 def _why(err: Exception, adapter: _Adapter, deadline: float) -> LaunchFailure:

@@ -29,11 +29,11 @@ def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
     Raises LaunchFailure where it cannot be told which are idle.
     """
     if node.gpus_on_bus is None:
-        raise LaunchFailure("unknown", f"GPUs were not seen, so nothing was started: {node.gap('pci')}")
+        raise LaunchFailure("unknown", f"GPUs are unknown, so nothing was started: {node.gap('pci')}")
     if not node.gpus_on_bus:
         if without:
             return Use()
-        return Use(skipped="no NVIDIA GPU on the PCI bus; --image IMAGE or --no-container tries the processor alone")
+        return Use(skipped="no NVIDIA GPU on the PCI bus; --image IMAGE or --no-container tests only the processor")
     gpus = node.smi_gpus
     if not gpus:
         reason = node.gap("smi") or (node.smi and node.smi.error_message) or "nvidia-smi lists none"
@@ -43,8 +43,7 @@ def choose(node: NodeFacts, *, force: bool, without: bool) -> Use:
     if node.gpu_processes is None:
         raise LaunchFailure(
             "unknown",
-            f"it is not known which GPUs are in use ({node.gap('gpu_processes')}), so nothing was started: --force "
-            "uses them all",
+            f"the GPUs in use are unknown ({node.gap('gpu_processes')}), so nothing was started: --force uses them all",
         )
     busy = tuple(
         f"{process.gpu or 'a GPU'}: {process.name or 'a process'} (pid {process.pid}, {process.user or 'user unknown'})"

@@ -82,7 +82,7 @@ def provide(engine: Engine, name: str, file: ImageFile | None, say: Say) -> Imag
     own = _GO_NAMES.get(str(engine.info.get("Architecture")))
     if own is not None and built_for and built_for != own:
         raise LaunchFailure(
-            "image", f"image {name} is for {built_for}, and the node is {own}: name another with --image"
+            "image", f"image {name} is for {built_for}, and the node is {own}: use another with --image"
         )
     return Image(name, str(there["Id"]), brought=brought)
 
@@ -119,7 +119,7 @@ def _load(engine: Engine, file: ImageFile, say: Say) -> dict[str, Any]:
             loaded += [text.removeprefix(start) for start in _LOADED if text.startswith(start)]
     found = next((seen for name in (file.id, *loaded) if (seen := _seen(engine, name))), None)
     if found is None:
-        raise LaunchFailure("image", f"{doing}: the engine took it and has no image of it")
+        raise LaunchFailure("image", f"{doing}: the engine loaded it but has no image of it")
     return found
 
 
@@ -143,13 +143,13 @@ def _pull(engine: Engine, name: str, say: Say) -> dict[str, Any]:
         raise LaunchFailure("image", _why_not_pulled(name, str(err).removeprefix(f"{doing}: "))) from None
     pulled = _seen(engine, name)
     if pulled is None:
-        raise LaunchFailure("image", f"image {name} was pulled and is not there: another image was named?")
+        raise LaunchFailure("image", f"image {name} was pulled but is missing: wrong name?")
     return pulled
 
 
 def _why_not_pulled(name: str, said: str) -> str:
     text = said.lower()
-    instead = "load it with --image-file, or name one that is there with --image"
+    instead = "load it with --image-file, or use an existing one with --image"
     if any(word in text for word in _NO_REGISTRY):
         return f"image {name} is not on the node, and its registry cannot be reached from there ({said}): {instead}"
     return f"image {name} is not on the node and cannot be pulled ({said}): {instead}"

@@ -152,7 +152,7 @@ def _defaults(found: Engine, image: Image, confinement: Confinement) -> Record:
         container.run(replace(found, deadline=started + DEFAULTS_S + _START_S), job, output, confinement)
         output.judge(DEFAULTS_S)
     except LaunchFailure as err:
-        reason = f"the engine's own limits were not seen: {err}"
+        reason = f"the engine's limits are unknown: {err}"
     values = output.records[0].get("values") if output.records else None
     return Record(
         record=DEFAULTS,
@@ -191,12 +191,12 @@ def _need_podman_cdi(found: Engine, *, described: bool, known: bool) -> None:
         lowest = ".".join(map(str, engine.PODMAN_CDI))
         raise LaunchFailure(
             "no-gpu-support",
-            f"{found.name} answers on Docker's socket, and brings no GPU in over Docker's API before Podman {lowest}: "
+            f"{found.name} serves Docker's socket and does not pass GPUs over Docker's API before Podman {lowest}: "
             "role docker, a newer Podman, or --no-container",
         )
     if known and not described:
         raise LaunchFailure(
-            "no-gpu-support", f"{found.name} takes GPUs by CDI alone, and no specification has {KIND}: {REGENERATE}"
+            "no-gpu-support", f"{found.name} passes GPUs only by CDI, and no specification has {KIND}: {REGENERATE}"
         )
 
 
@@ -215,7 +215,7 @@ def _on_host(run: _Run, way: Transport, wish: WorkloadRequest, deadline: float) 
     except OSError as err:
         if time.monotonic() >= deadline:
             raise LaunchFailure("time-limit", f"the payload did not end within {limit_s:.0f} s") from None
-        raise LaunchFailure("broke-off", f"the payload's output broke off: {err}") from None
+        raise LaunchFailure("broke-off", f"the payload's output ended early: {err}") from None
     finally:
         stream.sock.close()
         run.output.stderr(stream.complaint().encode())
@@ -240,7 +240,7 @@ def _need_all(output: BoundedOutput, took_s: float, limit_s: float) -> None:
 def _limit(deadline: float) -> float:
     limit_s = deadline - time.monotonic() - _END_S
     if limit_s < _LEAST_S:
-        raise LaunchFailure("time-limit", "no time was left to run the payload (--workload-timeout S)")
+        raise LaunchFailure("time-limit", "no time remained to run the payload (--workload-timeout S)")
     return limit_s
 
 

@@ -89,7 +89,7 @@ class BoundedOutput:
         if self.ended == "exit" and self.exit_code == 0 and self.complete:
             if len(self.records) < self._promised:
                 raise LaunchFailure(
-                    "broke-off", f"{len(self.records)} of the payload's {self._promised} records came whole{words}"
+                    "broke-off", f"{len(self.records)} of the payload's {self._promised} records are complete{words}"
                 )
             return
         if self.ended == "time-limit":
@@ -102,11 +102,11 @@ class BoundedOutput:
         if self.ended == "exit":
             raise LaunchFailure("payload", f"the payload ended with exit code {self.exit_code}{words}")
         if "3.8 or later is needed" in words:
-            raise LaunchFailure("no-python", f"the payload cannot run{words}: name another image with --image")
+            raise LaunchFailure("no-python", f"the payload cannot run{words}: use another image with --image")
         if self.ended is not None:
             raise LaunchFailure("broke-off", f"the payload was stopped on the node ({self.ended}){words}")
         raise LaunchFailure(
-            "broke-off", f"the payload's output broke off: out of memory, or the connection was lost{words}"
+            "broke-off", f"the payload's output ended early: out of memory, or the connection was lost{words}"
         )
 
 

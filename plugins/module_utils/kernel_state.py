@@ -48,7 +48,7 @@ def put(path: str, value: str, root: str = "") -> str | None:
 
 
 def remembered(memory: str, root: str = "") -> dict[str, str]:
-    """Return the values that were there before the first change. Raise RefusedError for a file that is none."""
+    """Return the values from before the first change. Raise KernelChangeRefusedError for a malformed file."""
     try:
         text = Path(root + memory).read_text(encoding="utf-8")
     except OSError:

@@ -100,7 +100,7 @@ def differs(file: dict[str, Any]) -> bool:
 
 
 def refuse_foreign(file: dict[str, Any], pretend: bool) -> None:
-    """Raise RefusedError where a folder is in a file's place, or the file is not the one that the content is from."""
+    """Raise FileRefusedError where a folder is in the file's place, or the file changed since the plan was made."""
     found = there(file["path"])
     if found is not None and stat.S_ISDIR(found.st_mode):
         raise FileRefusedError(f"{file['path']} is a directory, expected a file: move it")

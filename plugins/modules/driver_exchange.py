@@ -135,7 +135,7 @@ def in_the_way(units: list[str]) -> list[str]:
 
 
 def refuse(version: str, units: list[str]) -> None:
-    """Raise RefusedError where the exchange would not succeed; nothing was stopped yet."""
+    """Raise ExchangeRefusedError where the exchange would not succeed; nothing was stopped yet."""
     kernel = os.uname().release
     there = on_disk(kernel)
     if there != version:
@@ -146,7 +146,7 @@ def refuse(version: str, units: list[str]) -> None:
 
 
 def exchange(version: str, units: list[str]) -> None:
-    """Stop the units and exchange the modules. Raise RefusedError where a module stays."""
+    """Stop the units and exchange the modules. Raise ExchangeRefusedError where a module stays."""
     if units:
         error = done(["systemctl", "stop", *units])
         if error:

@@ -160,7 +160,7 @@ def of_all(inside: list[dict[str, Any]]) -> list[Document]:
     number = len(inside)
     names = ("frameworks.p2p", "frameworks.collective")
     if number < 2:
-        return [record(name, {}, device="cpu") | {"skipped": "there is one GPU alone"} for name in names]
+        return [record(name, {}, device="cpu") | {"skipped": "only one GPU"} for name in names]
     access = [[True] * number for _ in range(number)]
     reduced = {"backend": "nccl", "ranks": number, "wrong": 0, "seconds": 0.0008, "transports": {"P2P/CUMEM": 32}}
     return [

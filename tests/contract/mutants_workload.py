@@ -83,7 +83,7 @@ def on_the_processor(base: Base) -> list[Edit]:
         result(document, "versions.torch", "values", "available", new=False),
         result(document, "versions.torch", "values", "count", new=0),
         result(document, "versions.torch", "values", "gpus", new=[]),
-        result(document, "frameworks.memory", "skipped", new="there is no GPU whose memory could be looked at"),
+        result(document, "frameworks.memory", "skipped", new="no GPU with readable memory"),
         result(document, "frameworks.memory", "values", new={}),
     ]
 

@@ -2,11 +2,12 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from programs import beside_python, run_program
 
 from gpunode.content import ansible_environment
 from gpunode.lab import Lab, LabNode
@@ -30,6 +31,14 @@ echo ---
   grep -v -E -e '^(session-|(run-)?user)' -e '\.(slice|device|scope) ' -e '^systemd-(timedate|hostname|locale)d' \
     -e '^systemd-tmpfiles-clean' | sort
 """
+
+WITHOUT_GPU = {
+    "preflight_require_gpu": False,
+    "preflight_min_free_mib": {},
+    "nvidia_driver_source": "debian",
+}
+"""Variables of a node without a GPU and with a small disk."""
+KERNEL_TUNING_ALONE = {"gpunode_roles": ["kernel_tuning"], **WITHOUT_GPU}
 
 
 @dataclass
@@ -82,28 +91,18 @@ class Playbooks:
     def play(self, *arguments: str, playbook: str = "site.yml", limit_s: float = 1200) -> Run:
         """Run a playbook as a user does."""
         always = self.always if playbook == "site.yml" else ()
-        program = Path(sys.executable).with_name("ansible-playbook")
-        argv = [program, "-i", self.lab.inventory_path, ROOT / "playbooks" / playbook, "--diff", *always, *arguments]
+        file = ROOT / "playbooks" / playbook
+        argv = [beside_python("ansible-playbook"), "-i", self.lab.inventory_path, file, "--diff", *always, *arguments]
         environment = {**ansible_environment(), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}
-        done = subprocess.run(
-            [str(part) for part in argv],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-            start_new_session=True,
-        )
-        run = Run(done.returncode, done.stdout + done.stderr)
+        done = run_program(argv, cwd=ROOT, env=environment, limit_s=limit_s)
+        ended = Run(done.returncode, done.stdout + done.stderr)
         task = ""
         for line in done.stdout.splitlines():
             if found := re.match(r"TASK \[(?:[\w.]+ : )?(.*)\] \*", line):
                 task = found[1]
             elif found := re.match(r"changed: \[[^\]]+\](?: => \(item=(.*)\))?", line):
-                run.changed.setdefault(task, []).append(found[1] or "")
-        return run
+                ended.changed.setdefault(task, []).append(found[1] or "")
+        return ended
 
     def sh(self, script: str) -> str:
         """Run a shell script as root on the node; its output."""
@@ -131,16 +130,7 @@ class Site(Playbooks):
 
 def gpunode(*arguments: object, limit_s: float = 600) -> str:
     """Run gpunode as a user does; what it prints. It must succeed."""
-    program = Path(sys.executable).with_name("gpunode")
-    done = subprocess.run(
-        [str(part) for part in (program, *arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-        start_new_session=True,
-    )
+    done = run_program([beside_python("gpunode"), *arguments], limit_s=limit_s)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -8,18 +8,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from playbook_runs import Run, Site
+from playbook_runs import KERNEL_TUNING_ALONE, Run, Site
 
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
-SETTINGS = {
-    "gpunode_roles": ["kernel_tuning"],
-    "preflight_require_gpu": False,
-    "preflight_min_free_mib": {},
-    "nvidia_driver_source": "debian",
-}
 COMMAND_LINE = "root=/dev/vda1 ro quiet\n"
 WORDS = ["gpunode.word=1", "gpunode.other"]
 
@@ -28,7 +22,7 @@ class Node(Site):
     """A node whose kernels have entries of the Boot Loader Specification."""
 
     def apply(self, *arguments: str, **changes: object) -> Run:
-        run = self.play("-e", json.dumps({**SETTINGS, **changes}), *arguments)
+        run = self.play("-e", json.dumps({**KERNEL_TUNING_ALONE, **changes}), *arguments)
         assert run.rc == 0, run.output
         return run
 

@@ -1,12 +1,12 @@
 """A node with simulated hardware: what lspci, kmod and the probe see, what a reboot keeps, and each of its faults."""
 
 import json
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 
 import pytest
+from programs import run_program
 
 from gpunode.errors import UsageError
 from gpunode.facts.parsers.kinds import parsed
@@ -89,7 +89,7 @@ class Judged:
 def validated(lab: Lab, node: LabNode) -> Judged:
     argv = [sys.executable, "-m", "gpunode", "validate", "-i", str(lab.inventory_path), "--limit", node.name]
     argv += ["--level", "quick", "--format", "json"]
-    done = subprocess.run(argv, check=False, timeout=180, capture_output=True, text=True, start_new_session=True)
+    done = run_program(argv, limit_s=180)
     (judged,) = json.loads(done.stdout)["nodes"]
     assert judged["simulated"] is True
     found = judged["findings"]
@@ -309,7 +309,7 @@ def test_wrong_faults_say_what_there_is(lab: Lab, node: LabNode) -> None:
         (("gpu0/link18", "nvlink-down"), "gpu0 has link0 to link17"),
         (("smoke",), "there are library-mismatch, gpu-lost"),
         (("gpu0", "pcie-narrow", "width=3"), "the link's best is gen 5 x16"),
-        (("gpu0", "smi-hangs"), "leave the component out"),
+        (("gpu0", "smi-hangs"), "omit the component"),
         (("xid", "color=red"), "it has number, text"),
     ):
         with pytest.raises(UsageError, match=line):

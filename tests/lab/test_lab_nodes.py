@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from gpunode.cli import run
 from gpunode.errors import UndeterminedError, UsageError
@@ -50,9 +51,7 @@ def ansible(lab: Lab, *argv: str, limit_s: float = 120) -> subprocess.CompletedP
     # No connection is kept for the next call: one made under the right host key would hide a wrong one.
     bare.write_text("[defaults]\nhost_key_checking = True\n[ssh_connection]\nssh_args = -o ControlMaster=no\n")
     environment["ANSIBLE_CONFIG"] = str(bare)
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=limit_s, env=environment, check=False, start_new_session=True
-    )
+    return run_program(command, limit_s=limit_s, env=environment)
 
 
 # --- what a node is
@@ -92,9 +91,7 @@ def test_operator_is_asked_for_a_password(node: LabNode) -> None:
 
 def as_operator(node: LabNode, command: str, given: str = "") -> subprocess.CompletedProcess[str]:
     argv = ["ssh", "-F", str(node.state.ssh_config), "-l", "operator", node.name, command]
-    return subprocess.run(
-        argv, input=given, capture_output=True, text=True, timeout=30, check=False, start_new_session=True
-    )
+    return run_program(argv, stdin=given, limit_s=30)
 
 
 def test_root_imports_nothing_from_the_home_of_who_logs_in(node: LabNode) -> None:
@@ -122,7 +119,7 @@ def test_root_imports_nothing_from_the_home_of_who_logs_in(node: LabNode) -> Non
 @pytest.mark.parametrize("user", ["root", "nobody"])
 def test_nobody_else_gets_in(node: LabNode, user: str) -> None:
     argv = ["ssh", "-F", str(node.state.ssh_config), "-l", user, node.name, "true"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, start_new_session=True)
+    done = run_program(argv, limit_s=30)
     assert done.returncode == 255
     assert "Permission denied (publickey)" in done.stderr
 
@@ -191,7 +188,7 @@ def test_a_changed_host_key_is_refused(lab: Lab, node: LabNode, tmp_path: Path) 
         done = node.ssh(["true"])
         assert done.returncode == 255
         assert "Host key verification failed" in done.stderr
-        with pytest.raises(UndeterminedError, match="its host key is not the one it was given"):
+        with pytest.raises(UndeterminedError, match="its host key differs from the generated one"):
             node.wait(limit_s=20)
         pinged = ansible(lab, "-m", "ansible.builtin.ping", "--limit", node.name)
         assert pinged.returncode == 4
@@ -282,7 +279,7 @@ def other() -> Iterator[Lab]:
 
 def gpunode(*argv: str, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gpunode", "lab", *argv]
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, start_new_session=True)
+    return run_program(command, limit_s=limit_s)
 
 
 def left(lab: Lab) -> list[str]:

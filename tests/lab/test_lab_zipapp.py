@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from programs import run_program
 
 from gpunode.lab import Lab, LabNode
 
@@ -21,7 +22,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("zipapp") / "gpunode.pyz"
     words = [word for version in PYTHONS.values() for word in ("--python", version)]
     argv = [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(out), *words]
-    done = subprocess.run(argv, check=False, timeout=600, capture_output=True, text=True)
+    done = run_program(argv, limit_s=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return out
 
@@ -47,7 +48,7 @@ def test_root_gets_the_verdict_that_ssh_gives(lab: Lab, node: LabNode) -> None:
     here = node.ssh(["sudo", "-n", "/tmp/gpunode.pyz", "validate", "--format", "json"], timeout_s=120)
     assert here.stderr == ""
     argv = [sys.executable, "-m", "gpunode", "validate", "-i", str(lab.inventory_path), "--limit", node.name]
-    there = subprocess.run([*argv, "--format", "json"], check=False, timeout=120, capture_output=True, text=True)
+    there = run_program([*argv, "--format", "json"], limit_s=120)
     assert verdicts(here.stdout) == verdicts(there.stdout)
     assert here.returncode == there.returncode
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from docker_plays import Roles
 from playbook_runs import Site
+from programs import run_program
 
 from gpunode.lab import Lab
 
@@ -53,7 +54,7 @@ def archive(folder: Path) -> Path:
     """gpunode as one file, for the node's Python."""
     out = folder / "gpunode.pyz"
     argv = [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(out), "--python", "3.11"]
-    done = subprocess.run(argv, check=False, timeout=600, capture_output=True, text=True)
+    done = run_program(argv, limit_s=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return out
 

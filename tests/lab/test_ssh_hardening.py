@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from playbook_runs import ROOT, Run, Site
+from programs import run_program
 
 from gpunode.lab import Lab, LabNode
 
@@ -41,7 +42,7 @@ class Nodes(Site):
         """What gpunode finds on each node: check and status."""
         program = Path(sys.executable).with_name("gpunode")
         argv = [str(program), "validate", "-i", str(self.lab.inventory_path), "--level", "quick", "--format", "json"]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        done = run_program(argv, cwd=ROOT, limit_s=300)
         return {
             node["host"]: {(one["check"], one["status"]) for one in node["findings"]}
             for node in json.loads(done.stdout)["nodes"]
@@ -129,7 +130,7 @@ def test_ssh_audit_passes(nodes: Nodes, hardened: tuple[Run, Run, dict[str, str]
     assert run.rc == 0, run.output
     for node in nodes.lab.nodes():
         argv = [str(ssh_audit), "-n", "-P", POLICIES[node.os], "-p", str(node.port), node.address]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        done = run_program(argv, limit_s=120)
         assert (done.returncode, "Passed" in done.stdout) == (0, True), done.stdout
 
 

@@ -187,7 +187,7 @@ def test_a_package_that_vanished_between_plan_and_install(fault: Vendor, shell: 
 
 
 def test_an_unknown_fault_names_those_there_are(vendor: Vendor) -> None:
-    with pytest.raises(UsageError, match="no such fault of the vendor repository; there are " + ", ".join(FAULTS)):
+    with pytest.raises(UsageError, match="unknown fault of the vendor repository; known: " + ", ".join(FAULTS)):
         vendor.fault("fire")
 
 

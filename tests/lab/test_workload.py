@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from programs import run_program
 
 from gpunode.facts.models.measured import MEASURED
 from gpunode.lab import Lab, LabNode
@@ -76,14 +77,7 @@ class Place:
 
     def validate(self, *options: str, user: str = "admin", limit_s: float = 300) -> tuple[int, dict[str, Any]]:
         """Exit code, and the finding of ``container.runs``."""
-        done = subprocess.run(
-            self.command(*options, user=user),
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-            start_new_session=True,
-        )
+        done = run_program(self.command(*options, user=user), limit_s=limit_s)
         assert done.stdout, done.stderr
         (finding,) = json.loads(done.stdout)["nodes"][0]["findings"]
         return done.returncode, finding
@@ -238,7 +232,7 @@ def test_a_user_who_should_become_root_and_cannot_gets_one_clear_line(place: Pla
     inventory = place.inventory(PLAIN)
     inventory.write_text(inventory.read_text().replace("ansible_become: false", "ansible_become: true"))
     argv = [sys.executable, "-m", "gpunode", "validate", "-i", str(inventory), "--format", "json"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, start_new_session=True)
+    done = run_program(argv, limit_s=120)
     (finding,) = json.loads(done.stdout)["nodes"][0]["findings"]
     assert (done.returncode, finding["check"], finding["status"]) == (3, "node.reachable", "error")
     assert finding["message"] == "sudo requires a password: use -K, or set ansible_become_password"

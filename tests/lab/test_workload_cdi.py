@@ -132,7 +132,7 @@ def test_the_container_may_nothing_that_it_does_not_need(place: Place) -> None:
 
 def test_a_device_that_no_specification_has_is_named(place: Place) -> None:
     began = time.monotonic()
-    with pytest.raises(LaunchFailure, match="gives no GPUs to containers") as caught:
+    with pytest.raises(LaunchFailure, match="does not pass GPUs to containers") as caught:
         place.run(Devices("cdi", ("7",)))
     assert caught.value.kind == "no-gpu-support"
     assert "nvidia.com/gpu=7" in str(caught.value)

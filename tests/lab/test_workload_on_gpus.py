@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import run_program
 
 from gpunode.lab import Lab, LabNode
 from gpunode.lab.engine import connect
@@ -44,14 +45,7 @@ class Place:
         return done.stdout.strip()
 
     def gpunode(self, *argv: str, limit_s: float = 300) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "gpunode", *argv],
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-            start_new_session=True,
-        )
+        return run_program([sys.executable, "-m", "gpunode", *argv], limit_s=limit_s)
 
     def validate(self, *options: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """The finding of ``container.runs``, and the records by name."""
@@ -112,7 +106,7 @@ def test_an_engine_that_gives_no_gpus_is_named(place: Place) -> None:
     finally:
         place.root(f"mv /root/hook {HOOK} && systemctl restart docker")
     assert finding["status"] == "error"
-    assert "gives no GPUs to containers" in finding["message"]
+    assert "does not pass GPUs to containers" in finding["message"]
     assert "role nvidia_container_toolkit" in finding["message"]
     assert records["container"]["values"]["kind"] == "no-gpu-support"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from image import USER, Image
+from programs import run_program
 
 UP_LIMIT_S = 600
 """A boot takes about 20 s on an idle machine; the processor is emulated, and others may use this one."""
@@ -81,15 +82,7 @@ class Machine:
     def run(self, argv: Sequence[str], timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
         """Run a command as root in the machine."""
         words = " ".join("'" + word.replace("'", "'\\''") + "'" for word in argv)
-        return subprocess.run(
-            [*self.ssh, f"sudo -n {words}"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            start_new_session=True,
-        )
+        return run_program([*self.ssh, f"sudo -n {words}"], limit_s=timeout_s)
 
     def sh(self, script: str, timeout_s: float = 300) -> str:
         """Return what a shell script prints that root runs in the machine; it must succeed."""

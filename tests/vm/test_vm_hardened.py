@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from machine import Machine, StartVm
-from playbook_runs import Playbooks
+from playbook_runs import WITHOUT_GPU, Playbooks
+from programs import run_program
 from vm_fixtures import image_with
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
@@ -126,9 +127,7 @@ AS_USER = {
 }
 PROFILE = {
     "gpunode_roles": ["kernel_tuning", "docker", "updates", "accounts", "ssh_hardening", "firewall"],
-    "preflight_require_gpu": False,
-    "preflight_min_free_mib": {},
-    "nvidia_driver_source": "debian",
+    **WITHOUT_GPU,
     "docker_source": "distribution",
     "docker_no_new_privileges": True,
     "updates_state": "present",
@@ -153,15 +152,7 @@ class Node(Playbooks):
 
     def as_user(self, script: str) -> str:
         """Return what a script prints that the login user runs, or why it failed."""
-        done = subprocess.run(
-            [*self.machine.ssh, script],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-            start_new_session=True,
-        )
+        done = run_program([*self.machine.ssh, script], limit_s=600)
         return done.stdout.strip() if done.returncode == 0 else f"failed: {done.stderr.strip()[-300:]}"
 
     def as_root(self, script: str) -> str:

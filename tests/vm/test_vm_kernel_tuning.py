@@ -5,15 +5,12 @@ import re
 
 import pytest
 from machine import Machine
-from playbook_runs import Playbooks, Run, gpunode
+from playbook_runs import KERNEL_TUNING_ALONE, Playbooks, Run, gpunode
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
 
 SETTINGS = {
-    "gpunode_roles": ["kernel_tuning"],
-    "preflight_require_gpu": False,
-    "preflight_min_free_mib": {},
-    "nvidia_driver_source": "debian",
+    **KERNEL_TUNING_ALONE,
     "kernel_tuning_fleet_size": 2000,
     "kernel_tuning_sysctl": {"net.core.somaxconn": 8192, "vm.no_such_setting": 1, "vm.max_map_count": None},
     "kernel_tuning_transparent_hugepages": "never",

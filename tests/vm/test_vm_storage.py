@@ -3,13 +3,12 @@
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from machine import Machine, StartVm
-from playbook_runs import Playbooks, Run
+from playbook_runs import WITHOUT_GPU, Playbooks, Run
+from programs import beside_python, run_program
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(5400)]
 
@@ -18,9 +17,7 @@ DISKS = 8
 FOREIGN, MOUNTED, LISTED, LVM, RAID, RAW, *EMPTY = [f"virtio-disk{number}" for number in range(DISKS)]
 SETTINGS = {
     "gpunode_roles": ["storage"],
-    "preflight_require_gpu": False,
-    "preflight_min_free_mib": {},
-    "nvidia_driver_source": "debian",
+    **WITHOUT_GPU,
     "storage_state": "present",
 }
 PREPARE = f"""
@@ -70,17 +67,9 @@ class Node(Playbooks):
 
     def judged(self) -> dict[tuple[str, str], str]:
         """Return what the validator says of the storage: (check, component) to status."""
-        program = Path(sys.executable).with_name("gpunode")
         chosen = ["--select", "host.scratch,host.remote-data", "--level", "quick", "--timeout", "300"]
-        done = subprocess.run(
-            [str(program), "validate", "-i", str(self.lab.inventory_path), *chosen, "--format", "json"],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        argv = [beside_python("gpunode"), "validate", "-i", self.lab.inventory_path, *chosen, "--format", "json"]
+        done = run_program(argv, limit_s=600)
         assert done.returncode in (0, 1), done.stdout + done.stderr
         (found,) = json.loads(done.stdout)["nodes"]
         return {

@@ -36,7 +36,7 @@ def parse(text: str) -> SmiLog | Failure:
     outside = [line for part in (text[: begin.start()], text[end:]) for line in lines_of(part) if line.strip()]
     for line in outside:
         if not smi_error.is_remark(line):
-            raise ParseError(f"expected one XML document of nvidia-smi -q -x alone, found beside it '{shorten(line)}'")
+            raise ParseError(f"expected one XML document of nvidia-smi -q -x only, also found '{shorten(line)}'")
     root, bus_ids = _tree(text[begin.start() : end])
     gpus = [smi_gpu.gpu(node, index, bus_ids[index]) for index, node in enumerate(root.all("gpu"))]
     if not gpus:

@@ -36,13 +36,13 @@ def describe(name: str, node: str) -> dict[str, Any]:
     Raises UsageError, naming what there is, for another name.
     """
     if name not in _data():
-        raise UsageError(f"--hardware {name}: no such hardware; there is {', '.join(names())}")
+        raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
     data = _data()[name]
     platform = load().platform(str(data["platform"]))
     (model, count), *others = platform.gpus.items()
     buses = data["gpus"]
     if others or count != len(buses):
-        raise ValueError(f"{name}: {len(buses)} places on the bus for the GPUs {platform.gpus}")
+        raise ValueError(f"{name}: {len(buses)} bus addresses for the GPUs {platform.gpus}")
     gpu = load().gpu(model)
     tree = place(data, platform)
     gpus = [_gpu(gpu, data, index, tree["gpus"][index], f"{node}/{index}") for index in range(count)]

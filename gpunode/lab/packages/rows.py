@@ -58,9 +58,9 @@ class Payload(_Strict):
     def _one_kind(self) -> Self:
         kinds = (self.tool, self.library, self.unit, self.file, self.link, self.dkms, self.module)
         if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError("exactly one of tool, library, unit, file, link, dkms, module is wanted")
+            raise ValueError("expected exactly one of tool, library, unit, file, link, dkms, module")
         if self.file is not None and (self.text is None) == (self.source is None):
-            raise ValueError(f"{self.file}: one of text and from is wanted")
+            raise ValueError(f"{self.file}: expected one of text and from")
         return self
 
 

@@ -73,7 +73,7 @@ def ensure_vendor_image(client: docker.DockerClient, say: Say, mirror: str | Non
     Raises UndeterminedError with what to do where it cannot be made.
     """
     if architecture() != "amd64":
-        raise UndeterminedError("the lab's vendor repository is made for x86_64 alone: use a lab without --hardware")
+        raise UndeterminedError("the lab's vendor repository exists only for x86_64: use a lab without --hardware")
     recipe = ToolsRecipe(LabSystem("vendor-tools", "bookworm", "vendor"), "amd64", find_mirror(mirror))
     inputs = list(_inputs())
     digest = hashlib.sha256(json.dumps([recipe.digest, *inputs]).encode()).hexdigest()[:12]

@@ -25,14 +25,14 @@ from gpunode.lab.repositories.image import ensure_vendor_image, serving
 NAME = "vendor"
 VENDOR_LABEL = "gpunode.lab.vendor"
 FAULTS: Mapping[str, str] = {
-    "fabric-manager-lags": "each branch's newest point is there for the driver and not for the fabric manager",
+    "fabric-manager-lags": "each branch's newest point release exists for the driver but not for the fabric manager",
     "unsigned": "the indices carry no signature",
     "expired-key": "the indices are signed with a key that expired",
     "unreachable": "nobody listens",
     "mid-sync": "the indices are newer than the Release files that list them, as on a mirror in the middle of a sync",
-    "html": "every request is answered with a page of HTML, as a proxy does that wants a login",
+    "html": "every request is answered with an HTML page, as by a proxy that requires a login",
     "no-dkms": "NVIDIA's apt repositories offer no dkms",
-    "package-gone": "packages that the index names are not there (libraries of the driver, unless others are named)",
+    "package-gone": "packages listed in the index are missing (libraries of the driver, unless others are given)",
 }
 _GONE = ("libcuda1_*", "libnvidia-compute*", "libnvidia-ml*", "nvidia-driver-cuda-libs*")
 _START_LIMIT_S = 240
@@ -85,7 +85,7 @@ class Vendor:
         """Switch a fault on, at once. ``package-gone`` takes shell patterns of file names as arguments."""
         _known(name)
         if arguments and name != "package-gone":
-            raise UsageError(f"{' '.join(arguments)}: the vendor repository's fault {name} takes no further words")
+            raise UsageError(f"{' '.join(arguments)}: the vendor repository's fault {name} takes no arguments")
         text = " ".join(arguments or (_GONE if name == "package-gone" else ()))
         script = 'printf %s "$1" > "/srv/on/.$0" && mv "/srv/on/.$0" "/srv/on/$0"'
         self._run(["sh", "-c", script, name, text])
@@ -111,13 +111,11 @@ class Vendor:
         ``nvidia-uninstall --silent`` takes it away again.
         """
         argv = ["python3", "/srv/gpunode/runfile.py", release, flavour, kernel]
-        with docker_errors("making what a .run installer leaves"):
+        with docker_errors("creating the files of a .run installer"):
             done = self.container.exec_run(["timeout", "-k", "5", "60", *argv], demux=True)
             out, err = cast(tuple[bytes | None, bytes | None], done.output)
             if done.exit_code != 0 or not out:
-                raise UndeterminedError(
-                    f"what a .run installer leaves: {(err or b'').decode(errors='replace').strip()}"
-                )
+                raise UndeterminedError(f"files of a .run installer:  {(err or b'').decode(errors='replace').strip()}")
             node.put_archive("/", out)
             node.exec_run(["sh", "-c", 'ldconfig; depmod "$0"', kernel])
 
@@ -224,4 +222,4 @@ def _read(container: Container, path: str) -> str:
 
 def _known(name: str) -> None:
     if name not in FAULTS:
-        raise UsageError(f"{name}: no such fault of the vendor repository; there are {', '.join(FAULTS)}")
+        raise UsageError(f"{name}: unknown fault of the vendor repository; known: {', '.join(FAULTS)}")

@@ -53,7 +53,7 @@ def note(level: str, text: str) -> None:
 
 
 def options_of(words: list[str], with_value: tuple[str, ...], switches: tuple[str, ...]) -> dict[str, list[str]]:
-    """Options to their values; a switch has ``true`` or what follows its ``=``. Raises UsageError."""
+    """Options to their values; a switch has ``true`` or what follows its ``=``. Raises CtkUsageError."""
     found: dict[str, list[str]] = {}
     left = list(words)
     while left:

@@ -58,7 +58,7 @@ def discovery(node: NodeSnapshot) -> str:
 def _diagnosis(node: NodeSnapshot, argv: list[str]) -> int:
     level = argv[argv.index("-r") + 1] if "-r" in argv[:-1] else None
     if level not in ("1", "short", "software") or not {"-j", "--json"}.intersection(argv):
-        sys.stderr.write("dcgmi: a simulated GPU node runs diag -r 1 -j alone: there is no GPU to load (gpunode lab)\n")
+        sys.stderr.write("dcgmi: a simulated GPU node supports only diag -r 1 -j: no GPU to load (gpunode lab)\n")
         return FAILED
     tests = software(node)
     failed = any(result["status"] == "Fail" for test in tests for result in test["results"])

@@ -131,7 +131,7 @@ def _link_down(fault: Fault) -> None:
 
 def _throttle(fault: Fault) -> None:
     if fault["reason"] not in THROTTLES:
-        raise FaultError(f"throttle: reason={fault['reason']}: there are {', '.join(THROTTLES)}")
+        raise FaultError(f"throttle: reason={fault['reason']}: known: {', '.join(THROTTLES)}")
 
 
 def _join_fabric(fault: Fault) -> None:  # noqa: ARG001
@@ -148,7 +148,7 @@ def _entry_only(fault: Fault) -> None:
 KINDS: dict[str, FaultKind] = {
     "library-mismatch": FaultKind(
         "node",
-        "a second NVML library of another release is installed, and the linker takes it",
+        "a second NVML library of another release is installed, and the linker uses it",
         {},
         replaced.add_library,
         replaced.remove_library,
@@ -160,7 +160,7 @@ KINDS: dict[str, FaultKind] = {
     "nvlink-down": FaultKind("link", "a link is down (Xid 74)", {}, _link_down),
     "pcie-narrow": FaultKind("gpu", "the PCIe link runs at less than it can", {"width": 8, "gen": 0}, _narrow, _widen),
     "throttle": FaultKind("gpu", "its clocks are held down", {"reason": "hw_thermal_slowdown"}, _throttle),
-    "smi-hangs": FaultKind("node", "nvidia-smi does not come back", {}, _entry_only),
+    "smi-hangs": FaultKind("node", "nvidia-smi does not return", {}, _entry_only),
     "fabric-manager-version": FaultKind(
         "node",
         "the fabric manager's program is of another release",
@@ -169,7 +169,7 @@ KINDS: dict[str, FaultKind] = {
         replaced.restore_fabric_manager,
     ),
     "fabric-not-completed": FaultKind("node", "GPUs do not get into the NVLink fabric", {}, _entry_only, _join_fabric),
-    "gpu-busy": FaultKind("gpu", "a process holds the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
+    "gpu-busy": FaultKind("gpu", "a process uses the GPU", {"user": "admin", "memory_mib": 512}, busy.begin, busy.end),
 }
 
 
@@ -224,7 +224,7 @@ def begin(name: str, component: str | None, details: dict[str, str]) -> Fault:
     for key, default in kind.details.items():
         given = details.get(key)
         if given is not None and isinstance(default, int) and not re.fullmatch(r"\d{1,9}", given):
-            raise FaultError(f"{name}: {key}={given}: a number is wanted")
+            raise FaultError(f"{name}: {key}={given}: expected a number")
         fault[key] = default if given is None else int(given) if isinstance(default, int) else given
     if any(_same(fault, other) for other in state.faults()):
         raise FaultError(f"{shown(fault)} is set already: heal it first")
@@ -257,7 +257,7 @@ def heal(name: str | None, component: str | None) -> list[Fault]:
 def known(name: str) -> FaultKind:
     """The fault of that name; FaultError names those there are."""
     if name not in KINDS:
-        raise FaultError(f"{name}: no such fault; there are {', '.join(KINDS)}")
+        raise FaultError(f"{name}: unknown fault; known: {', '.join(KINDS)}")
     return KINDS[name]
 
 
@@ -276,7 +276,7 @@ def _component(name: str, kind: FaultKind, component: str | None) -> str | None:
     hardware = state.hardware()
     if kind.where == "node":
         if component not in (None, _NODE):
-            raise FaultError(f"{component}: {name} is a fault of the node: leave the component out")
+            raise FaultError(f"{component}: {name} is a fault of the node: omit the component")
         return None
     place = component or "gpu0"
     gpu, link = _gpu_named(place, hardware["gpus"])
@@ -284,7 +284,7 @@ def _component(name: str, kind: FaultKind, component: str | None) -> str | None:
     if kind.where == "link" and not links:
         raise FaultError(f"{name}: the GPUs of {hardware['name']} have no NVLink")
     if kind.where == "gpu" and link is not None:
-        raise FaultError(f"{place}: {name} is a fault of a whole GPU: leave the link out")
+        raise FaultError(f"{place}: {name} is a fault of a whole GPU: omit the link")
     if link is not None and link >= links:
         raise FaultError(f"{place}: gpu{gpu['index']} has link0 to link{links - 1}")
     return place
@@ -324,7 +324,7 @@ def _healed(words: list[str]) -> tuple[str | None, str | None]:
     left = list(words)
     component = left.pop(0) if left and _COMPONENT.match(left[0]) else None
     if len(left) > 1:
-        raise FaultError(f"{' '.join(words)}: what is healed is told by [COMPONENT] [FAULT] and no more")
+        raise FaultError(f"{' '.join(words)}: --heal expects only [COMPONENT] [FAULT]")
     return left[0] if left else None, component
 
 
@@ -332,7 +332,7 @@ def _wish(words: list[str]) -> tuple[str, str | None, dict[str, str]]:
     """Fault, component and details as they were typed."""
     plain = [word for word in words if "=" not in word]
     if not 1 <= len(plain) <= len(("component", "fault")) or _COMPONENT.match(plain[-1]):
-        raise FaultError(f"{' '.join(words) or 'nothing'}: [COMPONENT] FAULT [KEY=VALUE]... is wanted")
+        raise FaultError(f"{' '.join(words) or 'nothing'}: expected [COMPONENT] FAULT [KEY=VALUE]...")
     details = dict(word.split("=", 1) for word in words if "=" in word)
     return plain[-1], plain[0] if len(plain) > 1 else None, details
 

@@ -27,15 +27,15 @@ def run(where: str | None, least: str | None) -> dict[str, Any]:
     if device.type == "cuda":
         has = "{}.{}".format(*capability(torch, device))
         if least is None:
-            raise Trouble("the settings name no compile_min_capability")
+            raise Trouble("the settings have no compile_min_capability")
         if as_pair(has) < as_pair(least):
             raise SkipPart(f"compute capability {has}, torch.compile needs {least}")
     kind = ("g++", "c++", "clang++") if device.type == "cpu" else ("gcc", "cc", "clang")
     if not any(shutil.which(name) for name in kind):
         # On a GPU it is Triton's launcher that is compiled, as C.
         raise SkipPart(
-            "torch.compile needs a compiler, and the image has none: an image with gcc (a -devel one) tries it, and "
-            "apt-get install gcc in the image brings it"
+            "torch.compile needs a compiler, which the image lacks: use an image with gcc (a -devel one), or install "
+            "gcc in the image"
         )
     # One process is enough for one small function, and leaves none behind.
     inductor: Any = importlib.import_module("torch._inductor.config")

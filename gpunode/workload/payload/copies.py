@@ -146,7 +146,7 @@ def peers(uuids: list[str], repetitions: int) -> dict[str, Any]:
         raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
     number = int(torch.cuda.device_count())
     if number != len(uuids):
-        raise Trouble(f"PyTorch counts {number} GPUs side by side, {len(uuids)} were handed in")
+        raise Trouble(f"PyTorch finds {number} GPUs, {len(uuids)} were passed")
     devices = [torch.device(f"cuda:{index}") for index in range(number)]
     size = min(size_for(torch, device, PEER_BYTES, PEER_BYTES) for device in devices)
     pairs = between(torch, devices, size, repetitions)

@@ -13,7 +13,7 @@ BATCH = 4
 
 
 def run() -> dict[str, Any]:
-    """Values of ``frameworks.dali``. Raises Skip where the image has no DALI, or there is no GPU to put data on."""
+    """Values of ``frameworks.dali``. Raises SkipPart where the image has no DALI, or there is no GPU to put data on."""
     try:
         found = importlib.util.find_spec("nvidia.dali")
     except ModuleNotFoundError:
@@ -21,7 +21,7 @@ def run() -> dict[str, Any]:
     if found is None:
         raise SkipPart("DALI is not in the image")
     if not Path("/dev/nvidiactl").exists():
-        raise SkipPart("there is no GPU for DALI to put data on")
+        raise SkipPart("no GPU for DALI")
     dali = importlib.import_module("nvidia.dali")
     functions = importlib.import_module("nvidia.dali.fn")
     pipeline = dali.Pipeline(batch_size=BATCH, num_threads=1, device_id=0)

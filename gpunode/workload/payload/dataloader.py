@@ -53,7 +53,7 @@ def run(where: str | None) -> dict[str, Any]:
         # Each number comes once and in its order: what arrives is what was sent.
         for row in (0, BATCH - 1):
             if float(there[row, -1]) != expected + row:
-                raise Trouble(f"batch {expected // BATCH} arrived with the wrong content")
+                raise Trouble(f"batch {expected // BATCH} arrived with wrong content")
         expected += BATCH
     seconds = time.monotonic() - started
     return {

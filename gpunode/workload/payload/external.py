@@ -39,18 +39,18 @@ def nccl_tests(gpus: int, limit_s: float) -> dict[str, Any]:
 
 
 def output_of(name: str, arguments: tuple[str, ...], limit_s: float) -> dict[str, Any]:
-    """Run a program and return what it printed, as ``ToolValues`` has it. Raises Skip where it is not there."""
+    """Run a program and return what it printed, as ``ToolValues`` has it. Raises SkipPart where it is not there."""
     path = os.pathsep.join((os.environ.get("PATH", os.defpath), *FOLDERS))
     program = shutil.which(name, path=path)
     if program is None:
-        raise SkipPart(f"there is no {name} here")
+        raise SkipPart(f"{name} is not installed")
     try:
         # In this process's own group, which is ended with it: nothing that the program starts is left.
         done = subprocess.run(
             [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
-        raise Trouble(f"{name} did not come back within {limit_s:g} s") from None
+        raise Trouble(f"{name} did not return within {limit_s:g} s") from None
     return {
         "device": "cuda" if Path("/dev/nvidiactl").exists() else "cpu",
         "program": program,

@@ -14,7 +14,7 @@ ROWS, TERMS, COLUMNS = 1024, 256, 2048
 
 
 def run(where: str | None) -> dict[str, Any]:
-    """Values of ``frameworks.fp8``. Raises Skip on a GPU, and in a PyTorch, without."""
+    """Values of ``frameworks.fp8``. Raises SkipPart on a GPU, and in a PyTorch, without."""
     torch = torch_module()
     device = device_for(torch, where)
     need(torch, device)
@@ -22,7 +22,7 @@ def run(where: str | None) -> dict[str, Any]:
 
 
 def need(torch: Any, device: Any) -> None:
-    """Raise Skip where the device, or PyTorch, has no product in FP8."""
+    """Raise SkipPart where the device, or PyTorch, has no product in FP8."""
     if device.type != "cuda":
         raise SkipPart("a processor has no units for FP8")
     if capability(torch, device) < LEAST:

@@ -114,7 +114,7 @@ class Product:
 
 
 def dtype_of(torch: Any, device: Any, name: str) -> Any:
-    """The type of the matrices. Raises Skip where the device does not compute in this format."""
+    """The type of the matrices. Raises SkipPart where the device does not compute in this format."""
     if name in ("tf32", "fp8") and device.type != "cuda":
         raise SkipPart(f"a processor has no units for {name.upper()}")
     has = capability(torch, device)

@@ -61,7 +61,7 @@ class Group:
     def __init__(self, seat: Seat, part: int) -> None:
         """``part`` has the same number on all ranks: each meets anew, so that what broke one part breaks no other.
 
-        Raises Skip where this PyTorch has no such backend, Trouble where it finds no GPU.
+        Raises SkipPart where this PyTorch has no such backend, Trouble where it finds no GPU.
         """
         self.seat, self._part = seat, part
         self.torch = torch_module()
@@ -79,7 +79,7 @@ class Group:
                 raise Trouble(f"PyTorch {self.torch.__version__} finds no GPU: {reason}")
             number = int(self.torch.cuda.device_count())
             if seat.device >= number:
-                raise Trouble(f"there is no GPU for rank {seat.rank}: PyTorch counts {number} of {seat.size}")
+                raise Trouble(f"no GPU for rank {seat.rank}: PyTorch finds {number} of {seat.size}")
             self.device = self.torch.device(f"cuda:{seat.device}")
             self.torch.cuda.set_device(self.device)
             return
@@ -187,7 +187,7 @@ class Group:
     def _lost(self, missing: list[int], reason: str = "") -> Trouble:
         size = self.seat.size
         if not missing:
-            return Trouble(f"the group of {size} ranks broke: {reason}", {**self.values, "missing": []})
+            return Trouble(f"the group of {size} ranks failed: {reason}", {**self.values, "missing": []})
         names = ", ".join(map(str, missing))
         if self.seat.notes is not None:
             note = f"not run: rank {names} of {size} was missing in an earlier part"
@@ -262,7 +262,7 @@ class Group:
         until = time.monotonic() + self.seat.limit_s / 2
         while not event.query():
             if time.monotonic() >= until:
-                raise RuntimeError(f"NCCL did not come back within {self.seat.limit_s / 2:g} s")
+                raise RuntimeError(f"NCCL did not return within {self.seat.limit_s / 2:g} s")
             time.sleep(0.0005)
 
     def seconds(self, work: Callable[[], Any], repetitions: int) -> list[float]:

@@ -214,7 +214,7 @@ class _Child:
         try:
             said = json.loads(line.decode())
         except ValueError:
-            return Outcome(seconds, error="its answer is no JSON")
+            return Outcome(seconds, error="its answer is not valid JSON")
         values = said.get("values") or {}
         return Outcome(
             seconds,
@@ -228,7 +228,7 @@ class _Child:
     def _late(self, seconds: float) -> Outcome:
         words = _last_words(self.heard[self._noise])
         if self._is_own_limit:
-            return Outcome(seconds, error=f"did not come back within {self._limit_s:g} s{words}")
+            return Outcome(seconds, error=f"did not return within {self._limit_s:g} s{words}")
         reason = f"stopped after {max(seconds, 0.0):.0f} s: the {self._clock.limit_s:g} s for all are used up{words}"
         return Outcome(seconds, undetermined=reason)
 
@@ -296,7 +296,7 @@ def _as_line(said: dict[str, Any]) -> bytes:
     try:
         answer = json.dumps(said, allow_nan=False).encode()
     except (TypeError, ValueError) as err:
-        answer = json.dumps({"error": one_line(f"its result is no JSON: {err}")}).encode()
+        answer = json.dumps({"error": one_line(f"its result is not valid JSON: {err}")}).encode()
     if len(answer) > MAX_ANSWER_BYTES:
         answer = json.dumps({"error": f"its result has {len(answer)} bytes, at most {MAX_ANSWER_BYTES}"}).encode()
     return answer + b"\n"

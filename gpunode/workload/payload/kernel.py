@@ -85,7 +85,7 @@ def run(uuid: str | None) -> dict[str, Any]:
     found = values.get("uuid")
     # Libraries before CUDA 11.4 give a MIG device the UUID of its GPU.
     if uuid is not None and found is not None and found[:4] == uuid[:4] and found != uuid:
-        raise Trouble(f"CUDA gives {found} in place of {uuid}")
+        raise Trouble(f"CUDA returns {found} instead of {uuid}")
     if as_numbers(values["compute_capability"]) < LEAST:
         raise SkipPart(f"compute capability {values['compute_capability']}, the kernel is compiled for 5.0 or later")
     context = ctypes.c_void_p()

@@ -21,7 +21,7 @@ MISMATCH, NO_COMPAT = 803, 804
 
 
 def versions(module: str | None) -> dict[str, Any]:
-    """Values of ``versions.cuda``. Raises Skip without the library, Trouble where it is broken.
+    """Values of ``versions.cuda``. Raises SkipPart without the library, Trouble where it is broken.
 
     ``module``: the version of the kernel module by NVML, for where /proc does not show it.
     """

@@ -13,7 +13,7 @@ class DriverLibrary:
     """A loaded library of the driver."""
 
     def __init__(self, name: str) -> None:
-        """Raise Skip where there is none, Trouble where it is there and cannot be loaded."""
+        """Raise SkipPart where there is none, Trouble where it is there and cannot be loaded."""
         try:
             self._handle = ctypes.CDLL(name)
         except OSError as err:

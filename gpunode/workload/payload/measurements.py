@@ -38,7 +38,7 @@ SECONDS = {
     "burn": {"standard": 160, "deep": 160},
 }
 """About how long each takes, to tell how much is left: derived from the times above, not measured on a GPU."""
-NO_PAIR = "there is one rank alone: it has no link to another"
+NO_PAIR = "only one rank: no link to another"
 
 
 class Measurements:
@@ -132,7 +132,7 @@ class Measurements:
         )
         task = Task("copy.peer", copies.peers, ([device.uuid or "" for device in self._whole], number), 240)
         if len(self._whole) < 2 and self._no_torch is None:
-            reason = "there is one GPU alone" if self._whole else "there are no whole GPUs to copy between"
+            reason = "only one GPU" if self._whole else "no whole GPUs to copy between"
             yield record(task, Job(()), Outcome(0.0, skipped=reason))
         else:
             yield from self._run([Job((task,), environment=self._environment)], 1)
@@ -259,7 +259,7 @@ class Measurements:
             tasks.append(Task(f"tools.{name}", run, (*arguments, limit_s), limit_s + 10))
         if not self._gpus:
             for task in tasks:
-                yield record(task, Job(()), Outcome(0.0, skipped="there are no whole GPUs to measure"))
+                yield record(task, Job(()), Outcome(0.0, skipped="no whole GPUs to measure"))
             return
         for task in tasks:
             for job, each, outcome in run_jobs([Job((task,), environment=self._environment)], 1, self._clock):

@@ -20,7 +20,7 @@ def run(where: str | None) -> dict[str, Any]:
     torch = torch_module()
     device = device_for(torch, where)
     if device.type != "cuda":
-        raise SkipPart("there is no GPU whose memory could be looked at")
+        raise SkipPart("no GPU with readable memory")
     free, total = torch.cuda.mem_get_info(device)
     piece_bytes = min(PIECE_BYTES, free // 32)
     words = piece_bytes // 4
@@ -54,7 +54,7 @@ def taken(torch: Any, device: Any, places: Any, number: int) -> list[Any]:
         left, _ = torch.cuda.mem_get_info(device)
         others = (free - left) - (torch.cuda.memory_reserved(device) - ours)
         if others > BUSY_BYTES:
-            raise UndeterminedPart(f"another process took {others >> 20} MiB of it meanwhile") from None
+            raise UndeterminedPart(f"another process used {others >> 20} MiB of it meanwhile") from None
         raise
     return pieces
 

@@ -52,7 +52,7 @@ class MemoryWithReserve(ctypes.Structure):
 
 
 def versions() -> dict[str, Any]:
-    """Values of ``versions.nvml``. Raises Skip without the library, Trouble where it is broken."""
+    """Values of ``versions.nvml``. Raises SkipPart without the library, Trouble where it is broken."""
     library = DriverLibrary("libnvidia-ml.so.1")
     result = library.call("nvmlInit_v2")
     values: dict[str, Any] = {"library": library.path or library.name, "result": result}

@@ -19,7 +19,7 @@ def run(uuids: list[str]) -> dict[str, Any]:
         raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
     number = int(torch.cuda.device_count())
     if number != len(uuids):
-        raise Trouble(f"PyTorch counts {number} GPUs side by side, {len(uuids)} were handed in")
+        raise Trouble(f"PyTorch finds {number} GPUs, {len(uuids)} were passed")
     access = [
         [one == other or bool(torch.cuda.can_device_access_peer(one, other)) for other in range(number)]
         for one in range(number)

@@ -15,7 +15,7 @@ MAX_GPUS = 64
 
 
 def torch_module() -> Any:
-    """PyTorch. Raises Skip where the image has none, Undetermined where it cannot be imported."""
+    """PyTorch. Raises SkipPart where the image has none, UndeterminedPart where it cannot be imported."""
     if importlib.util.find_spec("torch") is None:
         raise SkipPart("PyTorch is not in the image")
     try:
@@ -119,7 +119,7 @@ def device_for(torch: Any, where: str | None) -> Any:
         raise Trouble(f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU: {reason}")
     found = gpu(torch, 0).get("uuid")
     if where.startswith("GPU-") and found is not None and found != where:
-        raise Trouble(f"PyTorch computes on {found} in place of {where}")
+        raise Trouble(f"PyTorch computes on {found} instead of {where}")
     return torch.device("cuda:0")
 
 
@@ -137,7 +137,7 @@ def difference(found: Any, wanted: Any) -> float:
     """The largest difference; Trouble where a number is none."""
     largest = float((found.detach().cpu().double() - wanted.detach().cpu().double()).abs().max())
     if not math.isfinite(largest):
-        raise Trouble("the result holds values that are no numbers")
+        raise Trouble("the result contains NaN or infinity")
     return largest
 
 

@@ -34,7 +34,7 @@ SETTLE_WINDOW_S = 5
 
 
 class Sensors:
-    """One GPU by NVML. Raises Skip where there is no library, Trouble where it does not start or has no such GPU."""
+    """One GPU by NVML. Raises SkipPart without a library, Trouble where it does not start or has no such GPU."""
 
     def __init__(self, uuid: str) -> None:
         self._library = DriverLibrary("libnvidia-ml.so.1")

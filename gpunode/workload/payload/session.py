@@ -35,7 +35,7 @@ TESTS = ("versions", "gpus", "frameworks", *MEASUREMENTS)
 AT_ONCE = 8
 """Devices that are worked on side by side: MIG makes up to 56 of them."""
 HOLD_S = 60.0
-NO_DEVICE = "no GPU that was handed in is there to compute (records versions.nvml and versions.cuda)"
+NO_DEVICE = "none of the passed GPUs can compute (records versions.nvml and versions.cuda)"
 ON_EACH: tuple[tuple[str, Callable[..., dict[str, Any]], float], ...] = (
     ("frameworks.tensor", tensor.run, 180),
     ("frameworks.amp", amp.run, 180),
@@ -204,7 +204,7 @@ class PayloadSession:
             return self._torch.skipped
         fell = self._torch.undetermined or self._torch.error
         if fell is not None:
-            return f"PyTorch did not come to run (record versions.torch): {fell}"
+            return f"PyTorch did not run (record versions.torch): {fell}"
         return self._none_idle() if built and not self._idle else None
 
     def _none_idle(self) -> str:
@@ -219,14 +219,14 @@ class PayloadSession:
         peer = Task("frameworks.p2p", peers.run, ([device.uuid or "" for device in whole],), 240)
         reduce = Task("frameworks.collective", collective.rank, (), collective.WAIT_S + 120)
         if on_gpus and len(whole) < 2:
-            reason = "MIG devices do not talk to each other" if not whole else "there is one GPU alone"
+            reason = "MIG devices do not talk to each other" if not whole else "only one GPU"
             for task in (peer, reduce):
                 yield record(task, job, Outcome(0.0, skipped=reason))
             return
         if on_gpus:
             yield from self._node(peer, job.environment)
         else:
-            yield record(peer, job, Outcome(0.0, skipped="there are no GPUs to copy between"))
+            yield record(peer, job, Outcome(0.0, skipped="no GPUs to copy between"))
         yield record(reduce, job, self._reduced(reduce, len(whole) if on_gpus else 2, job.environment, on_gpus=on_gpus))
 
     def _reduced(self, task: Task, size: int, environment: dict[str, str], *, on_gpus: bool) -> Outcome:

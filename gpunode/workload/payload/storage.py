@@ -44,7 +44,7 @@ def folder_in(directory: str | None) -> Iterator[tuple[Path, os.statvfs_result]]
     where = directory or tempfile.gettempdir()
     try:
         if not Path(where).is_dir():
-            raise Trouble(f"{where} is no directory here: name one that is there, and inside the container")
+            raise Trouble(f"{where} is not a directory here: use an existing one, also inside the container")
         folder = tempfile.mkdtemp(prefix=".gpunode-", dir=where)
     except OSError as err:
         raise Trouble(f"nothing can be written into {where}: {err.strerror or err} (uid {os.getuid()})") from None
@@ -72,12 +72,12 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
 
 
 def fio(directory: str | None, seconds: float) -> dict[str, Any]:
-    """Values of ``storage.fio``. Raises Skip where no directory was named, or there is no fio."""
+    """Values of ``storage.fio``. Raises SkipPart where no directory was named, or there is no fio."""
     if directory is None:
-        raise SkipPart("no directory was named (--storage DIR)")
+        raise SkipPart("no directory was set (--storage DIR)")
     program = shutil.which("fio")
     if program is None:
-        raise SkipPart("there is no fio: apt-get install fio, and --no-container where the image has none")
+        raise SkipPart("fio is not installed: apt-get install fio, or use --no-container if the image lacks it")
     with folder_in(directory) as (folder, system):
         free = system.f_bavail * system.f_frsize
         most_jobs = max(jobs for _, _, jobs, _ in PATTERNS)
@@ -122,11 +122,11 @@ def _run_fio(program: str, folder: Path, *words: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Trouble(f"fio did not come back within {FIO_LIMIT_S} s") from None
+        raise Trouble(f"fio did not return within {FIO_LIMIT_S} s") from None
     complaint = one_line(done.stderr.decode(errors="replace"))
     if done.returncode != 0:
         if any(word in complaint for word in REFUSED):
-            raise SkipPart(f"the file system takes no direct I/O: {complaint}")
+            raise SkipPart(f"the file system does not support direct I/O: {complaint}")
         raise Trouble(f"fio ended with exit code {done.returncode}: {complaint}")
     text = done.stdout.decode(errors="replace")
     try:
@@ -207,7 +207,7 @@ def dataloader(directory: str | None) -> dict[str, Any]:
                 seen = sum(len(batch) for batch in loader)
                 seconds.append(time.perf_counter() - started)
                 if seen != SAMPLES:
-                    raise Trouble(f"{seen} samples came of {SAMPLES}")
+                    raise Trouble(f"{seen} of {SAMPLES} samples were read")
             # The first round starts the workers.
             del seconds[0], loader
             rate = SAMPLES / statistics.median(seconds)

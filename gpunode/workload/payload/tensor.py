@@ -28,7 +28,7 @@ def run(where: str | None) -> dict[str, Any]:
     there = one.to(device)
     product = there @ other.to(device)
     if product.device != device:
-        raise Trouble(f"the tensor lies on {product.device}, not on {device}")
+        raise Trouble(f"the tensor is on {product.device}, not on {device}")
     synchronize(torch, device)
     if device.type == "cuda":
         values["allocated_bytes"] = int(torch.cuda.memory_allocated(device) - before)

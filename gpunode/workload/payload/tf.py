@@ -14,7 +14,7 @@ SIZE = 256
 
 
 def tensorflow_module() -> Any:
-    """TensorFlow. Raises Skip where the image has none, Undetermined where it cannot be imported."""
+    """TensorFlow. Raises SkipPart where the image has none, UndeterminedPart where it cannot be imported."""
     if importlib.util.find_spec("tensorflow") is None:
         raise SkipPart("TensorFlow is not in the image")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -62,7 +62,7 @@ def capabilities_of(tensorflow: Any, gpus: list[Any]) -> list[tuple[int, int]]:
 def run() -> dict[str, Any]:
     """Values of ``frameworks.tensorflow``: memory growth, mixed_float16, a product on every GPU.
 
-    Raises Skip where the GPUs would first be compiled for, which takes TensorFlow many minutes.
+    Raises SkipPart where the GPUs would first be compiled for, which takes TensorFlow many minutes.
     """
     tensorflow = tensorflow_module()
     gpus = tensorflow.config.list_physical_devices("GPU")
@@ -71,8 +71,8 @@ def run() -> dict[str, Any]:
     if lacking:
         those = ", ".join("{}.{}".format(*one) for one in lacking)
         raise SkipPart(
-            f"TensorFlow {tensorflow.__version__} holds no code for compute capability {those} "
-            f"({', '.join(architectures)}): it would compile for many minutes first; a newer TensorFlow has it"
+            f"TensorFlow {tensorflow.__version__} has no code for compute capability {those} "
+            f"({', '.join(architectures)}) and would compile for many minutes first; use a newer TensorFlow"
         )
     for gpu in gpus:
         tensorflow.config.experimental.set_memory_growth(gpu, True)

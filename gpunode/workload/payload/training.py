@@ -108,7 +108,7 @@ def replicated(model: Model) -> Any:
 
 
 def sharded(model: Model) -> Any:
-    """Each layer in parts over the ranks. Raises Skip in a PyTorch before 2.6."""
+    """Each layer in parts over the ranks. Raises SkipPart in a PyTorch before 2.6."""
     try:
         fully_shard = importlib.import_module("torch.distributed.fsdp").fully_shard
         device_mesh = importlib.import_module("torch.distributed.device_mesh")

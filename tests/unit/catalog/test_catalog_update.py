@@ -303,7 +303,7 @@ def test_an_https_address_is_read_and_never_left_for_http(server: str, monkeypat
     assert ("nvidia-open", "630.10.01") in {(one.name, one.version) for one in deb.packages}
     (rpm,) = read_source(f"{server}/rpm")
     assert [one.version for one in rpm.packages] == ["630.10.01"]
-    with pytest.raises(UsageError, match="no index there"):
+    with pytest.raises(UsageError, match="no index found"):
         read_source(f"{server}/nothing")
     with pytest.raises(UsageError, match="not https"):
         read_source(f"{server}/away")

@@ -142,7 +142,7 @@ def test_a_driver_package_whose_configuration_failed_still_wants_a_module() -> N
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"modules": ("nouveau",), "pci": (gpu(driver="nouveau"),)}, "nouveau is, and holds the GPU"),
+        ({"modules": ("nouveau",), "pci": (gpu(driver="nouveau"),)}, "nouveau is bound to the GPU"),
         ({"pci": (gpu(driver="vfio-pci"),)}, "bound to vfio-pci"),
         ({"module_files": ()}, "none is on disk for the running kernel"),
         ({"secure_boot": True}, "secure boot is on, and the module on disk is not signed"),

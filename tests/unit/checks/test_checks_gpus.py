@@ -90,7 +90,7 @@ OF_THE_CARD = [
 @pytest.mark.parametrize("check", OF_THE_CARD)
 def test_of_a_vgpu_the_card_is_not_judged(check: str) -> None:
     status, message = one(check, node(said(virtualization_mode="VGPU")))
-    assert (status, message) == ("skip", "a vGPU: only its host sees the card")
+    assert (status, message) == ("skip", "a vGPU: visible only on its host")
 
 
 def test_of_a_vgpu_its_own_settings_are_judged() -> None:

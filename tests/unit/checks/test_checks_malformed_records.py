@@ -63,7 +63,7 @@ def test_the_checks_of_the_broken_record_alone_are_errors(
     for check in checks:
         assert Status.PASS in {finding.status for finding in well[check]}
         (error,) = [finding for finding in broken[check] if finding.status is Status.ERROR]
-        assert f"result {number} is no workload's record {RESULTS[number]['record']}: " in error.message
+        assert f"result {number} is not a record of a workload {RESULTS[number]['record']}: " in error.message
         assert next(iter(change)) in error.message
 
 
@@ -97,7 +97,7 @@ def test_a_record_that_is_said_to_be_judged_is(name: str) -> None:
     assert [
         check
         for check, found in told.items()
-        if check != "container.runs" and any(f"no workload's record {name}: " in one.message for one in found)
+        if check != "container.runs" and any(f"is not a record of a workload {name}: " in one.message for one in found)
     ]
 
 

@@ -59,7 +59,7 @@ def test_a_check_that_breaks_is_an_error_and_stops_no_other() -> None:
         yield Verdict(Status.PASS, "so far so good")
         raise KeyError("index")
 
-    assert found(registry, BARE) == (Status.ERROR, "the check itself broke: KeyError: 'index'", None)
+    assert found(registry, BARE) == (Status.ERROR, "the check failed to run: KeyError: 'index'", None)
 
 
 def test_a_gap_is_an_error_with_its_reason() -> None:
@@ -81,7 +81,7 @@ def test_no_gpu_comes_before_missing_data() -> None:
     assert found(registry, without)[:2] == (Status.SKIP, "no NVIDIA GPU on the PCI bus")
     assert found(registry, without, Expectation(gpus=0))[:2] == (
         Status.SKIP,
-        "the node is meant to have no GPU (site file)",
+        "the site file expects no GPU",
     )
     assert found(registry, BARE.model_copy(update={"pci": (GPU,)}))[0] is Status.ERROR
 

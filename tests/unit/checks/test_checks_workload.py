@@ -331,7 +331,7 @@ def test_what_was_not_run_fails_nothing(reason: str) -> None:
 
 def test_a_simulated_gpu_is_a_skip_for_all_that_computes() -> None:
     """What the payload records on a node of the lab: libraries that are none, a PyTorch for the processor."""
-    reason = "no GPU that was handed in is there to compute (records versions.nvml and versions.cuda)"
+    reason = "none of the passed GPUs can compute (records versions.nvml and versions.cuda)"
     records = (
         record("container", {"complete": True, "gpus": 1, "uuids": ["GPU-0"]}),
         record("versions.nvml", error=STUB),
@@ -339,7 +339,7 @@ def test_a_simulated_gpu_is_a_skip_for_all_that_computes() -> None:
         record("versions.torch", TORCH_CPU, device="cpu"),
         record("gpus.kernel", device="cpu", skipped=reason),
         *(record(f"frameworks.{part}", device="cpu") for part in ("tensor", "amp", "matmul", "cudnn", "fp8", "memory")),
-        record("frameworks.p2p", device="cpu", skipped="there are no GPUs to copy between"),
+        record("frameworks.p2p", device="cpu", skipped="no GPUs to copy between"),
         record("frameworks.collective", {"backend": "gloo", "ranks": 2, "wrong": 0, "seconds": 0.1}, device="cpu"),
     )
     answer = found(*records, simulated=True)

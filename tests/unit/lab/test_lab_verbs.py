@@ -24,7 +24,7 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "-n", "65"], 2, "-n 65: a lab has 1 to 64 nodes"),
         (["up", "--mirror", "nowhere"], 2, "'nowhere' is not the URL of a Debian mirror"),
         (["up", "--mirror", "http://m.example/debian"], 3, "Docker engine"),
-        (["up", "--hardware", "h100"], 2, "--hardware h100: no such hardware; there is hgx-h100-8, hgx-h200-8"),
+        (["up", "--hardware", "h100"], 2, "--hardware h100: unknown hardware; known: hgx-h100-8, hgx-h200-8"),
         (["up", "-n", "33", "--hardware", "t4-1", "--hardware", "v100-2"], 2, "a lab has 1 to 64 nodes"),
         (["image", "jax", "--output", "x.tar"], 2, "jax"),
         (["fault", "l40s-4-1", "xid", "--heal", "--list"], 2, "--heal and --list"),

@@ -30,7 +30,7 @@ def test_another_torch_is_another_image(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_kind_that_is_none() -> None:
-    with pytest.raises(UsageError, match="tensorflow: no such workload image; there are torch, python, bare"):
+    with pytest.raises(UsageError, match="tensorflow: unknown workload image; known: torch, python, bare"):
         kind_named("tensorflow")
 
 

@@ -147,7 +147,7 @@ def test_what_is_in_use_is_refused_even_where_it_is_confirmed(node: Node) -> Non
 def test_a_disk_that_the_kernel_withholds_is_in_use(node: Node) -> None:
     node.disk("vdc")
     node.withheld = "Device or resource busy"
-    assert "does not hand it out (Device or resource busy)" in asked(node, "vdc", erase=("vdc",))["refusals"][0]
+    assert "does not release it (Device or resource busy)" in asked(node, "vdc", erase=("vdc",))["refusals"][0]
 
 
 def test_a_table_that_cannot_be_read_is_no_empty_table(node: Node) -> None:
@@ -163,7 +163,7 @@ def test_ids_that_are_none_or_the_same_are_named(node: Node) -> None:
     (node.root / "by-id/virtio-again").symlink_to(node.root / "dev/vdc")
     found = asked(node, "vdc", "again", "gone")["refusals"]
     assert "is the same disk as virtio-vdc" in found[0]
-    assert "virtio-gone: there is no such disk" in found[1]
+    assert "virtio-gone: no such disk" in found[1]
 
 
 def test_disks_of_the_role_are_known_again(node: Node) -> None:
@@ -222,7 +222,7 @@ def test_a_half_made_array_is_not_formatted_over_something(node: Node) -> None:
         node.disk(name, MEMBER)
         (node.root / "sys" / name / "holders/md127").touch()
     node.signed["md127"] = [EXT4]
-    with pytest.raises(DiskError, match="carries ext4, and nobody confirmed"):
+    with pytest.raises(DiskError, match="carries ext4, and its removal is not confirmed"):
         scratch_disks.made(wanted("vdc", "vdd"), pretend=False)
     node.signed["md127"] = []
     assert scratch_disks.made(wanted("vdc", "vdd"), pretend=False) == ["create the file system on /dev/md127"]

@@ -34,7 +34,7 @@ def test_findings_are_those_of_the_checks(facts: dict[str, Any]) -> None:
 
 
 def test_a_check_that_does_not_exist_is_refused(facts: dict[str, Any]) -> None:
-    with pytest.raises(AnsibleFilterError, match=r"no such check: driver\.helt"):
+    with pytest.raises(AnsibleFilterError, match=r"unknown check: driver\.helt"):
         node.findings(facts, ["driver.helt"])
 
 

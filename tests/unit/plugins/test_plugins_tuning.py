@@ -29,7 +29,7 @@ def test_the_file_is_what_docker_reads(facts: dict[str, Any]) -> None:
 
 
 def test_wrong_input_is_refused(facts: dict[str, Any]) -> None:
-    with pytest.raises(AnsibleFilterError, match="no such workload: mining"):
+    with pytest.raises(AnsibleFilterError, match="unknown workload: mining"):
         FILTER(facts, "mining")
     with pytest.raises(AnsibleFilterError, match="not a NodeFacts document"):
         FILTER({"host": "x"})

@@ -205,7 +205,7 @@ def test_hooks_are_due_in_every_run() -> None:
 
 def test_a_client_that_nobody_offers_is_named_before_anything_is_changed() -> None:
     ceph = {"path": "/data", "type": "cephfs", "source": "mon:/set"}
-    assert made(state(), mounts=[ceph]).refusals == ("package: no repository of the node offers ceph-common",)
+    assert made(state(), mounts=[ceph]).refusals == ("package: no configured repository has ceph-common",)
 
 
 def test_other_disks_are_not_taken_while_the_role_has_some() -> None:

@@ -158,7 +158,7 @@ def test_a_malformed_file_and_a_missing_library_are_named(program: Path) -> None
         (line,) = done.stderr.splitlines()
         assert "job.json" in line
     program.with_name("job.json").unlink()
-    assert "cannot be read" in run(program, "true").stderr
+    assert "unreadable" in run(program, "true").stderr
     program.with_name("job.json").write_text("{}", encoding="utf-8")
     done = run(program, "--malloc", "tcmalloc", "true")
     assert done.returncode in (0, 2)

@@ -246,7 +246,7 @@ def test_an_answer_of_fio_that_is_none(answer: dict[str, Any], words: str) -> No
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Trouble, match="is no directory"), storage.folder_in(str(tmp_path / "absent")):
+    with pytest.raises(Trouble, match="is not a directory"), storage.folder_in(str(tmp_path / "absent")):
         pass
 
 
@@ -455,7 +455,7 @@ def hanging_group(monkeypatch: pytest.MonkeyPatch, store: Shared) -> Group:
 def test_a_collective_that_hangs_in_nccl_is_an_error_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Shared({"here-1/1": "null", "lost/1": "1"})
     group = hanging_group(monkeypatch, store)
-    with pytest.raises(Trouble, match=r"NCCL did not come back within 0\.1 s") as trouble, group:
+    with pytest.raises(Trouble, match=r"NCCL did not return within 0\.1 s") as trouble, group:
         group.seconds(lambda: None, 3)
     assert trouble.value.values["missing"] == []
     assert store["lost/0"] == "1"

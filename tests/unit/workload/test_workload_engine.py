@@ -276,7 +276,7 @@ def test_a_pull_is_told_of_as_it_goes(server: ThreadingHTTPServer, engine: FakeE
             "no space left on the node",
         ),
         ((200, [{"error": "unauthorized: authentication required"}]), "image", "unauthorized"),
-        ((200, [{"status": "done"}]), "image", "was pulled and is not there"),
+        ((200, [{"status": "done"}]), "image", "was pulled but is missing"),
     ],
 )
 def test_an_image_that_does_not_come_is_named(

@@ -78,7 +78,7 @@ def test_a_time_that_is_too_short_for_anything_is_told(way: FakeWay) -> None:
     records = launch(FakeWay(server), node(), WorkloadRequest(image=site_image), time.monotonic() + 5, lambda _: None)
     server.shutdown()
     server.server_close()
-    assert only(records)[0].error == "no time was left to run the payload (--workload-timeout S)"
+    assert only(records)[0].error == "no time remained to run the payload (--workload-timeout S)"
 
 
 class Host(FakeWay):

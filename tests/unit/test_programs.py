@@ -1,0 +1,46 @@
+"""The runner of the tests' programs: what it returns, and that nothing outlives its limit."""
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from programs import run_program
+
+STARTS_OTHERS = """
+sleep 60 & beside=$!
+setsid sleep 60 & in_a_session_of_its_own=$!
+echo "$$ $beside $in_a_session_of_its_own" > "$0.new"
+mv "$0.new" "$0"
+wait
+"""
+
+
+def is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def test_exit_code_streams_and_surroundings(tmp_path: Path) -> None:
+    done = run_program(
+        ["sh", "-c", 'cat; pwd; echo "$WORD" >&2; exit 3'], limit_s=30, env={"WORD": "w"}, cwd=tmp_path, stdin="in\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (3, f"in\n{tmp_path}\n", "w\n")
+
+
+def test_at_its_limit_a_program_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """Also what leads a session of its own, as Ansible's workers do."""
+    file = tmp_path / "pids"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_program(["sh", "-c", STARTS_OTHERS, file], limit_s=2)
+    pids = [int(word) for word in file.read_text().split()]
+    end = time.monotonic() + 10
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.05)
+    left = [pid for pid in pids if is_running(pid)]
+    for pid in left:
+        os.kill(pid, 9)
+    assert (len(pids), left) == (3, [])
