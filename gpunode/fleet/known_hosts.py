@@ -4,9 +4,11 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -33,31 +35,58 @@ def lookup_name(hostname: str, port: int) -> str:
 
 def find(files: Iterable[str], name: str) -> list[KnownKey]:
     """All keys listed for ``name``, in the order of the files. A file that is absent lists none."""
-    found = []
+    found: list[KnownKey] = []
     for file in files:
         try:
-            text = Path(file).read_text(encoding="utf-8", errors="replace")
+            about = Path(file).stat()
+            # Threads of many nodes ask at the same time: one of them reads.
+            with _reading:
+                listed = _read(file, (about.st_ino, about.st_size, about.st_mtime_ns))
         except OSError:
             continue
-        for number, line in enumerate(text.splitlines(), start=1):
-            key = _parse(line, name, file, number)
-            if key is not None:
-                found.append(key)
+        found += listed.of(name)
     return found
 
 
-def _parse(line: str, name: str, file: str, number: int) -> KnownKey | None:
-    words = line.split()
-    marker = None
-    if words and words[0] in ("@revoked", "@cert-authority"):
-        marker = words.pop(0)[1:]
-    if len(words) < 3 or words[0].startswith("#") or not _matches(words[0], name):
-        return None
-    try:
-        blob = base64.b64decode(words[2], validate=True)
-    except binascii.Error:
-        return None
-    return KnownKey(words[1], blob, marker, file, number)
+_reading = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What one file lists."""
+
+    by_name: Mapping[str, Sequence[KnownKey]]
+    """Keys by the names that lines spell out."""
+    by_pattern: Sequence[tuple[str, KnownKey]]
+    """Lines with patterns, exceptions or hashes: to be compared one by one."""
+
+    def of(self, name: str) -> list[KnownKey]:
+        matching = [key for field, key in self.by_pattern if _matches(field, name)]
+        return sorted([*self.by_name.get(name, ()), *matching], key=lambda key: key.line)
+
+
+@lru_cache(maxsize=16)
+def _read(file: str, stamp: tuple[int, int, int]) -> _Listed:  # noqa: ARG001 (a file that changed is read again)
+    """Read a file once for all nodes: a fleet's own has a line for each of them."""
+    by_name: dict[str, list[KnownKey]] = {}
+    by_pattern = []
+    text = Path(file).read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        marker = words.pop(0)[1:] if words and words[0] in ("@revoked", "@cert-authority") else None
+        if len(words) < 3 or words[0].startswith("#"):
+            continue
+        try:
+            blob = base64.b64decode(words[2], validate=True)
+        except binascii.Error:
+            continue
+        key = KnownKey(words[1], blob, marker, file, number)
+        if words[0].startswith("|1|") or set("*?!") & set(words[0]):
+            by_pattern.append((words[0], key))
+        else:
+            for name in dict.fromkeys(words[0].lower().split(",")):
+                by_name.setdefault(name, []).append(key)
+    return _Listed(by_name, by_pattern)
 
 
 def _matches(field: str, name: str) -> bool:

@@ -3,6 +3,7 @@
 import base64
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,38 @@ def test_hashed_names_as_ssh_keygen_writes_them(tmp_path: Path) -> None:
 
 def test_a_missing_file_lists_none(tmp_path: Path) -> None:
     assert find([str(tmp_path / "absent")], "gpu1") == []
+
+
+def test_lines_with_names_and_with_patterns_keep_their_order(tmp_path: Path) -> None:
+    file = tmp_path / "known_hosts"
+    lines = [
+        "gpu* ssh-rsa",
+        "gpu1,GPU1 ssh-ed25519",
+        "other ssh-ed25519",
+        "@revoked gpu1 ssh-ed25519",
+        "*,!gpu1 ssh-rsa",
+    ]
+    file.write_text("".join(f"{line} {BLOB}\n" for line in lines))
+    assert [(key.line, key.marker) for key in find([str(file)], "gpu1")] == [(1, None), (2, None), (4, "revoked")]
+
+
+def test_a_file_is_read_once_for_all_nodes_and_again_when_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "known_hosts"
+    file.write_text(f"gpu1 ssh-ed25519 {BLOB}\n")
+    read, reads = Path.read_text, list[Path]()
+
+    def counted(self: Path, **kwargs: Any) -> str:
+        reads.append(self)
+        return read(self, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    assert [len(find([str(file)], name)) for name in ("gpu1", "gpu2", "gpu1")] == [1, 0, 1]
+    assert reads == [file]
+    file.write_text(f"gpu2,gpu3 ssh-ed25519 {BLOB}\n")
+    assert [len(find([str(file)], name)) for name in ("gpu1", "gpu2", "gpu1")] == [0, 1, 0]
+    assert reads == [file, file]
 
 
 def test_names_to_look_up() -> None:
