@@ -277,17 +277,15 @@ def driver_question(
 def driver_removal(
     facts: NodeFacts | Mapping[str, Any], apt: Mapping[str, Any], headers: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """What goes with the driver: ``packages``; ``headers`` that go unless they were there before; ``loaded``;
-    ``restore``: what goes back to the distribution's version.
+    """Return what goes with the driver.
+
+    ``packages``, those of which only configuration is left too; ``headers`` that go unless they were there before;
+    ``loaded``; ``restore``: what goes back to the distribution's version.
 
     ``freed`` stays, and was held for the driver's sake.
     """
     node = node_of(facts)
-    closure = {
-        package.name
-        for package in node.packages or ()
-        if not package.state.endswith("config-files") and _is_drivers(package)
-    }
+    closure = {package.name for package in node.packages or () if _is_drivers(package)}
     have = [*apt["installed"], *apt["unfinished"]]
     mine = {f"linux-headers-{kernel.release}" for kernel in node.kernels or () if kernel.package} | set(headers)
     packages = {*closure, *(name for name in have if BESIDE.match(name) or name in HELPERS)}

@@ -90,12 +90,16 @@ def matches(name, patterns):
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def rows_of_dpkg():
+    """Return (name, version, status, selection) of each package that dpkg knows."""
+    form = "${Package}\\t${Version}\\t${db:Status-Status}\\t${db:Status-Want}\\n"
+    return [line.split("\t") for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_LIMIT_S).splitlines()]
+
+
 def database():
     """Name to (version, whole, held) of all packages of which something is on the node."""
-    form = "${Package}\\t${Version}\\t${db:Status-Status}\\t${db:Status-Want}\\n"
     found = {}
-    for line in output_of(["dpkg-query", "-W", "-f", form], ANSWER_LIMIT_S).splitlines():
-        name, version, status, want = line.split("\t")
+    for name, version, status, want in rows_of_dpkg():
         if status not in ("config-files", "not-installed"):
             whole = status in ("installed", "triggers-awaited", "triggers-pending")
             found[name] = (version, whole, want == "hold")
@@ -224,7 +228,9 @@ def leaving(question, present):
     memory = Path(question["memory"]) if question["memory"] else None
     known = memory is not None and memory.exists()
     before = set(memory.read_text(encoding="utf-8").split()) if memory is not None and known else set()
-    going = {name for name in present if matches(name, question["purge"])}
+    # A transaction that was cut off leaves configuration of what it had removed.
+    left = {name for name, _, status, _ in rows_of_dpkg() if status == "config-files"}
+    going = {name for name in present.keys() | left if matches(name, question["purge"])}
     if known:
         # What is held is no orphan for apt.
         going |= {name for name in present.keys() - before if matches(name, question["purge_new"])}

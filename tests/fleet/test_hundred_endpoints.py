@@ -26,7 +26,7 @@ WHOLE_LIMIT_S = 150.0
 """Far above what it takes: three nodes hang for NODE_LIMIT_S, beside the others."""
 KINDS = dict(zip(NAMES[7::16], BAD, strict=True))
 REASONS = {
-    "silent": "does not speak SSH within 20 s",
+    "silent": "sends no SSH greeting within 20 s",
     "hangs": f"no answer within {NODE_LIMIT_S:g} s, login succeeded, the probe did not start",
     "half": f"no answer within {NODE_LIMIT_S:g} s, the probe started and did not end",
     "refused": "Connection refused",

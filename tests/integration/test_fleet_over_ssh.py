@@ -241,7 +241,7 @@ def test_a_port_that_says_nothing_ends_at_the_connect_timeout() -> None:
         settings = replace(_settings(port), connect_timeout_s=1.0)
         collected = one(Target("silent", "ssh", ssh=settings), timeout_s=20)
     assert collected.seconds < 5
-    assert "does not speak SSH" in str(collected.reason)
+    assert "sends no SSH greeting" in str(collected.reason)
 
 
 @pytest.mark.parametrize(

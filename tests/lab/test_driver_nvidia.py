@@ -267,7 +267,7 @@ def test_a_package_that_vanishes_leaves_the_working_stack_and_the_next_run_goes_
     found = closure(site)
     assert found.keys() >= CLOSURE
     assert set(found.values()) == {SECOND}
-    assert "a reboot is due: module " + FIRST in run.output
+    assert "a reboot is pending: module " + FIRST in run.output
 
 
 def test_without_a_restart_validate_names_the_mismatch_and_after_it_all_is_well(
@@ -297,7 +297,7 @@ def test_an_idle_node_exchanges_its_module_where_that_is_wished(site: Site, prov
     assert "nvidia-kernel-dkms" in found
     assert "nvidia-kernel-open-dkms" not in found
     assert NEWEST_OF_FIRST in site.sh("cat /proc/driver/nvidia/version")
-    assert "a reboot is due:" not in run.output
+    assert "a reboot is pending:" not in run.output
 
 
 def test_absent_gives_the_node_back(site: Site, bare: list[str], provisioned: Run) -> None:

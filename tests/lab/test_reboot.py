@@ -81,7 +81,7 @@ def test_a_settled_node_is_not_drained(site: Site) -> None:
 def test_a_reboot_that_nobody_allowed_is_due_and_the_node_returns(site: Site) -> None:
     now = boot(site)
     run = done(site, "-e", f"nvidia_driver_version={SECOND}")
-    assert "a reboot is due: module " + FIRST in " ".join(run.output.split())
+    assert "a reboot is pending: module " + FIRST in " ".join(run.output.split())
     assert "(gpunode_reboot: never)" in run.output
     assert called(site) == [["drain", now, FIRST], ["undrain", now, FIRST]]
     assert boot(site) == now

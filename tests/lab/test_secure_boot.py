@@ -115,7 +115,7 @@ def test_check_mode_announces_the_staging(site: Site, bare: list[str]) -> None:
 
 def test_the_key_is_staged_and_no_module_is_loaded(site: Site, staged: Run, capfd: pytest.CaptureFixture[str]) -> None:
     assert STAGE in staged.changed
-    assert f"a reboot is due: {WAITS}" in " ".join(staged.output.split())
+    assert f"a reboot is pending: {WAITS}" in " ".join(staged.output.split())
     assert HASH not in staged.output
     assert variables(site) == {"MokNew", "MokAuth"}
     assert "DKMS module signing key" in site.sh("mokutil --list-new")
@@ -131,14 +131,14 @@ def test_a_second_run_changes_nothing_and_calls_for_the_reboot_until_there_was_o
     run = site.play(*WITH_HASH)
     assert run.rc == 0, run.output
     assert run.recap["changed"] == 0, run.changed
-    assert f"a reboot is due: {WAITS}" in " ".join(run.output.split())
+    assert f"a reboot is pending: {WAITS}" in " ".join(run.output.split())
     assert site.snapshot() == before
     # The lab's nodes have the host's kernel, and its boot.
     site.sh(f"mv {BOOT} /root/ && echo another > {BOOT}")
     run = site.play(*WITH_HASH)
     site.sh(f"mv /root/key-staged {BOOT}")
     assert WAITS in " ".join(run.output.split())
-    assert "a reboot is due:" not in run.output
+    assert "a reboot is pending:" not in run.output
     assert site.sh(LOADED) == ""
 
 

@@ -278,7 +278,7 @@ def test_a_reboot_is_for_other_machines_than_the_controller(site: Site) -> None:
     assert site.play(*due, playbook="reboot.yml").changed.keys() == {"Reboot"}
     kept = site.play(*due, "-e", "gpunode_reboot=never", playbook="reboot.yml")
     assert not kept.changed
-    assert "a reboot is due: said-by-a-test (gpunode_reboot: never)" in kept.output
+    assert "a reboot is pending: said-by-a-test (gpunode_reboot: never)" in kept.output
     local = (
         "-e",
         "gpunode_hosts=all",

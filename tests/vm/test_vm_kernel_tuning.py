@@ -115,7 +115,7 @@ def test_a_kernel_is_set_stays_so_over_a_reboot_and_is_taken_back(node: Node, vm
     again = node.apply()
     assert again.rc == 0, again.output
     assert again.recap["changed"] == 0
-    assert "a reboot is due" not in again.output
+    assert "a reboot is pending" not in again.output
     assert node.snapshot() == settled
 
     node.sh(HARM)

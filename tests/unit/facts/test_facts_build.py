@@ -166,7 +166,7 @@ def test_an_empty_bundle_is_all_gaps() -> None:
     ("bad", "reason"),
     [
         ({"rc": 124, "timed_out": True, "stderr": "killed: no answer within 15 s"}, "no answer within 15 s"),
-        ({"truncated": True}, "its output was cut"),
+        ({"truncated": True}, "its output was truncated"),
         (None, "was not run"),
     ],
     ids=["timeout", "truncated", "not run"],

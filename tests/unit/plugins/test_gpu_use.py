@@ -172,7 +172,7 @@ def test_a_user_that_comes_in_between_keeps_the_old_module_and_no_new_program_st
     answer = ran(capsys)
     assert words(node) == [f"systemctl stop nvidia-fabricmanager.service {DAEMON}"]
     assert answer["loaded"] == "580.95.05"
-    assert "a reboot is due" in node.warned[0]
+    assert "a reboot is pending" in node.warned[0]
 
 
 def test_a_module_that_stays_is_no_reason_to_load_another(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,7 +242,7 @@ def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
     [
         ("Failed to download metadata for repo 'x': Cannot download repomd.xml", "repository-unreachable"),
         ("not signed as it has to be: Public key for x.rpm is not installed", "repository-unsigned"),
-        ("would-remove: dnf would take away bash for it", "would-remove"),
+        ("would-remove: dnf would remove bash", "would-remove"),
         ("Problem: nothing provides dkms >= 3.1.8 needed by kmod", "dkms-missing"),
         ("Problem: nothing provides x", "dnf-refuses"),
         ("Certificate 9CD0A493D42D0685: Policy rejects: SHA1", "repository-key-sha1"),

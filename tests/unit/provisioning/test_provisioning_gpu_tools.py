@@ -49,7 +49,7 @@ def test_what_is_missing_is_asked_for_and_installed_as_far_as_it_is_offered() ->
     found = made(state(("htop",)), ALL)
     assert isinstance(found.packages, AptChange)
     assert found.packages.install == ("htop", "linux-perf")
-    assert found.notes == ("nvtop: no repository of the node offers nvtop; the other tools were installed",)
+    assert found.notes == ("nvtop: no configured repository has nvtop; the other tools were installed",)
     record = next(file for file in found.files if file.path == RECORD)
     assert json.loads(record.content or "") == {"programs": ["htop", "perf"]}
 

@@ -221,7 +221,7 @@ def test_hardware_and_repositories_without_a_part_are_named(part: str) -> None:
     consumer = made(node(*DEBIAN, pci=gpus(RTX_4090, 1)), offers, driver=OPEN, **{part: True})
     assert consumer.refusals[0].startswith(f"{part}: ")
     lacking = made(node(*DEBIAN), {}, driver=OPEN, **{part: True})
-    assert "no repository of the node offers" in lacking.refusals[0]
+    assert "no configured repository has" in lacking.refusals[0]
     nothing = made(node(*DEBIAN), offers, driver={"state": "absent"}, **{part: True})
     assert "needs an NVIDIA driver" in nothing.refusals[0]
 

@@ -214,6 +214,13 @@ def test_what_came_along_goes_and_what_was_there_stays(script: ModuleType, tmp_p
     assert machine.changes[0][-4:] == ["--purge", "remove", "libcuda1", "libnccl2"]
 
 
+def test_configuration_that_a_cut_off_transaction_left_is_purged(script: ModuleType) -> None:
+    machine = Machine("Purg gone [1.0-1]\nPurg libnccl2 [2.27.3]")
+    said = asked(script, machine, state="absent", purge=["libnccl2", "gone"])
+    assert said["remove"] == ["gone", "libnccl2"]
+    assert machine.changes[0][-4:] == ["--purge", "remove", "gone", "libnccl2"]
+
+
 def test_without_a_memory_only_what_is_named_for_sure_goes(script: ModuleType) -> None:
     machine = Machine("Purg libnccl2 [2.27.3]")
     assert asked(script, machine, state="absent", purge_new=["libnccl2"])["remove"] == []

@@ -107,7 +107,7 @@ def test_a_key_with_the_fingerprint_is_taken_and_no_other_beside_it(served: Serv
     ("data", "words"),
     [
         (armour(OTHER), f"contains {fingerprint(OTHER)}, NVIDIA's key is {fingerprint(NVIDIAS)}"),
-        (HTML, "a page of HTML"),
+        (HTML, "an HTML page"),
         (b"no key at all", "is not an OpenPGP key: not OpenPGP"),
         (armour(NVIDIAS)[:90], "is not an OpenPGP key"),
         (b"", "contains no key"),
@@ -149,7 +149,7 @@ def test_where_the_file_is_not_there_the_keyring_package_is_asked(served: Served
     assert "key" in answer(served, **sum_of, keyring_sha256=hashlib.sha256(package).hexdigest())
     assert "has the checksum" in answer(served, **sum_of, keyring_sha256="0" * 64)["error"]
     served.files["/ring.deb"] = HTML
-    assert "a page of HTML" in answer(served, keyring="ring.deb")["error"]
+    assert "an HTML page" in answer(served, keyring="ring.deb")["error"]
 
 
 def keyring_package(folder: Path, keyring: bytes) -> bytes:

@@ -32,7 +32,7 @@ def test_switches_on_the_bus_decide_where_they_show() -> None:
     assert isinstance(seen["fabric_manager"].value, Service)
     unseen = decided("R11-fm-exact", case(EIGHT_H100, nvswitch=False))
     assert unseen["fabric_manager"].value is None
-    assert "no NVSwitch on the PCI bus" in unseen["fabric_manager"].text
+    assert "without an NVSwitch on the PCI bus" in unseen["fabric_manager"].text
     hidden = decided("R11-fm-exact", case(EIGHT_B200, nvswitch=False))
     assert isinstance(hidden["fabric_manager"].value, Service), "switches of NVLink 5 do not show on the bus"
 
@@ -84,11 +84,11 @@ def test_four_packages_of_the_container_toolkit() -> None:
     ("gpu", "wanted", "answer", "words"),
     [
         ("A100", {"kernel": "6.8.0-60-generic"}, True, "open modules"),
-        ("A100", {}, None, "kernel is not given"),
+        ("A100", {}, None, "kernel is unknown"),
         ("A100", {"kernel": "5.10.0-30-amd64"}, False, "older than 5.12"),
         ("A100", {"kernel": "6.8.0-60-generic", "flavour": "proprietary"}, False, "proprietary"),
         ("V100", {"kernel": "6.8.0-60-generic"}, False, "older than Turing"),
-        ("RTX 4090", {"kernel": "6.8.0-60-generic"}, False, "no data-centre"),
+        ("RTX 4090", {"kernel": "6.8.0-60-generic"}, False, "not a data-center"),
         ("T4", {"kernel": "6.8.0-60-generic", "version": "510.108.03"}, False, "older than 11.7"),
     ],
 )
@@ -191,7 +191,7 @@ def test_the_compat_package_is_on_the_host_for_the_host_s_toolkit_alone() -> Non
     assert [package.name for package in found.packages] == ["cuda-compat-13-0"]
     in_image = decided("R14-compat-matrix", case("A100", cuda="13.0", **wanted))["cuda_compat"]
     assert (in_image.value, in_image.packages) == (None, ())
-    assert "the image must bring cuda-compat-13-0" in in_image.text
+    assert "the image must contain cuda-compat-13-0" in in_image.text
     assert decided("R14-compat-matrix", case("A100", cuda="13.0"))["cuda_compat"].value is None
 
 

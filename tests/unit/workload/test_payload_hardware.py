@@ -130,7 +130,7 @@ def test_every_device_is_given_every_part_of_pytorch(
         assert len({record.values["uuid"] for record in found}) == len(components), part
     (compiled,) = [record for record in records if record.record == "frameworks.compile"]
     assert (compiled.error, compiled.undetermined) == (None, None)
-    assert str(compiled.skipped).startswith("torch.compile needs a compiler, and the image has none")
+    assert str(compiled.skipped).startswith("torch.compile needs a compiler, which the image lacks")
 
 
 def test_a_build_for_cuda_that_finds_no_gpu_does_not_compute_on_the_processor(tmp_path: Path, python: str) -> None:

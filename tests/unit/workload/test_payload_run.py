@@ -183,7 +183,7 @@ def test_without_a_gpu_the_devices_are_one_record_that_says_so(archive: Path) ->
         pytest.skip("this machine has a GPU")
     (kernel,) = lines(run(str(archive), "--tests", "gpus"))[:-1]
     assert (kernel["record"], kernel["device"], kernel["error"]) == ("gpus.kernel", "cpu", None)
-    assert kernel["skipped"].startswith("no GPU that was handed in is there")
+    assert kernel["skipped"].startswith("none of the passed GPUs can compute")
 
 
 def test_the_same_from_stdin() -> None:

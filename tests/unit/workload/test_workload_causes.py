@@ -37,7 +37,7 @@ THREADS = {
         )
         + "invoking the NVIDIA Container Runtime Hook directly (e.g. the docker --gpus flag) is not supported.",
         "no-gpu-support",
-        ["mode cdi or csv", "--runtime=nvidia", 'mode = "auto"'],
+        ["cdi or csv", "--runtime=nvidia", 'mode = "auto"'],
     ),
     "https://github.com/NVIDIA/nvidia-container-toolkit/issues/139": (
         RUNC + "mount error: failed to add device rules: unable to find any existing device filters attached to the "

@@ -82,7 +82,7 @@ def test_podman_is_asked_by_cdi_or_refused_by_name(version: str, able: bool) -> 
     node: Any = SimpleNamespace(cdi_specs=SPEC, containers=None)
     if able:
         assert devices_for(podman, USE, node).how == "cdi"
-        with pytest.raises(LaunchFailure, match="by CDI alone") as caught:
+        with pytest.raises(LaunchFailure, match="only by CDI") as caught:
             devices_for(podman, USE, SimpleNamespace(cdi_specs=(), containers=None))  # type: ignore[arg-type]
     else:
         with pytest.raises(LaunchFailure, match=r"before Podman 5\.4") as caught:

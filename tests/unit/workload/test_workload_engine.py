@@ -83,7 +83,7 @@ def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTP
     refused = failure(FakeWay(server, as_root=(False, True), refuse=refuse))
     assert refused.kind == "permission"
     assert "user alice may not use" in str(refused)
-    assert "no permission on its socket; sudo asks for a password" in str(refused)
+    assert "no permission on its socket; sudo requires a password" in str(refused)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_pull_is_told_of_as_it_goes(server: ThreadingHTTPServer, engine: FakeE
             "no space left on the node",
         ),
         ((200, [{"error": "unauthorized: authentication required"}]), "image", "unauthorized"),
-        ((200, [{"status": "done"}]), "image", "was pulled and is not there"),
+        ((200, [{"status": "done"}]), "image", "was pulled but is missing"),
     ],
 )
 def test_an_image_that_does_not_come_is_named(

@@ -57,7 +57,7 @@ def test_nothing_inside_speaks_for_the_launcher() -> None:
             "broke-off",
             "1 of the payload's 2",
         ),
-        (said(err="python3 is 3.6, 3.8 or later is needed\n"), "no-python", "name another image"),
+        (said(err="python3 is 3.6, 3.8 or later is needed\n"), "no-python", "use another image"),
     ],
 )
 def test_an_end_too_early_is_named(output: BoundedOutput, kind: str, words: str) -> None:
