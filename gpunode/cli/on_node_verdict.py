@@ -24,7 +24,7 @@ __all__ = ["LocalJudging", "exit_code", "slurm_line", "within_budget", "written"
 
 REASON_MOST = 200
 """Letters of a reason: sinfo shows it in one line."""
-CUT = ("of the probe's total time remained", "the probe's total time was used up", "not finished within")
+CUT = ("left of the time for the whole probe", "the time for the whole probe is used up", "not finished within")
 """In the reason for data that the budget cut off."""
 
 

@@ -20,7 +20,7 @@ ANSWERS = {
     "version-dcgmi": "nvidia_tool_versions",
 }
 """Commands of the probe and the fact that each of them answers."""
-WHOLE_PROBE = "of the probe's total time remained"
+WHOLE_PROBE = "left of the time for the whole probe"
 """In the reason for ending a tool that had less time than its own limit."""
 MEANINGS = {
     2: "a supplied argument or flag is invalid",

@@ -986,7 +986,7 @@ def late(limit_s: float, own_s: float) -> str:
     """Which limit ended a command: its own, or what was left of the whole probe's time."""
     if limit_s >= own_s:
         return "no answer within %g s" % own_s
-    return "no answer within %.1f s, which was of the probe's total time remained" % limit_s
+    return "no answer within %.1f s, which was left of the time for the whole probe" % limit_s
 
 
 def gpus_on_bus(probe: Probe) -> int:
@@ -1781,7 +1781,7 @@ def nvidia_tools(probe: Probe) -> None:
     for key, argv in NVIDIA_TOOLS:
         reason = "%s did not come back before it" % hung if hung else None
         if reason is None and time.monotonic() + least_s > probe.deadline:
-            reason = "the probe's total time was used up; each tool before it was slow"
+            reason = "the time for the whole probe is used up; each tool before it was slow"
         if reason:
             probe.note_answer(key, answer(argv, 124, "", "not run: " + reason, 0.0, timed_out=True))
             continue

@@ -121,7 +121,7 @@ def change(command: dict[str, Any], machine: str, edit: dict[str, Any]) -> None:
     if "replace" in edit:
         command["stdout"] = re.sub(edit["replace"], edit["with"], command["stdout"], count=1)
     if edit.get("hangs") or edit.get("slow"):
-        limit = "6.0 s, which was of the probe's total time remained" if edit.get("slow") else "30 s"
+        limit = "6.0 s, which was left of the time for the whole probe" if edit.get("slow") else "30 s"
         command |= {"rc": 124, "timed_out": True, "stdout": "", "stderr": f"killed: no answer within {limit}"}
 
 

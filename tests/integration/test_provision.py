@@ -159,11 +159,11 @@ def test_a_typo_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> Non
     (folder / "group_vars").mkdir()
     (folder / "group_vars" / "all.yml").write_text("---\nnvidia_driver_sorce: debian\n")
     assert provision() == 2
-    assert "group_vars/all.yml:2: nvidia_driver_sorce is no variable" in capfd.readouterr().err
+    assert "group_vars/all.yml:2: unknown variable nvidia_driver_sorce" in capfd.readouterr().err
     (folder / "group_vars" / "all.yml").unlink()
     (folder / "more.yml").write_text("nvidia_driver_sorce: debian\n")
     assert provision("-e", "@more.yml") == 2
-    assert "more.yml:1: nvidia_driver_sorce is no variable" in capfd.readouterr().err
+    assert "more.yml:1: unknown variable nvidia_driver_sorce" in capfd.readouterr().err
 
 
 def test_a_wrong_value_in_a_file_is_told_with_its_line(folder: Path, capfd: Out) -> None:

@@ -137,7 +137,7 @@ def test_a_busy_node_gets_its_file_and_keeps_its_containers(roles: Roles, provis
     assert roles.daemon()["log-opts"]["max-file"] == "7"
     again = roles.done(*off, *more)
     assert again.recap["changed"] == 0, again.changed
-    assert "A restart is due for daemon.json: log-opts.max-file" in " ".join(again.output.split())
+    assert "A restart is pending: daemon.json: log-opts.max-file" in " ".join(again.output.split())
     assert (roles.restart_count(), roles.site.sh("docker ps -q")) == (started, running)
 
     # With live-restore in force a restart hurts nobody, and the one that was held back is made.

@@ -83,5 +83,5 @@ def test_ansible_finds_the_collection(clean: Path) -> None:
 
 
 def test_a_program_that_is_missing_is_told() -> None:
-    with pytest.raises(UsageError, match="ansible-nothing is not beside"):
+    with pytest.raises(UsageError, match="ansible-nothing is missing next to"):
         ansible_program("ansible-nothing")

@@ -54,7 +54,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
     ("unit", "gpus: {t4: {power_mw: 70000}}", "gpus.t4.power_mw", "kept in W, as power_w"),
     ("unit", "gpus: {t4: {memory_gb: 16 GiB}}", "gpus.t4.memory_gb", "a number in GB"),
     ("value", "gpus: {t4: {form: card}}", "gpus.t4.form", "'card' is not one of pcie, sxm"),
-    ("value", "gpus: {t4: {mig_instances: many}}", "gpus.t4.mig_instances", "a whole number is wanted"),
+    ("value", "gpus: {t4: {mig_instances: many}}", "gpus.t4.mig_instances", "expected a whole number"),
     ("value", "gpus: {t4: {pci: [2330]}}", "gpus.t4.pci.0", "expected a PCI id"),
     ("value", "gpus: {t4: {pcie_judged: maybe}}", "gpus.t4.pcie_judged", "true or false"),
     ("value", "branches: {580: {native_cuda: thirteen}}", "branches.580.native_cuda", "expected a version"),
@@ -160,7 +160,7 @@ MUTANTS: list[tuple[str, str, str, str]] = [
         "after the day",
     ),
     ("date-order", "branches: {570: {points: {570.999: 2026-06}}}", "branches.570.points.570.999", "end of the branch"),
-    ("metric-unit", NEW_FIGURE.replace("GB/s", "TFLOPS"), "expectations.new.unit", "host_to_device is kept in GB/s"),
+    ("metric-unit", NEW_FIGURE.replace("GB/s", "TFLOPS"), "expectations.new.unit", "host_to_device is stored in GB/s"),
     ("band", NEW_FIGURE + "    kind: measured\n", "expectations.new.band", "measured: is missing"),
     ("band", NEW_FIGURE + "    band: [-0.1, null]\n", "expectations.new.band", "floor: has none"),
     ("band", NEW_FIGURE + "    kind: measured\n    band: [0.1, null]\n", "expectations.new.band", "is relative"),
@@ -311,14 +311,14 @@ def test_a_fault_in_an_overlay_of_ours_names_the_overlays_line(tmp_path: Path) -
         (
             "branches:\n  580:\n    eol_vendor: 2026-07\n",
             3,
-            "eol_vendor: does not go with branches.580.points.580.178.04",
+            "eol_vendor: conflicts with branches.580.points.580.178.04",
         ),
         (
             "gpus:\n  h100-sxm5-80gb:\n    power_w: 70\n",
             3,
-            "power_w: does not go with gpus.h100-sxm5-80gb.power_range_w",
+            "power_w: conflicts with gpus.h100-sxm5-80gb.power_range_w",
         ),
-        ("gpus:\n  t4:\n    memory_gb: 80\n", 3, "memory_gb: does not go with gpus.t4.memory_mib"),
+        ("gpus:\n  t4:\n    memory_gb: 80\n", 3, "memory_gb: conflicts with gpus.t4.memory_mib"),
         ("gpus:\n  t4:\n    note: ours\n    date: 2001\nbranches: {580: {date: 2025-08-05}}\n", 5, "branches.580.date"),
     ],
 )
@@ -364,12 +364,12 @@ def test_a_release_long_before_its_branch_is_a_wrong_date(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ("pci: 10de:ffff", "gpus.t4.pci: a list is wanted: [10de:ffff]"),
-        ("pci: {a: b}", "gpus.t4.pci: a list is wanted"),
-        ("pcie: 4", "gpus.t4.pcie: a mapping of keys is wanted, '4' found"),
-        ("note: [ours]", "gpus.t4.note: one text is wanted, ['ours'] found"),
+        ("pci: 10de:ffff", "gpus.t4.pci: expected a list: [10de:ffff]"),
+        ("pci: {a: b}", "gpus.t4.pci: expected a list"),
+        ("pcie: 4", "gpus.t4.pcie: expected a mapping of keys, found '4'"),
+        ("note: [ours]", "gpus.t4.note: expected text, found ['ours']"),
         ("power_range_w: [80]", "gpus.t4.power_range_w.1: is missing"),
-        ("source: []", "gpus.t4.source: at least one is wanted"),
+        ("source: []", "gpus.t4.source: expected at least one"),
     ],
 )
 def test_a_wrong_shape_is_told_in_the_file_s_words(tmp_path: Path, fields: str, said: str) -> None:

@@ -114,7 +114,7 @@ def test_show_names_the_nearest(name: str, near: str) -> None:
 @pytest.mark.parametrize(
     ("name", "listed"),
     [
-        ("nope", "nothing called 'nope'; gpunode catalog list names the kinds, gpunode catalog list KIND what is"),
+        ("nope", "no entry 'nope'; see gpunode catalog list and gpunode catalog list KIND"),
         ("xid/9999", "xids has no '9999'; gpunode catalog list xids lists them"),
         ("zzz/1", "no kind 'zzz'; see gpunode catalog list"),
     ],

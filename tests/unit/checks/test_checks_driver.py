@@ -295,7 +295,7 @@ def test_a_driver_that_cannot_be_reached_is_one_failure_with_a_remedy(kind: str 
 
 
 def test_slow_is_not_hung() -> None:
-    reason = "killed: no answer within 6.0 s, which was of the probe's total time remained"
+    reason = "killed: no answer within 6.0 s, which was left of the time for the whole probe"
     slow = ToolRun(answers="nvlink", command="nvidia-smi nvlink -e", exit_status=124, ended="slow", reason=reason)
     (found,) = judged("driver.tools-answer", loaded_driver=LOADED, tool_runs=(slow,))
     assert (found.status.value, reason in found.message) == ("error", True)

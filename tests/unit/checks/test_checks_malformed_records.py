@@ -78,9 +78,12 @@ def test_of_several_gpus_the_one_whose_record_is_broken_is_named() -> None:
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        ({"values": {}}, "result 5 is no workload's record: record: Field required"),
-        ({"record": "rubbish"}, "result 5 is no workload's record rubbish: device: Field required"),
-        ({"record": "versions.tensorflow"}, "result 5 is no workload's record versions.tensorflow: device: Field"),
+        ({"values": {}}, "result 5 is not a record of a workload: record: Field required"),
+        ({"record": "rubbish"}, "result 5 is not a record of a workload rubbish: device: Field required"),
+        (
+            {"record": "versions.tensorflow"},
+            "result 5 is not a record of a workload versions.tensorflow: device: Field",
+        ),
     ],
 )
 def test_a_broken_result_that_no_check_needs_is_told_by_the_run(result: dict[str, Any], said: str) -> None:

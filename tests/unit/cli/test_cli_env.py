@@ -109,7 +109,7 @@ def test_settings_of_two_nodes_are_not_mixed(
     assert run(["env", "--replay", bundle, str(other), "--format", form]) == 2
     answer = capsys.readouterr()
     assert answer.out == ""
-    assert "is for one node, and these are 2" in answer.err
+    assert "supports one node, got 2" in answer.err
     assert printed(capsys, "--replay", bundle, str(other)).count("pytorch, training (simulated)") == 2
 
 

@@ -179,7 +179,7 @@ def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, t
     log = tmp_path / "some.log"
     log.write_text("garbage\n")
     replay = ("--replay", bundle, "--log")
-    assert "not read as nccl-tests" in refused(capsys, *replay, f"nccl-tests={log}")
+    assert "not valid as nccl-tests" in refused(capsys, *replay, f"nccl-tests={log}")
     assert "KIND=FILE" in refused(capsys, *replay, "nccl-tests")
     assert "kind" in refused(capsys, *replay, f"dmesg={log}")
     assert "cannot be read" in refused(capsys, *replay, f"nccl-tests={tmp_path / 'absent'}")

@@ -55,7 +55,7 @@ def test_refused(kind: str, data: bytes, monkeypatch: pytest.MonkeyPatch, capsys
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.count("\n") == 1
-    assert shown.err.startswith(f"gpunode: standard input: not read as {kind}: expected ")
+    assert shown.err.startswith(f"gpunode: standard input: not valid as {kind}: expected ")
     assert "found" in shown.err
 
 

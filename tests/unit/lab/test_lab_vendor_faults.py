@@ -10,7 +10,7 @@ from gpunode.lab.repositories import Vendor
 
 def test_words_that_a_fault_does_not_take_are_refused() -> None:
     container = Mock(status="running")
-    with pytest.raises(UsageError, match="libcuda1_\\*: the vendor repository's fault unsigned takes no further words"):
+    with pytest.raises(UsageError, match="libcuda1_\\*: the vendor repository's fault unsigned takes no arguments"):
         Vendor(container).fault("unsigned", "libcuda1_*")
     container.exec_run.assert_not_called()
 

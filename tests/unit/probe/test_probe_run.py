@@ -235,7 +235,7 @@ def test_a_tool_for_which_no_time_is_left_is_not_run(tmp_path: Path) -> None:
     script.nvidia_tools(probe)
     reasons = {probe.commands[key]["stderr"] for key, _ in script.NVIDIA_TOOLS}
     assert len(reasons) == 1
-    assert reasons.pop().startswith("not run: the probe's total time was used up")
+    assert reasons.pop().startswith("not run: the time for the whole probe is used up")
 
 
 def test_the_time_grows_with_the_gpus(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     [
         ([], "does not exist"),
         ([spec(path="/etc/cdi/nvidia.yaml")], "does not exist"),
-        ([spec(driver_versions=["570.10"])], "made for driver 570.10, 580.95.05 is installed"),
+        ([spec(driver_versions=["570.10"])], "generated for driver 570.10; 580.95.05 is installed"),
         ([spec(missing=["/usr/lib/libcuda.so.570"])], "names missing files: /usr/lib/libcuda.so.570"),
         ([spec(devices=[])], "names no device"),
     ],

@@ -137,7 +137,7 @@ def test_runtimes_and_live_restore_need_no_restart_and_cdi_does() -> None:
     [
         ('{"a": 1,}', "it is not JSON: .* in line 1"),
         ("[]", "it does not contain an object"),
-        ('{"log-opts": "max-size=1m"}', "log-opts is not an object, so log-opts.max-size has no place in it"),
+        ('{"log-opts": "max-size=1m"}', "log-opts is not an object, so log-opts.max-size cannot be set in it"),
     ],
 )
 def test_a_file_that_cannot_be_merged_is_refused_and_not_touched(text: str, words: str) -> None:

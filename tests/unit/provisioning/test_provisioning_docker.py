@@ -229,7 +229,7 @@ def test_a_restart_held_back_is_reported_and_not_due(settled: NodeState) -> None
     document["files"][RESTART] = file(document["contents"][RESTART], mtime=60.0)
     manifest = planned("docker", NodeState.model_validate(document))
     assert manifest.due_reasons == ()
-    assert "A restart is due for daemon.json: log-opts.max-file" in manifest.notes[0]
+    assert "A restart is pending: daemon.json: log-opts.max-file" in manifest.notes[0]
 
 
 def test_a_daemon_that_does_not_answer_counts_as_busy(settled: NodeState) -> None:

@@ -263,7 +263,7 @@ def test_a_fabric_manager_that_lags_is_refused_with_the_release_that_all_have(ba
     }
     (line,) = refused(bare, stack, answer)
     assert line.startswith("closure-lags: 580.178.04 is not available")
-    assert "nvidia-fabricmanager is there in 595.71.05, 580.95.05" in line
+    assert "nvidia-fabricmanager is available in 595.71.05, 580.95.05" in line
     assert "nvidia_driver_version: 595.71.05" in line
 
 

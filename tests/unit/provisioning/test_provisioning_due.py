@@ -117,7 +117,7 @@ def test_a_package_that_dnf_should_hold_is_due_without_its_lock(locks: tuple[str
         ({"own_locks": ["a-0:1-1.*"], "streams": {"m": "s"}}, None),
         ({"own_locks": [], "streams": {"m": "s"}}, "not locked: a-0:1-1.*"),
         ({"own_locks": ["a-0:1-1.*"], "streams": {}}, "the module stream m:s is not enabled"),
-        ({"own_locks": ["a-0:1-1.*"], "streams": {"m": "s"}, "locks": ["a-2.*"]}, "the lock a-2.* is in the way"),
+        ({"own_locks": ["a-0:1-1.*"], "streams": {"m": "s"}, "locks": ["a-2.*"]}, "the lock a-2.* prevents the change"),
         ({"own_locks": ["a-0:1-1.*"], "streams": {"m": "s"}, "installed": {}}, "a is not installed"),
     ],
 )

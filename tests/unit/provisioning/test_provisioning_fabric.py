@@ -66,7 +66,7 @@ def test_addresses_of_a_domain_keep_the_hosts_order() -> None:
 
 
 def test_a_name_in_place_of_an_address_is_refused_with_its_host() -> None:
-    with pytest.raises(UsageError, match=r"gpu7: gpu7\.example is no IP address.*nvidia_fabric_imex_address"):
+    with pytest.raises(UsageError, match=r"gpu7: gpu7\.example is not an IP address.*nvidia_fabric_imex_address"):
         fabric.imex_addresses(["gpu7"], {"gpu7": {"ansible_host": "gpu7.example"}})
 
 

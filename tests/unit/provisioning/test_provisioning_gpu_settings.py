@@ -86,7 +86,7 @@ def reported(**settings: Any) -> dict[str, Any]:
         ({"gpus": "all", "mig": ["3g"]}, r"gpu_settings_rules\[1\].mig: 3g is not the name of a MIG profile"),
         ({"gpus": "all", "compute_mode": "shared"}, r"gpu_settings_rules\[1\].compute_mode"),
         ({"gpus": "all", "clock": 3}, r"gpu_settings_rules\[1\].clock"),
-        ({"gpus": "H1000", "ecc": True}, r"gpu_settings_rules\[1\].gpus: no GPU is called 'H1000'"),
+        ({"gpus": "H1000", "ecc": True}, r"gpu_settings_rules\[1\].gpus: unknown GPU 'H1000'"),
         ({"gpus": [], "ecc": True}, r"gpu_settings_rules\[1\].gpus: is all, a list of indexes"),
         ({"ecc": True}, r"gpu_settings_rules\[1\].gpus: Field required"),
     ],

@@ -79,7 +79,7 @@ def test_bare_metal_gets_all_and_is_settled_afterwards() -> None:
     assert 'apply "performance" ""' in str(texts[f"{kernel_files.UNITS}/{kernel_files.CPU_UNIT}"])
     assert texts[f"{kernel_files.UNITS}/{kernel_files.ACS_UNIT}"] is None
     assert plan.values["boot"]["argvs"] == [[kernel_boot.UPDATE_GRUB]]
-    assert plan.reboot_reasons == ("the kernel's command line gets iommu=pt",)
+    assert plan.reboot_reasons == ("iommu=pt is added to the kernel command line",)
     assert plan.due
     again = planned(ROLE, settled(state, plan))
     assert again.due_reasons == ()

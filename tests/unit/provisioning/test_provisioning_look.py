@@ -32,7 +32,7 @@ def test_a_whole_answer_becomes_a_state_that_is_read_back_unchanged() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no JSON"),
+        ("", "is not valid JSON"),
         ("[]", "contains no bundle"),
         ('{"bundle": 1}', "contains no bundle"),
         (answer(bundle="bash: python3: not found"), "not a gpunode.bundle/1 bundle"),

@@ -159,7 +159,7 @@ def test_a_settled_node_has_nothing_due() -> None:
     ("changes", "settings", "words"),
     [
         ({"refusals": ["nvme-x (/dev/nvme0n1): carries xfs"]}, {}, "carries xfs"),
-        ({"error": "findmnt failed"}, {}, "cannot be asked: findmnt failed"),
+        ({"error": "findmnt failed"}, {}, "could not be queried: findmnt failed"),
         ({"paths": {"/scratch": {**FREE, "kind": "other"}}}, {}, "/scratch is not a directory"),
         ({"paths": {"/scratch": {**FREE, "kind": "folder", "entries": 3}}}, {}, "holds 3 entries"),
         (
@@ -195,7 +195,7 @@ def test_an_answer_that_is_none_is_named(damage: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="the answer about disks is malformed"):
         made(state(), answer(**damage), mounts=[NFS])
     silent = {key: value for key, value in answer().items() if key != "paths"}
-    with pytest.raises(UsageError, match="told nothing about /data"):
+    with pytest.raises(UsageError, match="reported nothing about /data"):
         made(state(), silent, mounts=[NFS])
 
 
@@ -219,20 +219,20 @@ def test_other_disks_are_not_taken_while_the_role_has_some() -> None:
     ("settings", "words"),
     [
         ({}, "requires storage_scratch_disks or storage_mounts"),
-        ({"scratch_disks": ["nvme-*"]}, "nvme-\\* is no id of a disk"),
-        ({"scratch_disks": ["/dev/sda"]}, "/dev/sda is no id"),
+        ({"scratch_disks": ["nvme-*"]}, "nvme-\\* is not a disk id"),
+        ({"scratch_disks": ["/dev/sda"]}, "/dev/sda is not a disk id"),
         ({"scratch_disks": ["nvme-a-part1"]}, "is a partition"),
         ({"scratch_disks": ["nvme-a", "/dev/disk/by-id/nvme-a"]}, "names a disk twice"),
         ({"scratch_disks": ["nvme-a"], "confirm_erase": ["nvme-b"]}, "nvme-b is not in storage_scratch_disks"),
         ({"scratch_disks": ["nvme-a"], "scratch_path": "scratch"}, "is not a valid mount point"),
-        ({"scratch_disks": ["nvme-a"], "scratch_path": "/var"}, "is a folder of the system"),
+        ({"scratch_disks": ["nvme-a"], "scratch_path": "/var"}, "is a system directory"),
         ({"scratch_disks": ["nvme-a"], "scratch_mode": "rwx"}, "is not a valid mode"),
         ({"mounts": [{**NFS, "type": "smb"}]}, r"storage_mounts\[0\].type"),
         ({"mounts": [{**NFS, "source": "a b"}]}, r"storage_mounts\[0\].source"),
         ({"mounts": [{**NFS, "options": ["a,b"]}]}, "is not a valid mount option"),
         ({"mounts": [{**NFS, "options": ["secret=AQ"]}]}, "all users can read /etc/fstab"),
-        ({"mounts": [{**NFS, "cache": "/cache"}]}, "nfs keeps no cache"),
-        ({"mounts": [NFS, NFS]}, "two things are mounted on /data"),
+        ({"mounts": [{**NFS, "cache": "/cache"}]}, "nfs has no cache"),
+        ({"mounts": [NFS, NFS]}, "two entries use the mount point /data"),
     ],
 )
 def test_a_malformed_setting_is_named(settings: dict[str, Any], words: str) -> None:

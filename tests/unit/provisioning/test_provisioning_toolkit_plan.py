@@ -139,7 +139,7 @@ def test_what_is_damaged_is_due_and_nothing_else(site_key: str) -> None:
     manifest = toolkit(NodeState.model_validate({**state.model_dump(), "facts": stale}), site_key)
     assert contents(manifest)["/etc/cdi/nvidia.yaml"] is None
     assert manifest.values["refresh"]
-    assert "made for driver 570.1" in manifest.values["refresh_reason"]
+    assert "generated for driver 570.1" in manifest.values["refresh_reason"]
 
 
 @needs_gpg

@@ -106,7 +106,7 @@ def test_an_end_that_is_only_computed_warns_and_the_help_says_so(plan: Callable[
 def test_a_stack_without_dcgm_says_so_for_every_source(plan: Callable[..., Answer]) -> None:
     code, out, _ = plan("--gpu", "P100", "--os", "debian-13")
     assert code == 0
-    words = "warning: no DCGM is known for Debian 13 and branch 580: the stack goes without [R21-no-service]"
+    words = "warning: no known DCGM for Debian 13 and branch 580: the stack omits it [R21-no-service]"
     assert words in out
     _, out, _ = plan("--gpu", "P100", "--os", "debian-12")
     assert "R21" not in out
@@ -262,7 +262,7 @@ def test_a_wider_lock_replaces_a_narrower_group_s(inventory: Path) -> None:
 def test_a_lock_that_an_older_one_would_beat_is_refused(inventory: Path) -> None:
     inventory.write_text("all: {children: {gpu: {hosts: {n1: {}, n2: {}}}, west: {hosts: {n1: {}, n3: {}}}}}\n")
     locked(decided(("n1", "n3"), driver=("580",)), inventory, "west", "all", "gpu", "west")
-    with pytest.raises(UsageError, match=r"n1 would still take gpunode_stack from .*group_vars/west/gpunode_stack"):
+    with pytest.raises(UsageError, match=r"n1 would still use gpunode_stack from .*group_vars/west/gpunode_stack"):
         locked(decided(("n1", "n2"), driver=("595",)), inventory, "gpu", "all", "gpu", "west")
     assert effective(inventory) == 580
     assert not (inventory.parent / "group_vars" / "gpu").exists(), "nothing is left of a lock that was refused"
@@ -276,7 +276,7 @@ def test_a_lock_that_an_older_one_would_beat_is_refused(inventory: Path) -> None
 
 def test_a_variable_of_the_user_that_would_win_is_named(inventory: Path) -> None:
     inventory.write_text("all: {hosts: {n1: {gpunode_stack: {driver: {}}}}}\n")
-    with pytest.raises(UsageError, match=r"n1 would still take gpunode_stack from another place in the inventory"):
+    with pytest.raises(UsageError, match=r"n1 would still use gpunode_stack from another location of the inventory"):
         locked(decided(("n1",)), inventory, None, "all")
 
 
@@ -317,7 +317,7 @@ def test_nothing_is_locked_where_a_host_has_no_stack(inventory: Path) -> None:
         *document.groups,
         document.groups[0].model_copy(update={"hosts": ("n2",), "stack": None, "undetermined": "x"}),
     )
-    with pytest.raises(UsageError, match="there is no stack for n2"):
+    with pytest.raises(UsageError, match="no stack for n2"):
         locked(document.model_copy(update={"groups": groups}), inventory, None, "all")
     with pytest.raises(UsageError, match="not a file or directory"):
         locked(decided(("n1",)), inventory.parent / "n1,", None, "all")

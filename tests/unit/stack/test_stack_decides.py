@@ -191,7 +191,7 @@ def test_the_compat_package_is_on_the_host_for_the_host_s_toolkit_alone() -> Non
     assert [package.name for package in found.packages] == ["cuda-compat-13-0"]
     in_image = decided("R14-compat-matrix", case("A100", cuda="13.0", **wanted))["cuda_compat"]
     assert (in_image.value, in_image.packages) == (None, ())
-    assert "the image must bring cuda-compat-13-0" in in_image.text
+    assert "the image must contain cuda-compat-13-0" in in_image.text
     assert decided("R14-compat-matrix", case("A100", cuda="13.0"))["cuda_compat"].value is None
 
 

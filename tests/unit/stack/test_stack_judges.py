@@ -40,8 +40,13 @@ REFUSED: list[Row] = [
     ("R04-arch-cuda", (["V100"], {"cuda": "12.9"}), (["V100"], {"cuda": "13.0"}), "compute capability 7.5"),
     ("R04-arch-cuda", (["K80"], {"cuda": "11.8"}), (["K80"], {"cuda": "12.0"}), "below the floor of CUDA 12"),
     ("R04-arch-cuda", (["T4"], {"toolkit": "13.0"}), (["P100"], {"toolkit": "13.0"}), "the host's toolkit"),
-    ("R05-arch-first-cuda", (["B200"], {"cuda": "12.8"}), (["B200"], {"cuda": "12.6"}), "12.8 is the first"),
-    ("R05-arch-first-cuda", (["L40S"], {"version": "520.61.05"}), (["L40S"], {"version": "515.105.01"}), "11.8 is the"),
+    ("R05-arch-first-cuda", (["B200"], {"cuda": "12.8"}), (["B200"], {"cuda": "12.6"}), "CUDA 12.8 and later do"),
+    (
+        "R05-arch-first-cuda",
+        (["L40S"], {"version": "520.61.05"}),
+        (["L40S"], {"version": "515.105.01"}),
+        "CUDA 11.8 and later do",
+    ),
     ("R06-open-required", (["B200"], {}), (["B200"], {"flavour": "proprietary"}), "requires the open kernel modules"),
     ("R06-open-required", (["GH200"], {}), (["GH200"], {"flavour": "proprietary"}), "requires the open kernel modules"),
     ("R07-proprietary-required", (["V100"], {"flavour": "proprietary"}), (["V100"], {}), "proprietary kernel modules"),
@@ -79,8 +84,13 @@ REFUSED: list[Row] = [
         (["L40S"], {"version": "535.54.03", "flavour": "proprietary"}),
         "before 535.104.05",
     ),
-    ("R05-arch-first-cuda", (["B300"], {"cuda": "12.9"}), (["B300"], {"cuda": "12.8"}), "12.9 is the first"),
-    ("R05-arch-first-cuda", (["A40"], {"version": "455.32.00"}), (["A40"], {"version": "450.248.02"}), "11.1 is the"),
+    ("R05-arch-first-cuda", (["B300"], {"cuda": "12.9"}), (["B300"], {"cuda": "12.8"}), "CUDA 12.9 and later do"),
+    (
+        "R05-arch-first-cuda",
+        (["A40"], {"version": "455.32.00"}),
+        (["A40"], {"version": "450.248.02"}),
+        "CUDA 11.1 and later do",
+    ),
     (
         "R23-kernel-floor",
         (["A100"], {"kernel": "3.10.0-1160.el7", "version": "550.163.01", "flavour": "proprietary"}),
@@ -151,7 +161,7 @@ COMPAT: Wanted = {"version": "535.261.03", "cuda": "13.0", "compat": "13.0", "to
 @pytest.mark.parametrize(
     ("change", "gpu", "words"),
     [
-        ({"version": "580.95.05"}, "A100", "not made for branch 580"),
+        ({"version": "580.95.05"}, "A100", "does not exist for branch 580"),
         ({"today": date(2026, 11, 20)}, "A100", "which ended on 2026-06-01"),
         ({"os": "debian-12", "source": "debian", "toolkit": "13.0"}, "A100", "has no cuda-compat-13-0"),
         ({}, "RTX 4090", "error 804"),
@@ -183,7 +193,7 @@ WARNED: list[Row] = [
     ("R11-fm-exact", ([group("H100 SXM", 1)], {}), ([group("H100 SXM", 7)], {}), "no board with that number"),
     ("R13-branch-eol", (["A100"], {}), (["A100"], {"version": "570.211.01"}), "past its end of life"),
     ("R13-branch-eol", (["A100"], {}), (["A100"], {"version": "590.48.01"}), "superseded by 595"),
-    ("R13-branch-eol", (["A100"], {}), (["A100"], {"version": "620.70.06"}), "not known"),
+    ("R13-branch-eol", (["A100"], {}), (["A100"], {"version": "620.70.06"}), "is unknown"),
     (
         "R15-distro-repo",
         (["A100"], {"decided_by": "wish"}),

@@ -143,7 +143,7 @@ def test_a_hang_ends_at_its_limit_with_all_that_it_started(tmp_path: Path) -> No
     started = time.monotonic()
     outcome = isolated(hang_with_a_child, (str(note),), 2.0)
     assert time.monotonic() - started < 10
-    assert outcome.error == "did not come back within 2 s: waiting for the fabric"
+    assert outcome.error == "did not return within 2 s: waiting for the fabric"
     pids = [int(word) for word in note.read_text().split()]
     assert len(pids) == 2
     deadline = time.monotonic() + 5
@@ -250,7 +250,7 @@ def test_jobs_run_side_by_side_as_many_as_may() -> None:
 
 def test_a_task_that_uses_up_its_own_limit_has_failed() -> None:
     late, after = outcomes(Task("hang", wait, (60.0,), 1.0), Task("tell", tell_pid), limit_s=60.0)
-    assert late.error == "did not come back within 1 s"
+    assert late.error == "did not return within 1 s"
     assert after.error is None
 
 

@@ -41,7 +41,7 @@ def test_a_rank_that_crashed_is_named_with_how_it_ended() -> None:
 
 def test_a_rank_that_hangs_beside_others_that_name_nobody_is_the_missing_one() -> None:
     broke = Outcome(2.0, "cuda", {"backend": "nccl", "ranks": 4, "nodes": 1, "missing": []}, error="the group broke")
-    outcome = together({0: broke, 1: broke, 2: Outcome(9.0, error="did not come back within 9 s"), 3: broke}, SEAT)
+    outcome = together({0: broke, 1: broke, 2: Outcome(9.0, error="did not return within 9 s"), 3: broke}, SEAT)
     assert (outcome.values["missing"], "rank 2 of 4" in str(outcome.error)) == ([2], True)
 
 

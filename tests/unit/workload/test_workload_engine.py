@@ -83,7 +83,7 @@ def test_neither_group_nor_sudo_is_one_line_that_says_both(server: ThreadingHTTP
     refused = failure(FakeWay(server, as_root=(False, True), refuse=refuse))
     assert refused.kind == "permission"
     assert "user alice may not use" in str(refused)
-    assert "no permission on its socket; sudo asks for a password" in str(refused)
+    assert "no permission on its socket; sudo requires a password" in str(refused)
 
 
 @pytest.mark.parametrize(
