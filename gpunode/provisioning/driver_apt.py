@@ -126,8 +126,12 @@ class AptDriverInput(DriverInput):
         wanted = [*self.bound, *(name for name in self.free if not _is_header(name) or name in obtainable)]
         lacking = [name for name in wanted if name not in have]
         moved = [name for name, release in self.own.items() if release != self.target]
-        half = [name for name in self.apt["unfinished"] if DRIVERS_OWN.search(name)]
-        return sorted({*lacking, *moved, *half})
+        return sorted({*lacking, *moved, *self.unfinished})
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Packages of the driver that dpkg has begun with and not ended."""
+        return [name for name in self.apt["unfinished"] if DRIVERS_OWN.search(name)]
 
     @property
     def going(self) -> list[str]:
@@ -267,7 +271,8 @@ def driver_question(
         "restore": list(case.source.restore),
         "optional": [*case.optional, *(name for name in case.free if _is_header(name))],
         "constraint": case.target or case.stack.driver.constraint,
-        "drop": sorted(case.installed),
+        # What dpkg has not ended would ask for packages that are dropped with the others.
+        "drop": sorted({*case.installed, *case.unfinished}),
         "remove": case.going,
         "repair": bool(case.apt["unfinished"]),
         "pins": _pins(case, RELEASE),

@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> int:
     """Run what the arguments say, records to stdout."""
     parser = argparse.ArgumentParser(prog="payload", description=__doc__.splitlines()[0])
     parser.add_argument("--tests", default="versions", help=f"{', '.join(TESTS)}, or several with commas")
-    parser.add_argument("--settings", default="{}", help="a JSON object: see session.Session")
+    parser.add_argument("--settings", default="{}", help="a JSON object: see session.PayloadSession")
     parser.add_argument("--limit", type=float, help="seconds for all parts together")
     chosen = parser.parse_args(arguments)
     tests = [name.strip() for name in chosen.tests.split(",")]

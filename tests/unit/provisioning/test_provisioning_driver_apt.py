@@ -140,6 +140,10 @@ def test_a_node_that_is_as_it_should_be_has_nothing_to_do(debian: dict[str, Any]
 def test_what_dpkg_left_half_done_of_the_driver_is_to_be_done(debian: dict[str, Any], half: str) -> None:
     assert half in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]})["missing"]
     assert "apache2" not in planned(debian, stack_of(debian), {"unfinished": [half, "apache2"]})["missing"]
+    # Left in the private folder's database it would ask for packages that were dropped from there.
+    stack = stack_of(debian)
+    question = driver.driver_question(debian, {**APT, "unfinished": [half, "apache2"]}, stack, settings_of(stack))
+    assert (half in question["drop"], "apache2" in question["drop"]) == (True, False)
 
 
 def test_another_branch_leaves_what_a_bare_node_would_get(bare: dict[str, Any]) -> None:
