@@ -234,7 +234,7 @@ OF_DNF = (
         "the modules are built by dkms, which is in EPEL: enable that repository on the node; dnf reported: ",
     ),
     (
-        r"not signed as it has to be|GPG|PGP|[Ss]ignature",
+        r"not signed as required|GPG|PGP|[Ss]ignature",
         "repository-unsigned: ",
         "signatures are always verified: sign the packages, or set their key with nvidia_repository_key; dnf "
         "reported: ",

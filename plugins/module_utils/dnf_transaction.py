@@ -60,7 +60,7 @@ class TransactionRefusedError(Exception):
 
 def out_of_time(*_):
     """Handle SIGALRM."""
-    raise TransactionRefusedError("exceeded its time limit")
+    raise TransactionRefusedError("did not end within its time limit")
 
 
 def split_locks(path, mark):

@@ -262,7 +262,7 @@ def test_a_connection_that_ends_leaves_no_container(place: Place) -> None:
         out, _ = process.communicate(timeout=90)
         (finding,) = json.loads(out)["nodes"][0]["findings"]
         assert finding["status"] == "error"
-        assert "broke off" in finding["message"] or "Docker engine" in finding["message"], finding["message"]
+        assert "ended early" in finding["message"] or "Docker engine" in finding["message"], finding["message"]
 
 
 def test_a_network_that_falls_silent_leaves_no_container_after_the_limit(place: Place) -> None:

@@ -67,7 +67,7 @@ def test_answers_come_from_a_child(workers: Workers) -> None:
         ("regex", "more than 1 s of processor time"),
         ("killed", "ended by signal 10"),
         ("abort", "more than 64 MiB of memory"),
-        ("breaks", "broke off: unexpected ValueError"),
+        ("breaks", "failed: unexpected ValueError"),
         ("floods", "larger than"),
     ],
 )

@@ -45,7 +45,7 @@ def test_kinds_have_other_words(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("gpu", "drivers", "cuda", "os", "kernel-flavours", "platform"):
         assert run("list", word) == Exit.GOOD
     assert "ubuntu-24.04" in capsys.readouterr().out
-    with pytest.raises(UsageError, match=r"no kind 'gpux'; did you mean gpus"):
+    with pytest.raises(UsageError, match=r"unknown kind 'gpux'; did you mean gpus"):
         run("list", "gpux")
 
 
@@ -116,7 +116,7 @@ def test_show_names_the_nearest(name: str, near: str) -> None:
     [
         ("nope", "no entry 'nope'; see gpunode catalog list and gpunode catalog list KIND"),
         ("xid/9999", "xids has no '9999'; gpunode catalog list xids lists them"),
-        ("zzz/1", "no kind 'zzz'; see gpunode catalog list"),
+        ("zzz/1", "unknown kind 'zzz'; see gpunode catalog list"),
     ],
 )
 def test_where_nothing_is_near_it_is_said_how_to_list(name: str, listed: str) -> None:

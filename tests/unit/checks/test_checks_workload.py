@@ -69,7 +69,7 @@ def test_a_busy_gpu_is_left_out_with_process_and_user() -> None:
     values = {"complete": True, "gpus": 7, "busy": ["gpu3: python3 (pid 4242, alice)"]}
     busy, run = found(record("container", values, seconds=61.0))["container.runs"]
     assert (busy.status, busy.component) == (Status.SKIP, "gpu3")
-    assert busy.message == "left out, busy with python3 (pid 4242, alice)"
+    assert busy.message == "skipped, in use by python3 (pid 4242, alice)"
     assert (run.status, run.message) == (Status.PASS, "ran with 7 GPUs in 61 s (image lab/torch)")
 
 
@@ -240,7 +240,7 @@ def test_no_value_breaks_a_check(value: Any) -> None:
         for key in names:
             answer = found(*(record(one, {key: value} if one == name else {}) for one in keys))
             told = [one for findings in answer.values() for one in findings]
-            assert not [one for one in told if "itself broke" in one.message], (name, key)
+            assert not [one for one in told if "failed to run" in one.message], (name, key)
             assert Status.PASS not in {one.status for one in told if one.check != "container.runs"}
 
 

@@ -192,7 +192,7 @@ def test_a_log_that_cannot_be_judged_is_refused(capsys: Capture, bundle: Path, t
     second = tmp_path / "second.json"
     second.write_text(bundle.read_text())
     for leaves_out in (("--skip", "performance.nccl-tests"), ("--select", "gpu.count")):
-        assert "performance.nccl-tests judges it" in refused(capsys, *replay, f"nccl-tests={log}", *leaves_out)
+        assert "performance.nccl-tests evaluates it" in refused(capsys, *replay, f"nccl-tests={log}", *leaves_out)
     assert "2 bundles" in refused(capsys, "--replay", bundle, second, "--log", f"nccl-tests={log}")
 
 

@@ -196,7 +196,7 @@ def test_the_contract_finds_what_does_not_hold(
     [
         ("memory.total_mib\n", "memory.totl_mib\n", "did you mean total_mib"),
         ("memory.total_mib\n", "memry.total_mib\n", "did you mean memory"),
-        ("memory.total_mib\n", "memory.total_mib.x\n", "nothing below int"),
+        ("memory.total_mib\n", "memory.total_mib.x\n", "int has no fields"),
         ("file_systems[].type", "file_systems.type", "write file_systems[]"),
         ("memory.total_mib\n", "memory[].total_mib\n", "memory is not a list"),
         ("value: 1024", "value: lots", "needs a number"),

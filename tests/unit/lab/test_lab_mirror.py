@@ -45,7 +45,7 @@ def test_other_origins_components_and_suites_are_no_mirror() -> None:
 
 def test_without_lists_the_way_out_is_told(apt: dict[str, str]) -> None:
     apt["apt-get"] = ""
-    with pytest.raises(UndeterminedError, match=r"apt-get update, or name a Debian mirror with --mirror"):
+    with pytest.raises(UndeterminedError, match=r"apt-get update, or set a Debian mirror with --mirror"):
         find_mirror()
 
 

@@ -241,7 +241,7 @@ def test_a_closure_that_lags_is_refused_with_what_there_is() -> None:
     ("said", "name"),
     [
         ("Failed to download metadata for repo 'x': Cannot download repomd.xml", "repository-unreachable"),
-        ("not signed as it has to be: Public key for x.rpm is not installed", "repository-unsigned"),
+        ("not signed as required: Public key for x.rpm is not installed", "repository-unsigned"),
         ("would-remove: dnf would remove bash", "would-remove"),
         ("Problem: nothing provides dkms >= 3.1.8 needed by kmod", "dkms-missing"),
         ("Problem: nothing provides x", "dnf-refuses"),
@@ -330,7 +330,7 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
         "locklist": str(tmp_path / "list"),
         "lock_mark": "x",
     }
-    with pytest.raises(transaction.RefusedError, match=r"^busy: GPUs are in use by python3 \(pid 9\)"):
+    with pytest.raises(transaction.TransactionRefusedError, match=r"^busy: GPUs are in use by python3 \(pid 9\)"):
         transaction.carried_out({**question, "gpu_users": lambda: ["python3 (pid 9)"]})
     assert done == ["fetched"]
     assert transaction.carried_out({**question, "gpu_users": list})["done"]

@@ -167,7 +167,7 @@ def test_a_settled_node_has_nothing_due() -> None:
             {},
             "/dev/sdc1 is mounted on /scratch",
         ),
-        ({"paths": {"/old": FREE}}, {"scratch_path": "/old"}, "/old has a line already, with /dev/sdb1"),
+        ({"paths": {"/old": FREE}}, {"scratch_path": "/old"}, "/old already has an entry, with /dev/sdb1"),
     ],
 )
 def test_what_is_in_the_way_is_named_and_nothing_is_planned(

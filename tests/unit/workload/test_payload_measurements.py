@@ -105,7 +105,7 @@ def test_fewer_gpus_than_ranks_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     distributed = SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: True)
     monkeypatch.setattr("gpunode.workload.payload.group.torch_module", lambda: torch)
     monkeypatch.setattr("importlib.import_module", lambda _: distributed)
-    with pytest.raises(Trouble, match="no GPU for rank 3: PyTorch counts 3 of 4"):
+    with pytest.raises(Trouble, match="no GPU for rank 3: PyTorch finds 3 of 4"):
         Group(Seat(3, 4, "file:/x", "nccl", device=3), 0)
 
 
@@ -282,7 +282,7 @@ def test_no_directory_and_no_fio_are_skips(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SkipPart, match="--storage DIR"):
         storage.fio(None, 1.0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SkipPart, match="no fio"):
+    with pytest.raises(SkipPart, match="fio is not installed"):
         storage.fio(str(tmp_path), 1.0)
 
 

@@ -170,8 +170,8 @@ def test_a_gpu_in_mig_mode_is_asked_for_as_its_mig_devices(names: tuple[str, ...
         (
             ({"index": 0, "uuid": "GPU-0"}, {"index": 1, "uuid": "GPU-1"}),
             (spec("GPU-0", "GPU-9", "all"),),
-            f"{PATH} has no device for gpu1: nvidia-ctk cdi generate --output={PATH} writes it anew. "
-            "Once nobody computes on gpu3, all GPUs are asked for and no name is needed",
+            f"{PATH} has no device for gpu1: nvidia-ctk cdi generate --output={PATH} regenerates it. "
+            "When gpu3 is idle, all GPUs are requested and no name is needed",
         ),
         (
             ({"index": 0, "uuid": "GPU-0"}, {"index": 1, "uuid": "GPU-1"}),
@@ -204,7 +204,7 @@ def test_a_mig_device_without_an_index_is_never_taken_for_the_whole_gpu() -> Non
 
 def test_where_there_is_no_specification_none_is_made_up() -> None:
     use, facts = busy(specs=())
-    with pytest.raises(LaunchFailure, match=r"no CDI specification of nvidia\.com/gpu in .* names gpu0, gpu1, gpu2"):
+    with pytest.raises(LaunchFailure, match=r"no CDI specification of nvidia\.com/gpu in .* lists gpu0, gpu1, gpu2"):
         devices_for(CDI_ALONE, use, facts)
     unseen = facts.model_copy(update={"cdi_specs": None, "gaps": {"cdi_specs": "/etc/cdi: permission denied"}})
     with pytest.raises(LaunchFailure, match="permission denied") as caught:
