@@ -65,7 +65,7 @@ def test_answers_come_from_a_child(workers: Workers) -> None:
         ("memory", "more than 64 MiB of memory"),
         ("loop", "more than 1 s of processor time"),
         ("regex", "more than 1 s of processor time"),
-        ("killed", "ended by signal 10"),
+        ("killed", "terminated by signal 10"),
         ("abort", "more than 64 MiB of memory"),
         ("breaks", "failed: unexpected ValueError"),
         ("floods", "larger than"),

@@ -115,7 +115,7 @@ def test_show_names_the_nearest(name: str, near: str) -> None:
     ("name", "listed"),
     [
         ("nope", "no entry 'nope'; see gpunode catalog list and gpunode catalog list KIND"),
-        ("xid/9999", "xids has no '9999'; gpunode catalog list xids lists them"),
+        ("xid/9999", "xids has no '9999'; see gpunode catalog list xids"),
         ("zzz/1", "unknown kind 'zzz'; see gpunode catalog list"),
     ],
 )
@@ -146,7 +146,7 @@ def test_an_overlay_is_seen_by_list_and_show(tmp_path: Path, capsys: pytest.Capt
 
 def test_lint_prints_each_fault_on_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("lint") == Exit.GOOD
-    assert capsys.readouterr().out.startswith("sound: ")
+    assert capsys.readouterr().out.startswith("valid: ")
     path = tmp_path / "site.yml"
     path.write_text("gpus:\n  t4:\n    form: card\n    memory_gib: 16\n", encoding="utf-8")
     assert run("lint", str(path)) == Exit.USAGE
