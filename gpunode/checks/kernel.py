@@ -48,7 +48,7 @@ def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
             Verdict, component="command line", expected=" ".join(node.boot_arguments), measured=node.command_line
         )
         if missing:
-            yield verdict(Status.WARN, f"the kernel was booted without {listed(missing)}: a reboot is due")
+            yield verdict(Status.WARN, f"the kernel was booted without {listed(missing)}: a reboot is pending")
         else:
             yield verdict(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
     if not judged:

@@ -213,7 +213,7 @@ def main() -> None:
         reasons.append(" ".join(str(err).split()))
     reasons += started(units, module.params["unit_versions"], version)
     if reasons:
-        module.warn(f"a reboot is due: {'; '.join(reasons)}")
+        module.warn(f"a reboot is pending: {'; '.join(reasons)}")
     module.exit_json(changed=True, reason="; ".join(reasons), loaded=loaded_version())
 
 

@@ -307,7 +307,7 @@ def test_wrong_faults_say_what_there_is(lab: Lab, node: LabNode) -> None:
     for words, line in (
         (("gpu9", "xid"), "this node has gpu0 to gpu7"),
         (("gpu0/link18", "nvlink-down"), "gpu0 has link0 to link17"),
-        (("smoke",), "there are library-mismatch, gpu-lost"),
+        (("smoke",), "known: library-mismatch, gpu-lost"),
         (("gpu0", "pcie-narrow", "width=3"), "the link's best is gen 5 x16"),
         (("gpu0", "smi-hangs"), "omit the component"),
         (("xid", "color=red"), "it has number, text"),

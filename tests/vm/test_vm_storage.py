@@ -113,7 +113,7 @@ def test_disks_of_others_are_refused_and_untouched(node: Node) -> None:
         f"{LVM} (/dev/vdf): is held by dm-0",
         f"{RAID} (/dev/vdg): is held by md127",
         f"{RAW} (/dev/vdh): carries data of an unknown kind",
-        "virtio-nowhere: there is no such disk",
+        "virtio-nowhere: no such disk",
     ):
         assert words in text
     assert node.sh(HASHES) == before

@@ -251,7 +251,7 @@ def test_many_names_are_cut_and_counted() -> None:
 def test_nouveau_without_any_driver() -> None:
     assert one("driver.nouveau", packages=(), module_files=())[0] == "skip"
     status, message = one("driver.nouveau", packages=(), module_files=(), modules=("nouveau",))
-    assert (status, "in place of" in message) == ("fail", True)
+    assert (status, "instead of" in message) == ("fail", True)
 
 
 # GPUs

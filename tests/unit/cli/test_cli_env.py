@@ -48,7 +48,7 @@ def test_text_tells_each_reason(bundle: str, capsys: pytest.CaptureFixture[str])
     text = printed(capsys, "--replay", bundle)
     assert "NCCL_DEBUG=WARN\n        prints the cause of failures" in text
     assert "left alone" not in text
-    assert "NCCL_IB_DISABLE: for debugging" in printed(capsys, "--replay", bundle, "-v")
+    assert "NCCL_IB_DISABLE: debugging only" in printed(capsys, "--replay", bundle, "-v")
 
 
 def test_docker_arguments_are_one_line_of_plain_words(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:

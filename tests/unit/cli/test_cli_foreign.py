@@ -59,7 +59,7 @@ def test_a_bundle_goes_through_no_link(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (tmp_path / "h.json").symlink_to(precious)
-    with pytest.raises(UsageError, match="is a link"):
+    with pytest.raises(UsageError, match="is a symbolic link"):
         write_bundle(tmp_path, "h", Bundle.model_validate(without_gpu()))
     assert precious.read_text() == "mine"
 

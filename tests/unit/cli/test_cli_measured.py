@@ -225,5 +225,8 @@ def test_a_file_for_expect_is_refused_before_and_not_written_without_figures(
     assert "not a directory" in refused(capsys, "--replay", bundle, "--write-expect", tmp_path / "no" / "site.yml")
     assert "--level standard" in refused(capsys, "gpu-01", "--level", "quick", "--write-expect", tmp_path / "new.yml")
     bundle.write_text(json.dumps(hgx_measured() | {"simulated": True}))
-    assert "no figure of a real GPU" in refused(capsys, "--replay", bundle, "--write-expect", tmp_path / "new.yml")
+    message = refused(capsys, "--replay", bundle, "--write-expect", tmp_path / "new.yml")
+    assert "no passed figure of a real GPU" in message
+        capsys, "--replay", bundle, "--write-expect", tmp_path / "new.yml"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.json", "there.yml"]

@@ -205,7 +205,7 @@ def test_no_file_of_the_catalog_is_read_once_the_probe_has_ended() -> None:
     """They are read while it looks: afterwards every moment is one that the job waits."""
     code = (
         "import gpunode.cli.on_node_verdict as verdict, sys, time\n"
-        "judging = verdict.Judging(None, None, (), ())\n"
+        "judging = verdict.LocalJudging(None, None, (), ())\n"
         "read = []\n"
         "sys.addaudithook(lambda event, what: read.append(str(what[0])) if event == 'open' else None)\n"
         "judging.report(sys.stdin.buffer.read(), until=time.monotonic() + 60, seconds=1.0)\n"
@@ -223,7 +223,7 @@ def test_nothing_that_a_prolog_does_not_need_is_loaded() -> None:
         "import sys, gpunode.cli.root, gpunode.cli.on_node\n"
         "first = {'pydantic', 'yaml', 'rich', 'gpunode.checks'} & set(sys.modules)\n"
         "import gpunode.cli.on_node_verdict as verdict\n"
-        "verdict.Judging(None, None, (), ())\n"
+        "verdict.LocalJudging(None, None, (), ())\n"
         "then = {'fabric', 'docker', 'ansible', 'ClusterShell', 'rich', 'paramiko', 'jinja2'} & set(sys.modules)\n"
         "print(sorted(first), sorted(then))\n"
     )

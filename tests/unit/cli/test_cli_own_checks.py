@@ -161,7 +161,7 @@ def test_the_contract_holds_for_both_forms(
     assert run(["checks", "test", "-v", str(folder / "checks.yml")]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "9 cases, 0 failed"
-    for words in ("site.memory: is an error without memory", "site.cores: finds cpu.cpus=1", "site.cores: passes"):
+    for words in ("site.memory: reports an error without memory", "site.cores: finds cpu.cpus=1", "site.cores: passes"):
         assert f"ok    {words}" in out
 
 

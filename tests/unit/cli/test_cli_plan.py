@@ -34,7 +34,7 @@ def test_a_machine_without_a_gpu_is_told(capsys: pytest.CaptureFixture[str]) -> 
     assert "no GPU named" not in out
     assert "no known NVIDIA GPU on debian-12" in out
     assert "warning: no NVIDIA GPU is on the PCI bus" in out
-    assert "note: apt and dnf were not asked" in out
+    assert "note: apt and dnf were not queried" in out
 
 
 def test_of_a_thought_node_nobody_named_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,7 +162,7 @@ RULE = "checks: {host.time: {mode: mute, reason: x, until: 2099-01-01}}"
         (RULE.replace("2099-01-01", "soon"), ("YYYY-MM-DD", "soon")),
         (RULE.replace(", until: 2099-01-01", ""), ("until", "None")),
         (RULE.replace("reason", "raeson"), ("raeson", "reason")),
-        ("checks: {host.time: {mode: mute, reason: x, until: 2099-01-01}, host.time: {}}", ("twice",)),
+        ("checks: {host.time: {mode: mute, reason: x, until: 2099-01-01}, host.time: {}}", ("duplicate key",)),
         ("own_checks: site.yml", ("a list of files",)),
         ("own_checks: [nowhere.yml]", ("nowhere.yml", "No such file")),
         ("a: &a [*a]", ("a",)),

@@ -75,7 +75,7 @@ def test_a_bundle_that_costs_too_much_to_read_is_left_out(
         return real(text, where)
 
     monkeypatch.setattr("gpunode.cli.apart.Bundle.from_json", costly)
-    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
+    monkeypatch.setattr("gpunode.cli.apart.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
     for name in ("a", "b", "c"):
         write_bundle(tmp_path / f"{name}.json")
     with Apart() as apart:
@@ -95,7 +95,7 @@ def test_the_verbs_go_on_without_it(
         return re.fullmatch(r"(a+)+b", "a" * 60) if where.endswith("b.json") else real(text, where)  # type: ignore[return-value]
 
     monkeypatch.setattr("gpunode.cli.apart.Bundle.from_json", costly)
-    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: AnswerLimits(cpu_s=1))
+    monkeypatch.setattr("gpunode.cli.apart.AnswerLimits", lambda: AnswerLimits(cpu_s=1))
     for name in ("a", "b", "c"):
         write_bundle(tmp_path / f"{name}.json")
     assert run([verb, "--replay", str(tmp_path), "--format", "json"]) == 3

@@ -255,8 +255,8 @@ def test_wrong_usage_is_one_line_and_exit_2(gpunode: Any, arguments: list[str], 
         ("gpus: -1\n", ["gpus", "-1"]),
         ("driver: 58\n", ["driver", "58"]),
         ("driver: true\n", ["driver", "True"]),
-        ("gpus: 8\nmig: false\ngpus: 4\n", ["gpus", "twice", "line 1", "line 3"]),
-        ("gpus: 8\n'gpus': 8\n", ["gpus", "twice"]),
+        ("gpus: 8\nmig: false\ngpus: 4\n", ["gpus", "duplicate key", "line 1", "line 3"]),
+        ("gpus: 8\n'gpus': 8\n", ["gpus", "duplicate key"]),
         ("<<: {driver: 580}\n", ["driver", "580"]),
         ("driver: newest\n", ["driver", "newest"]),
         ("model: L40Z\n", ["model", "L40Z", "L40S"]),
@@ -470,7 +470,7 @@ def process(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str
 def test_a_password_is_asked_for_on_a_terminal_alone() -> None:
     ended = process("validate", "-K")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("gpunode: -K: there is no terminal")
+    assert ended.stderr.startswith("gpunode: -K: no terminal")
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_one_node_that_costs_too_much_is_an_error_beside_the_others(
         return identity.identify(node)
 
     monkeypatch.setattr("gpunode.cli.validate.identify", costly)
-    monkeypatch.setattr("gpunode.cli.apart.Limits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
+    monkeypatch.setattr("gpunode.cli.apart.AnswerLimits", lambda: AnswerLimits(cpu_s=1, memory_mib=200))
     for host in ("a", "bad", "c"):
         (tmp_path / f"{host}.json").write_text(json.dumps({**without_gpu(), "host": host}))
     ended = gpunode("validate", "--replay", tmp_path, "--format", "json")

@@ -180,7 +180,7 @@ def test_a_lost_answer_is_a_gap_with_its_reason(
     if bad is not None:
         commands[key] = lost.model_copy(update=bad)
     elif key == "dpkg-kernels":
-        reason = "was not asked"
+        reason = "were not queried"
     elif key == "dpkg-packages":
         reason = "was read"
     elif key == "pci-acs":

@@ -45,7 +45,7 @@ def test_a_function_without_ids_is_a_gap(text: str) -> None:
 
 def test_an_empty_bus_is_seen_and_a_hidden_one_is_not() -> None:
     assert facts_with(files={"/sys/bus/pci/devices/": ""}).pci == ()
-    assert "cannot be seen" in facts_with(files={"/sys/bus/pci/devices/": None}).gaps["pci"]
+    assert "cannot be read" in facts_with(files={"/sys/bus/pci/devices/": None}).gaps["pci"]
 
 
 def test_a_function_that_went_away_meanwhile_is_left_out() -> None:

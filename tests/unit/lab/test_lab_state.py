@@ -168,7 +168,7 @@ def test_what_a_killed_lab_left_is_no_foreign_file(state: LabState) -> None:
 def test_a_folder_of_somebody_else_is_refused(state: LabState) -> None:
     state.folder.mkdir(parents=True)
     (state.folder / "thesis.tex").write_text("x")
-    with pytest.raises(UsageError, match=r"holds thesis\.tex"):
+    with pytest.raises(UsageError, match=r"contains thesis\.tex"):
         state.prepare()
     assert [path.name for path in state.folder.iterdir()] == ["thesis.tex"]
 

@@ -19,7 +19,7 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("argv", "code", "line"),
     [
         (["up", "--name", "No Such"], 2, "--name 'No Such'"),
-        (["up", "--os", "debian-11"], 2, "there are debian-12, debian-13"),
+        (["up", "--os", "debian-11"], 2, "known: debian-12, debian-13"),
         (["up", "-n", "0"], 2, "-n 0: a lab has 1 to 64 nodes"),
         (["up", "-n", "65"], 2, "-n 65: a lab has 1 to 64 nodes"),
         (["up", "--mirror", "nowhere"], 2, "'nowhere' is not the URL of a Debian mirror"),
@@ -31,7 +31,7 @@ def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["fault", "l40s-4-1", "xid", "--list"], 2, "--list shows all faults: leave out xid"),
         (["fault", "l40s-4-1", "xid"], 3, "Docker engine"),
         (["image", "bare", "--output", "/no/such/folder/x.tar"], 2, "--output /no/such/folder/x.tar"),
-        (["image", "bare", "--output", "/tmp"], 2, "--output /tmp: a file"),
+        (["image", "bare", "--output", "/tmp"], 2, "--output /tmp: expected a file"),
         (["down"], 3, "Docker engine"),
         (["-v", "down", "-v"], 3, "Docker engine"),
         (["ssh", "-v", "deb12-1"], 2, "gpunode lab up --name default"),

@@ -337,7 +337,7 @@ def test_a_reboot_ends_some_faults_and_books_what_inforom_keeps(root: Path) -> N
         (["gpu8", "throttle"], "this node has gpu0 to gpu7"),
         (["gpu0/link18", "nvlink-down"], "gpu0 has link0 to link17"),
         (["gpu0/link1", "throttle"], "is a fault of a whole GPU"),
-        (["throttle", "reason=heat"], "there are sw_power_cap, hw_slowdown"),
+        (["throttle", "reason=heat"], "known: sw_power_cap, hw_slowdown"),
         (["gpu0"], r"\[COMPONENT\] FAULT \[KEY=VALUE\]"),
         (["--heal", "smoke"], "unknown fault; known: library-mismatch, gpu-lost"),
         (["--heal", "gpu8"], "this node has gpu0 to gpu7"),

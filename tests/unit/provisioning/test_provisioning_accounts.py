@@ -93,7 +93,7 @@ def test_an_exclusive_list_without_keys_is_refused() -> None:
 def test_a_link_in_the_place_of_the_folder_is_refused() -> None:
     ssh = copy.deepcopy(RECORDED)
     next(one for one in ssh["accounts"] if one["name"] == "operator")["folder"] = "link"
-    assert "is a link" in plan(ssh, admins=[OPERATOR]).refusals[0]
+    assert "is a symbolic link" in plan(ssh, admins=[OPERATOR]).refusals[0]
 
 
 def test_passwords_that_nobody_needs_are_locked() -> None:

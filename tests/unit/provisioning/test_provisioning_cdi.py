@@ -62,7 +62,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         ([spec(path="/etc/cdi/nvidia.yaml")], "does not exist"),
         ([spec(driver_versions=["570.10"])], "generated for driver 570.10; 580.95.05 is installed"),
         ([spec(missing=["/usr/lib/libcuda.so.570"])], "names missing files: /usr/lib/libcuda.so.570"),
-        ([spec(devices=[])], "names no device"),
+        ([spec(devices=[])], "lists no device"),
     ],
 )
 def test_a_specification_that_does_not_fit_is_written_anew(

@@ -245,7 +245,7 @@ def test_a_daemon_that_does_not_answer_counts_as_busy(settled: NodeState) -> Non
     ("settings", "words"),
     [
         ({"daemon": {"hosts": ["tcp://0.0.0.0:2375"]}}, "docker_daemon must not set hosts"),
-        ({"daemon": {"live-restor": True}}, "Docker 20.10.24 knows no live-restor in /etc/docker/daemon.json"),
+        ({"daemon": {"live-restor": True}}, "Docker 20.10.24 does not support live-restor in /etc/docker/daemon.json"),
         ({"source": "docker"}, "set docker_source to auto to keep it, or docker_switch to true"),
     ],
 )

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -310,6 +310,8 @@ def test_a_job_that_began_meanwhile_stops_the_transaction_before_anything_change
     done: list[str] = []
 
     class Base:
+        transaction = SimpleNamespace(remove_set=[])
+
         def __enter__(self) -> "Base":
             return self
 

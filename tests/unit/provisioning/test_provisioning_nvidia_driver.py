@@ -187,9 +187,9 @@ def test_another_loaded_release_takes_a_reboot_or_an_exchange(bare: dict[str, An
     ("key", "mok_hash", "expected", "words"),
     [
         ({"enrolled": True, "waits": False, "fresh": False}, "", (False, False), ""),
-        ({"enrolled": False, "waits": True, "fresh": True}, "", (False, True), "waits for a person at the console"),
-        ({"enrolled": False, "waits": True, "fresh": False}, "", (False, False), "waits for a person at the console"),
-        ({"enrolled": False, "waits": False, "fresh": False}, "grub.x", (True, False), "waits for a person"),
+        ({"enrolled": False, "waits": True, "fresh": True}, "", (False, True), "must be confirmed at the console"),
+        ({"enrolled": False, "waits": True, "fresh": False}, "", (False, False), "must be confirmed at the console"),
+        ({"enrolled": False, "waits": False, "fresh": False}, "grub.x", (True, False), "must be confirmed"),
         ({"enrolled": None, "waits": False, "fresh": False}, "", (False, False), "nvidia_driver_mok_hash stages it"),
         (None, "", (False, False), "nvidia_driver_mok_hash stages it"),
     ],

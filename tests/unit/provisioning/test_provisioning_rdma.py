@@ -117,7 +117,7 @@ def test_a_package_that_is_not_offered_is_named_and_rdma_core_is_required() -> N
     found = made(node(), {name: ["1"] for name in DEBIAN if name != "rdmacm-utils"}, driver=OPEN)
     assert isinstance(found.packages, AptChange)
     assert "rdmacm-utils" not in found.packages.install
-    assert any(note.startswith("rdmacm-utils: no repository") for note in found.notes)
+    assert any(note.startswith("rdmacm-utils: no configured repository") for note in found.notes)
     assert made(node(), {}, driver=OPEN).refusals[0].startswith("no-rdma-core: ")
 
 

@@ -69,7 +69,7 @@ def test_what_a_repository_starts_at_is_said() -> None:
     found = conflict(os="ubuntu-26.04", driver="580")
     assert "starts at branch 595" in found.message
     assert [offer.change[0] for offer in found.offers] == [
-        "--driver 595 in place of 580",
+        "--driver 595 instead of 580",
         "--source ubuntu",
         "--os ubuntu-24.04",
     ]
@@ -393,7 +393,7 @@ def test_a_rule_that_is_left_out_says_so() -> None:
     found = resolve(*parts("A100"), CATALOG, TODAY, off={"R17-dcgm"})
     assert isinstance(found, Stack)
     assert found.dcgm is None
-    assert found.reasons["dcgm"].text == "rule R17-dcgm is left out"
+    assert found.reasons["dcgm"].text == "rule R17-dcgm is skipped"
     assert isinstance(resolve(*parts("V100", driver="595"), CATALOG, TODAY), Conflict)
     assert isinstance(resolve(*parts("V100", driver="595"), CATALOG, TODAY, off={"R03-arch-last-branch"}), Stack)
 

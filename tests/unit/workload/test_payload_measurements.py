@@ -338,7 +338,7 @@ def test_a_program_that_hangs_is_ended(programs: Path) -> None:
 
 def test_a_program_that_is_not_there_is_a_skip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SkipPart, match="no nvbandwidth"):
+    with pytest.raises(SkipPart, match="nvbandwidth is not installed"):
         external.nvbandwidth(1.0)
 
 

@@ -149,7 +149,7 @@ def test_a_refusal_that_is_known_is_told_with_its_cause_whatever_stands_before_i
     said = "failed to create shim task: " + "x" * 5000 + "unsatisfied condition: cuda>=12.8, please update"
     refused = _plain(LaunchFailure("start", "starting a container of registry/image:1: cut", said), engine(), job())
     assert refused.kind == "image"
-    assert "registry/image:1 asks for a driver with CUDA 12.8" in str(refused)
+    assert "registry/image:1 requires a driver with CUDA 12.8" in str(refused)
     other = LaunchFailure("start", "starting: no known words")
     assert _plain(other, engine(), job()) is other
 
