@@ -227,6 +227,4 @@ def test_a_file_for_expect_is_refused_before_and_not_written_without_figures(
     bundle.write_text(json.dumps(hgx_measured() | {"simulated": True}))
     message = refused(capsys, "--replay", bundle, "--write-expect", tmp_path / "new.yml")
     assert "no passed figure of a real GPU" in message
-        capsys, "--replay", bundle, "--write-expect", tmp_path / "new.yml"
-    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.json", "there.yml"]
