@@ -129,7 +129,7 @@ def test_an_unreachable_node_is_exit_code_3(folder: Path) -> None:
     [
         (["--limit", "gpu9"], "--limit gpu9: inventory hosts.yml has no host or group gpu9; did you mean gpu"),
         (["--tags", "sya"], "no task has the tag sya; did you mean say?"),
-        (["--skip-tags", "say,zzzz"], "no task has the tag zzzz; there are fail, inner, nvidia_driver_install, say"),
+        (["--skip-tags", "say,zzzz"], "no task has the tag zzzz; known: fail, inner, nvidia_driver_install, say"),
         (["-e", "nvidia_driver_sorce=debian"], "-e: unknown variable nvidia_driver_sorce; did you mean"),
         (["-e", '{"nvidia_driver_sorce": 1}'], "did you mean nvidia_driver_source?"),
         (["-e", "@absent.yml"], "-e @absent.yml: No such file or directory"),
