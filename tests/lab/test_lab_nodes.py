@@ -337,7 +337,7 @@ def test_a_folder_of_somebody_else_is_left_alone(other: Lab) -> None:
     other.state.folder.mkdir(parents=True)
     mine = other.state.folder / "mine"
     mine.write_text("x")
-    with pytest.raises(UsageError, match="holds mine"):
+    with pytest.raises(UsageError, match="contains mine, which does not belong to a lab"):
         other.up(1, "debian-12")
     assert mine.read_text() == "x"
     mine.unlink()
