@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import BmcEvent, BmcSensor, NodeFacts
 from gpunode.text import counted, listed, moment
@@ -37,9 +37,9 @@ BAD_STATUS, ODD_STATUS = ("cr", "nr", "lcr", "ucr", "lnr", "unr"), ("nc", "lnc",
 _RPM = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) RPM")
 
 
-def _obstacle(node: NodeFacts) -> Verdict | None:
+def _obstacle(node: NodeFacts) -> CheckResult | None:
     reason = OBSTACLES.get(node.bmc_access or "")
-    return Verdict(Status.SKIP, reason) if reason else None
+    return CheckResult(Status.SKIP, reason) if reason else None
 
 
 @registry.check(
@@ -53,14 +53,14 @@ def _obstacle(node: NodeFacts) -> Verdict | None:
     bare_metal=True,
     thresholds=(LOOK_BACK,),
 )
-def events(node: NodeFacts) -> Iterator[Verdict]:
+def events(node: NodeFacts) -> Iterator[CheckResult]:
     obstacle = _obstacle(node)
     if obstacle is not None:
         yield obstacle
         return
     recent = [event for event in node.bmc_events or () if _is_recent(node, event)]
     open_faults = _not_over(recent)
-    verdict = partial(Verdict, expected=0, unit="events", source=IPMI)
+    verdict = partial(CheckResult, expected=0, unit="events", source=IPMI)
     for sensor, faults in sorted(open_faults.items()):
         last = faults[-1]
         when = f", last at {last.time}" if last.time else ""
@@ -99,7 +99,7 @@ def _not_over(recent: list[BmcEvent]) -> dict[str, list[BmcEvent]]:
     bare_metal=True,
     thresholds=(STILL,),
 )
-def fans(node: NodeFacts) -> Iterator[Verdict]:
+def fans(node: NodeFacts) -> Iterator[CheckResult]:
     return _sensors(node, node.bmc_fans or (), "fan")
 
 
@@ -114,15 +114,15 @@ def fans(node: NodeFacts) -> Iterator[Verdict]:
     category="host",
     bare_metal=True,
 )
-def power_supplies(node: NodeFacts) -> Iterator[Verdict]:
+def power_supplies(node: NodeFacts) -> Iterator[CheckResult]:
     return _sensors(node, node.bmc_power_supplies or (), "power supply")
 
 
-def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], what: str) -> Iterator[Verdict]:
+def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], what: str) -> Iterator[CheckResult]:
     obstacle = _obstacle(node)
     read = [sensor for sensor in sensors if sensor.status not in {"ns", "us"}]
     if obstacle is not None or not read:
-        yield obstacle or Verdict(Status.SKIP, f"the BMC has no reading of a {what}")
+        yield obstacle or CheckResult(Status.SKIP, f"the BMC has no reading of a {what}")
         return
     good = []
     for sensor in read:
@@ -131,9 +131,9 @@ def _sensors(node: NodeFacts, sensors: tuple[BmcSensor, ...], what: str) -> Iter
             good.append(sensor.name)
         else:
             message = f"{sensor.reading or 'no reading'} (status {sensor.status})"
-            yield Verdict(status, message, sensor.name, expected="ok", measured=sensor.status, source=IPMI)
+            yield CheckResult(status, message, sensor.name, expected="ok", measured=sensor.status, source=IPMI)
     if good:
-        yield Verdict(Status.PASS, f"good: {listed(good)}", expected="ok", measured="ok", source=IPMI)
+        yield CheckResult(Status.PASS, f"good: {listed(good)}", expected="ok", measured="ok", source=IPMI)
 
 
 def _status_of(sensor: BmcSensor) -> Status:

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from gpunode.checks.driver import same_version
 from gpunode.checks.installed import present, upstream
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import CdiSpec, NodeFacts
 from gpunode.text import counted, listed
 
@@ -34,13 +34,13 @@ REGENERATE = (
     state="observe",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def toolkit(node: NodeFacts) -> Iterator[Verdict]:
+def toolkit(node: NodeFacts) -> Iterator[CheckResult]:
     found = {package.name: package for package in node.packages or () if package.name in TOOLKIT and present(package)}
     if not found:
         raise Skip("no package of NVIDIA's container toolkit is installed")
     versions = sorted({upstream(package) for package in found.values()})
     broken = [f"{name} ({package.state})" for name, package in found.items() if not package.installed]
-    verdict = Verdict(
+    verdict = CheckResult(
         Status.PASS,
         f"{counted(len(found), 'package')} at {versions[0]}",
         measured=listed(versions),
@@ -72,13 +72,13 @@ def has_toolkit(node: NodeFacts) -> bool:
     state="drain",
     actions=("run_role:nvidia_container_toolkit", "restart_service:docker.service"),
 )
-def runtime(node: NodeFacts) -> Iterator[Verdict]:
+def runtime(node: NodeFacts) -> Iterator[CheckResult]:
     docker, settings = node.docker, node.containers
     if docker is None:
         raise Skip("no Docker daemon runs here")
     if not has_toolkit(node):
         raise Skip("NVIDIA's container toolkit is not installed: containers get no GPU")
-    verdict = partial(Verdict, expected="nvidia", measured=listed(docker.runtimes))
+    verdict = partial(CheckResult, expected="nvidia", measured=listed(docker.runtimes))
     if "nvidia" in docker.runtimes:
         yield verdict(Status.PASS, f"Docker {docker.version} has the runtime nvidia")
     elif settings is not None and "nvidia" in settings.docker_runtimes:
@@ -99,10 +99,10 @@ def runtime(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def cdi(node: NodeFacts) -> Iterator[Verdict]:
+def cdi(node: NodeFacts) -> Iterator[CheckResult]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
-        yield Verdict(Status.SKIP, "no CDI specification of GPUs")
+        yield CheckResult(Status.SKIP, "no CDI specification of GPUs")
     for spec in specs:
         yield replace(_spec(spec, node), component=spec.path)
 
@@ -118,11 +118,11 @@ def cdi(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def cdi_single(node: NodeFacts) -> Iterator[Verdict]:
+def cdi_single(node: NodeFacts) -> Iterator[CheckResult]:
     specs = [spec for spec in node.cdi_specs or () if spec.kind == KIND]
     if not specs:
         raise Skip("no CDI specification of GPUs")
-    verdict = partial(Verdict, expected=1, measured=len(specs), unit="specifications")
+    verdict = partial(CheckResult, expected=1, measured=len(specs), unit="specifications")
     if len(specs) == 1:
         yield verdict(Status.PASS, f"{specs[0].path} alone")
         return
@@ -137,10 +137,10 @@ def cdi_single(node: NodeFacts) -> Iterator[Verdict]:
     yield verdict(Status.WARN, f"{paths}: engines use the one in the last directory and ignore the rest")
 
 
-def _spec(spec: CdiSpec, node: NodeFacts) -> Verdict:
+def _spec(spec: CdiSpec, node: NodeFacts) -> CheckResult:
     # Containers are given the libraries on disk; whether those match the module is another check's affair.
     driver = node.driver_library_version or (node.loaded_driver.version if node.loaded_driver else None)
-    verdict = Verdict(
+    verdict = CheckResult(
         Status.PASS,
         f"names {counted(len(spec.devices), 'device')} and driver {listed(spec.driver_versions) or 'of no version'}",
         expected=driver,

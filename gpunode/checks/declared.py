@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from gpunode.checks.registry import Category, Registry, Scope, Status, Value, Verdict
+from gpunode.checks.registry import Category, CheckResult, Registry, Scope, Status, Value
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import NodeFacts
 from gpunode.frozen import Frozen
@@ -109,7 +109,7 @@ def register(registry: Registry, check: DeclaredCheck, source: str) -> None:
             least=min(0, number) if isinstance(number, int | float) else 0,
         )
 
-    def judge(node: NodeFacts) -> Iterator[Verdict]:
+    def judge(node: NodeFacts) -> Iterator[CheckResult]:
         yield from _verdicts(check, node, path, check.value if limit is None else limit.value, source)
 
     registry.check(
@@ -144,23 +144,23 @@ def _value_must_fit(check: DeclaredCheck) -> None:
 
 def _verdicts(
     check: DeclaredCheck, node: NodeFacts, path: list[tuple[str, bool]], expected: Any, source: str
-) -> Iterator[Verdict]:
+) -> Iterator[CheckResult]:
     found = list(_elements(node, path, {}))
     if not found:
-        yield Verdict(Status.SKIP, f"{check.fact}: nothing to compare")
+        yield CheckResult(Status.SKIP, f"{check.fact}: nothing to compare")
     for measured, element in found:
         component = _filled(check.component, element)
         if measured is None:
-            yield Verdict(Status.ERROR, f"{check.fact} is unknown", component)
+            yield CheckResult(Status.ERROR, f"{check.fact} is unknown", component)
             continue
         try:
             good = _holds(check.comparison, measured, expected)
         except TypeError:
             message = f"{check.fact} is {_shown(measured)!r}: {check.comparison} cannot compare it"
-            yield Verdict(Status.ERROR, message, component)
+            yield CheckResult(Status.ERROR, message, component)
             continue
         words = {**element, "measured": measured, "expected": expected, "component": component}
-        yield Verdict(
+        yield CheckResult(
             Status.PASS if good else Status(check.status),
             f"{check.fact} is {_shown(measured)}" if good else _filled(check.message, words),
             component,

@@ -7,7 +7,7 @@ from packaging.version import InvalidVersion, Version
 from gpunode.catalog.origins import upstream_version
 from gpunode.checks.actions import State
 from gpunode.checks.installed import driver_installed
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import Kernel, ModuleFile, NodeFacts
 from gpunode.text import listed
 
@@ -44,12 +44,12 @@ UNREACHABLE = {
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
-def module_built(node: NodeFacts) -> Iterator[Verdict]:
+def module_built(node: NodeFacts) -> Iterator[CheckResult]:
     if not driver_installed(node):
         if node.gpus_on_bus:
-            yield Verdict(Status.FAIL, "no NVIDIA driver is installed", remedy=f"Install it: {ROLE}.")
+            yield CheckResult(Status.FAIL, "no NVIDIA driver is installed", remedy=f"Install it: {ROLE}.")
         else:
-            yield Verdict(Status.SKIP, "no NVIDIA driver is installed, and no NVIDIA GPU is on the PCI bus")
+            yield CheckResult(Status.SKIP, "no NVIDIA driver is installed, and no NVIDIA GPU is on the PCI bus")
         return
     on_disk = {module.kernel: module for module in node.module_files or ()}
     matter = [
@@ -59,28 +59,28 @@ def module_built(node: NodeFacts) -> Iterator[Verdict]:
         yield _built_for(kernel, on_disk.get(kernel.release), node)
 
 
-def _built_for(kernel: Kernel, module: ModuleFile | None, node: NodeFacts) -> Verdict:
+def _built_for(kernel: Kernel, module: ModuleFile | None, node: NodeFacts) -> CheckResult:
     component = f"kernel {kernel.release}"
     role = _role_of(kernel)
     if module is not None:
         built_for = (module.vermagic or kernel.release).split(" ", 1)[0]
         if built_for != kernel.release:
             message = f"{module.path} was built for {built_for}"
-            return Verdict(Status.FAIL, message, component, expected=kernel.release, measured=built_for)
+            return CheckResult(Status.FAIL, message, component, expected=kernel.release, measured=built_for)
         flavour = f" ({module.flavour})" if module.flavour else ""
         message = f"nvidia {module.version or 'of unknown version'}{flavour} is on disk for {role}"
-        return Verdict(Status.PASS, message, component, measured=module.version)
+        return CheckResult(Status.PASS, message, component, measured=module.version)
     if kernel.running and kernel.package is None:
-        return Verdict(Status.SKIP, f"{role} belongs to no installed package: no module is built for it", component)
+        return CheckResult(Status.SKIP, f"{role} belongs to no installed package: no module is built for it", component)
     states = [
         f"{entry.name} {entry.version}: {entry.state}" for entry in node.dkms or () if entry.kernel == kernel.release
     ]
     dkms = f" (dkms: {listed(states)})" if states else ""
     if kernel.headers:
-        return Verdict(
+        return CheckResult(
             Status.FAIL, f"no nvidia module on disk for {role}, though its headers are installed{dkms}", component
         )
-    return Verdict(
+    return CheckResult(
         Status.FAIL,
         f"no nvidia module on disk for {role}, and its headers are not installed{dkms}",
         component,
@@ -103,52 +103,52 @@ def _role_of(kernel: Kernel) -> str:
     state="drain",
     actions=("reload_driver", "run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
-def module_loaded(node: NodeFacts) -> Iterator[Verdict]:
+def module_loaded(node: NodeFacts) -> Iterator[CheckResult]:
     loaded = node.loaded_driver
     if loaded is None:
         yield _not_loaded(node)
     else:
         flavour = f" ({loaded.flavour})" if loaded.flavour else ""
-        yield Verdict(Status.PASS, f"nvidia {loaded.version}{flavour} is loaded", measured=loaded.version)
+        yield CheckResult(Status.PASS, f"nvidia {loaded.version}{flavour} is loaded", measured=loaded.version)
 
 
-def _not_loaded(node: NodeFacts) -> Verdict:
+def _not_loaded(node: NodeFacts) -> CheckResult:
     on_disk = next((module for module in node.module_files or () if module.kernel == node.running_kernel), None)
     others = sorted(
         {device.driver for device in node.gpus_on_bus or () if device.driver not in (None, "nvidia")} - {None}
     )
     if "nouveau" in (node.modules or ()):
-        return Verdict(
+        return CheckResult(
             Status.FAIL,
             "no NVIDIA module is loaded: nouveau is bound to the GPU",
             remedy=f"Blacklist nouveau ({ROLE}) and reboot.",
         )
     if others:
-        return Verdict(
+        return CheckResult(
             Status.FAIL,
             f"no NVIDIA module is loaded: the GPU is bound to {listed([str(name) for name in others])}",
             remedy="Unbind the GPU from that driver, or validate the machine that it was passed to.",
         )
     if on_disk is None and node.module_files is not None:
-        return Verdict(
+        return CheckResult(
             Status.FAIL,
             "no NVIDIA module is loaded, and none is on disk for the running kernel",
             remedy=f"Install and build it ({ROLE}); if the newest kernel has one, reboot into it.",
         )
     if node.secure_boot and on_disk is not None and not on_disk.signed:
-        return Verdict(
+        return CheckResult(
             Status.FAIL,
             "no NVIDIA module is loaded: secure boot is on, and the module on disk is not signed",
             remedy="Sign the module with a key enrolled in the firmware (mokutil), or disable secure boot.",
         )
     if node.secure_boot and on_disk is not None:
-        return Verdict(
+        return CheckResult(
             Status.FAIL,
             "no NVIDIA module is loaded, though one is on disk: secure boot is on, and its key may not be enrolled",
             remedy="mokutil --list-new shows whether the key waits for a person at the console of the next boot; "
             "nvidia_driver_mok_hash stages it.",
         )
-    return Verdict(Status.FAIL, "no NVIDIA module is loaded, though one is on disk for the running kernel")
+    return CheckResult(Status.FAIL, "no NVIDIA module is loaded, though one is on disk for the running kernel")
 
 
 @registry.check(
@@ -161,25 +161,25 @@ def _not_loaded(node: NodeFacts) -> Verdict:
     state="drain",
     actions=("reload_driver", "restart_os"),
 )
-def library_matches_module(node: NodeFacts) -> Iterator[Verdict]:
+def library_matches_module(node: NodeFacts) -> Iterator[CheckResult]:
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded")
     module, library = node.loaded_driver.version, node.driver_library_version
     tool_says_so = node.smi is not None and node.smi.error_kind == MISMATCH
     if library is not None and not same_version(module, library):
         message = f"driver/library version mismatch: the module in memory is {module}, the library {library}"
-        yield Verdict(Status.FAIL, message, expected=module, measured=library)
+        yield CheckResult(Status.FAIL, message, expected=module, measured=library)
     elif tool_says_so and node.smi is not None:
         used = node.smi.error_nvml_version
         other = "another version" if used is None or _same_release(used, module) else used
         message = f"driver/library version mismatch: the module in memory is {module}, nvidia-smi loads {other}"
         if library is not None:
             message += f", though the linker's cache has {library} (driver.libraries lists the copies)"
-        yield Verdict(Status.FAIL, message, expected=module, measured=used)
+        yield CheckResult(Status.FAIL, message, expected=module, measured=used)
     elif library is None:
-        yield Verdict(Status.SKIP, "no NVIDIA driver library is installed")
+        yield CheckResult(Status.SKIP, "no NVIDIA driver library is installed")
     else:
-        yield Verdict(Status.PASS, f"module and library are {module}", expected=module, measured=library)
+        yield CheckResult(Status.PASS, f"module and library are {module}", expected=module, measured=library)
 
 
 def _same_release(short: str, version: str) -> bool:
@@ -204,20 +204,20 @@ def same_version(one: str, other: str) -> bool:
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
-def nouveau(node: NodeFacts) -> Iterator[Verdict]:
+def nouveau(node: NodeFacts) -> Iterator[CheckResult]:
     if "nouveau" in (node.modules or ()):
         where = "instead of" if node.loaded_driver is None else "in addition to"
-        yield Verdict(
+        yield CheckResult(
             Status.FAIL, f"nouveau is loaded {where} NVIDIA's module", remedy=f"Blacklist nouveau ({ROLE}) and reboot."
         )
     elif not driver_installed(node):
-        yield Verdict(Status.SKIP, "no NVIDIA driver is installed, and nouveau is not loaded")
+        yield CheckResult(Status.SKIP, "no NVIDIA driver is installed, and nouveau is not loaded")
     elif not node.nouveau_blacklisted:
-        yield Verdict(
+        yield CheckResult(
             Status.WARN, "nouveau is not loaded, but not blacklisted: it may bind to the GPU on the next boot"
         )
     else:
-        yield Verdict(Status.PASS, "nouveau is blacklisted and not loaded")
+        yield CheckResult(Status.PASS, "nouveau is blacklisted and not loaded")
 
 
 @registry.check(
@@ -230,15 +230,15 @@ def nouveau(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("restart_os",),
 )
-def tools_answer(node: NodeFacts) -> Iterator[Verdict]:
+def tools_answer(node: NodeFacts) -> Iterator[CheckResult]:
     runs = node.tool_runs or ()
     broken = [run for run in runs if run.ended in ("timeout", "signal")]
     left_out = [run.failure or run.command for run in runs if run.ended in ("not-run", "slow")]
     if node.loaded_driver is None:
-        yield Verdict(Status.SKIP, "no NVIDIA module is loaded: its tools were not run")
+        yield CheckResult(Status.SKIP, "no NVIDIA module is loaded: its tools were not run")
     elif broken:
         crashed = all(run.ended == "signal" for run in broken)
-        yield Verdict(
+        yield CheckResult(
             Status.FAIL,
             listed([run.failure or run.command for run in broken]),
             expected=0,
@@ -249,28 +249,28 @@ def tools_answer(node: NodeFacts) -> Iterator[Verdict]:
     elif left_out:
         # Without nvidia-smi's answer nobody knows whether the GPUs are well: no job should find out.
         blind = any(run.answers == "smi" and run.ended in ("not-run", "slow") for run in runs)
-        yield Verdict(Status.ERROR, listed(left_out), remedy=SLOW, state=State.DRAIN if blind else None)
+        yield CheckResult(Status.ERROR, listed(left_out), remedy=SLOW, state=State.DRAIN if blind else None)
     else:
         yield _reached(node)
 
 
-def _reached(node: NodeFacts) -> Verdict:
+def _reached(node: NodeFacts) -> CheckResult:
     """The verdict on the answer of nvidia-smi -q -x, on which all others rest."""
     smi, gap = node.smi, node.gap("smi")
     if gap is not None:
-        return Verdict(Status.ERROR, gap, remedy="Run nvidia-smi -q -x on the node and compare what it prints.")
+        return CheckResult(Status.ERROR, gap, remedy="Run nvidia-smi -q -x on the node and compare what it prints.")
     if smi is None:
         message = "the NVIDIA module is loaded and nvidia-smi is not installed"
-        return Verdict(Status.ERROR, message, remedy=f"Install it: {ROLE}.")
+        return CheckResult(Status.ERROR, message, remedy=f"Install it: {ROLE}.")
     if smi.error_kind in UNREACHABLE:
         cause, mend = UNREACHABLE[smi.error_kind]
-        return Verdict(Status.FAIL, f"{cause}: {smi.error_message}", remedy=mend)
+        return CheckResult(Status.FAIL, f"{cause}: {smi.error_message}", remedy=mend)
     if smi.error_kind == MISMATCH:
-        return Verdict(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
+        return CheckResult(Status.SKIP, "nvidia-smi cannot answer (driver.library-matches-module reports the cause)")
     if smi.error_kind in ("gpu-lost", "no-devices"):
         check = "gpu.answers" if smi.error_kind == "gpu-lost" else "gpu.count"
-        return Verdict(Status.SKIP, f"nvidia-smi reaches the driver and no GPU ({check} reports the cause)")
+        return CheckResult(Status.SKIP, f"nvidia-smi reaches the driver and no GPU ({check} reports the cause)")
     if smi.document is None:
         remedy = PERMISSION if smi.error_kind == "permission" else None
-        return Verdict(Status.ERROR, f"nvidia-smi has no answer: {smi.error_message}", remedy=remedy)
-    return Verdict(Status.PASS, "NVIDIA's tools answer", expected=0, measured=0, unit="tools")
+        return CheckResult(Status.ERROR, f"nvidia-smi has no answer: {smi.error_message}", remedy=remedy)
+    return CheckResult(Status.PASS, "NVIDIA's tools answer", expected=0, measured=0, unit="tools")

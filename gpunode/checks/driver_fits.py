@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from gpunode.catalog import Gpu, Platform, driver_rules, load
 from gpunode.checks.gpus import CATALOG
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import CheckResult, Status
 from gpunode.errors import UsageError
 from gpunode.facts.node import LoadedDriver
 
@@ -16,12 +16,12 @@ Objection = tuple[str, str | int, bool]
 """Message, what is expected, and whether the fact behind it is sure."""
 
 
-def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]) -> Verdict:
+def fits(loaded: LoadedDriver, models: Sequence[Gpu], boards: Sequence[Platform]) -> CheckResult:
     """Return the verdict on a driver and the models that a PCI id stands for, on the platforms that the node may be.
 
     Only what holds for all models fails; what holds for some of them, or rests on a fact that is not sure, warns.
     """
-    verdict = Verdict(Status.PASS, "", measured=loaded.version, source=CATALOG)
+    verdict = CheckResult(Status.PASS, "", measured=loaded.version, source=CATALOG)
     found = [_objection(loaded, model, boards) for model in models]
     against = [objection for objection in found if objection is not None]
     if not against:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from ipaddress import ip_address
 
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import Listener, NodeFacts, PacketFilter
 from gpunode.text import counted, listed
 
@@ -33,20 +33,22 @@ ADMINISTRATORS = ("sudo", "wheel", "admin")
     state="observe",
     actions=("restart_service:gpunode-firewall.service", "run_role:firewall:firewall_service"),
 )
-def firewall(node: NodeFacts) -> Iterator[Verdict]:
+def firewall(node: NodeFacts) -> Iterator[CheckResult]:
     unit = next((unit for unit in node.units or () if unit.name == UNIT and unit.load == "loaded"), None)
     found = node.packet_filter
     if unit is None:
         tables = listed(found.refusing) if found is not None and found.refusing else ""
         others = f"; input is refused by {tables}" if tables else ""
-        yield Verdict(Status.SKIP, f"the node has no policy of the role firewall{others}")
+        yield CheckResult(Status.SKIP, f"the node has no policy of the role firewall{others}")
     elif found is None or found.own is None:
-        yield Verdict(Status.FAIL, f"{UNIT} is installed and its table is not loaded", expected=TABLE, measured=None)
+        yield CheckResult(
+            Status.FAIL, f"{UNIT} is installed and its table is not loaded", expected=TABLE, measured=None
+        )
     elif missing := [name for name, refused in _families(found).items() if not refused]:
         message = f"{' and '.join(missing)} enter without a rule that accepts them"
-        yield Verdict(Status.FAIL, message, expected="refused", measured="accepted")
+        yield CheckResult(Status.FAIL, message, expected="refused", measured="accepted")
     else:
-        yield Verdict(Status.PASS, f"the table {TABLE} is loaded, and refuses what no rule accepts")
+        yield CheckResult(Status.PASS, f"the table {TABLE} is loaded, and refuses what no rule accepts")
 
 
 def _families(found: PacketFilter) -> dict[str, bool]:
@@ -63,7 +65,7 @@ def _families(found: PacketFilter) -> dict[str, bool]:
     state="observe",
     actions=("run_role:firewall",),
 )
-def exposed_services(node: NodeFacts) -> Iterator[Verdict]:
+def exposed_services(node: NodeFacts) -> Iterator[CheckResult]:
     found = node.packet_filter
     refused = _families(found) if found is not None else {}
     public = [ip_address(one.address) for one in node.addresses or ()]
@@ -75,9 +77,11 @@ def exposed_services(node: NodeFacts) -> Iterator[Verdict]:
             exposed += [f"{what} at {address}, port {one.port}" for address in public if _covers(one, str(address))]
     if exposed:
         message = f"{counted(len(exposed), 'service')} without authentication: {listed(exposed, 3)}"
-        yield Verdict(Status.WARN, message, expected=0, measured=len(exposed), unit="services")
+        yield CheckResult(Status.WARN, message, expected=0, measured=len(exposed), unit="services")
     else:
-        yield Verdict(Status.PASS, "no service without a password is public", expected=0, measured=0, unit="services")
+        yield CheckResult(
+            Status.PASS, "no service without a password is public", expected=0, measured=0, unit="services"
+        )
 
 
 def _covers(one: Listener, address: str) -> bool:
@@ -95,7 +99,7 @@ def _covers(one: Listener, address: str) -> bool:
     state="drain",
     actions=("fix_configuration",),
 )
-def docker_api(node: NodeFacts) -> Iterator[Verdict]:
+def docker_api(node: NodeFacts) -> Iterator[CheckResult]:
     found = [
         one
         for one in node.listeners or ()
@@ -105,12 +109,12 @@ def docker_api(node: NodeFacts) -> Iterator[Verdict]:
     outside = [one for one in found if not _loopback(one.address)]
     places = listed([f"{one.address} port {one.port}" for one in outside or found], 3)
     if [one for one in outside if DOCKER_API.get(one.port) != TLS]:
-        yield Verdict(Status.FAIL, f"Docker's API listens on {places}", expected=0, measured=len(outside))
+        yield CheckResult(Status.FAIL, f"Docker's API listens on {places}", expected=0, measured=len(outside))
     elif found:
         message = f"Docker's API listens on {places}: access without a certificate is root access"
-        yield Verdict(Status.WARN, message, expected=0, measured=len(found), unit="sockets")
+        yield CheckResult(Status.WARN, message, expected=0, measured=len(found), unit="sockets")
     else:
-        yield Verdict(Status.PASS, "Docker's API is not reachable over TCP", expected=0, measured=0, unit="sockets")
+        yield CheckResult(Status.PASS, "Docker's API is not reachable over TCP", expected=0, measured=0, unit="sockets")
 
 
 def _loopback(address: str) -> bool:
@@ -130,7 +134,7 @@ def _loopback(address: str) -> bool:
     state="observe",
     actions=("fix_configuration",),
 )
-def docker_group(node: NodeFacts) -> Iterator[Verdict]:
+def docker_group(node: NodeFacts) -> Iterator[CheckResult]:
     groups = node.root_groups or {}
     if "docker" not in groups:
         raise Skip("the node has no group docker")
@@ -139,6 +143,6 @@ def docker_group(node: NodeFacts) -> Iterator[Verdict]:
     if others:
         message = f"{counted(len(others), 'user')} in the group docker and not in {', '.join(ADMINISTRATORS)}: "
         message += f"{listed(others)}: root without a password"
-        yield Verdict(Status.WARN, message, expected=0, measured=len(others), unit="users")
+        yield CheckResult(Status.WARN, message, expected=0, measured=len(others), unit="users")
     else:
-        yield Verdict(Status.PASS, "the group docker has only administrators as members", expected=0, measured=0)
+        yield CheckResult(Status.PASS, "the group docker has only administrators as members", expected=0, measured=0)

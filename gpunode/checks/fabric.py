@@ -8,7 +8,7 @@ from gpunode.catalog import Platform, load
 from gpunode.checks.driver import same_version
 from gpunode.checks.gpus import ANSWERS, MODEL, SeenGpu, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import gpu_ids, is_guest, nvswitches, platforms
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import NodeFacts, Unit
 from gpunode.text import listed
 
@@ -55,21 +55,21 @@ def _with_this_model(node: NodeFacts) -> tuple[Platform, ...]:
     return tuple(row for row in rows if node.architecture in (None, *row.hosts))
 
 
-def _unknown_platform(node: NodeFacts) -> Verdict | None:
+def _unknown_platform(node: NodeFacts) -> CheckResult | None:
     """The verdict where no observation says that the node needs no service; None where one does.
 
     GPUs whose model has no fabric need none, and neither do platforms that the catalog has without services.
     """
     matches = [model_of(device) for device in node.gpus_on_bus or ()]
     if any(match is None for match in matches):
-        return Verdict(Status.SKIP, f"the catalog does not have this GPU ({MODEL} reports it)")
+        return CheckResult(Status.SKIP, f"the catalog does not have this GPU ({MODEL} reports it)")
     if platforms(node) or all(match and match.common.get("fabric") == "none" for match in matches):
         return None
     if is_guest(node) and not nvswitches(node):
-        return Verdict(Status.SKIP, "a virtual machine without NVSwitches: its host may run the fabric manager")
+        return CheckResult(Status.SKIP, "a virtual machine without NVSwitches: its host may run the fabric manager")
     names = listed(sorted({" or ".join(gpu.name for gpu in match.gpus) for match in matches if match}))
     message = f"no platform in the catalog has {len(matches)} x {names}: whether it needs a fabric manager is unknown"
-    return Verdict(Status.ERROR, message, source=PLATFORMS, remedy=FEWER)
+    return CheckResult(Status.ERROR, message, source=PLATFORMS, remedy=FEWER)
 
 
 @registry.check(
@@ -83,7 +83,7 @@ def _unknown_platform(node: NodeFacts) -> Verdict | None:
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "run_role:nvidia_fabric"),
 )
-def manager(node: NodeFacts) -> Iterator[Verdict]:
+def manager(node: NodeFacts) -> Iterator[CheckResult]:
     services = wanted_services(node)
     units = {unit.name: unit for unit in node.units or ()}
     if not services:
@@ -94,17 +94,17 @@ def manager(node: NodeFacts) -> Iterator[Verdict]:
         yield by_manager or _service(node, service, unit)
 
 
-def _unasked(units: dict[str, Unit], unknown: Verdict | None) -> Iterator[Verdict]:
+def _unasked(units: dict[str, Unit], unknown: CheckResult | None) -> Iterator[CheckResult]:
     """Judge services that nothing in the catalog asks for: one that runs is seen, one that failed is a fault."""
     there = [(service, units[name]) for service, name in UNITS.items() if name in units and installed(units[name])]
     used = [(service, unit) for service, unit in there if unit.active in ("active", "failed")]
     if unknown is None:
-        yield Verdict(Status.SKIP, NOT_NEEDED)
+        yield CheckResult(Status.SKIP, NOT_NEEDED)
     elif not used:
         yield unknown
     for service, unit in used if unknown is not None else ():
         name = UNITS[service].removesuffix(".service")
-        verdict = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured=unit.active)
+        verdict = CheckResult(Status.PASS, f"{name} is active", name, expected="active", measured=unit.active)
         failed = replace(verdict, status=Status.FAIL, message=f"{name} is {unit.active} ({unit.sub})")
         yield verdict if unit.active == "active" else failed
 
@@ -114,9 +114,9 @@ def installed(unit: Unit | None) -> bool:
     return unit is not None and unit.load != "not-found"
 
 
-def _started_by_manager(node: NodeFacts) -> Verdict | None:
+def _started_by_manager(node: NodeFacts) -> CheckResult | None:
     """NVIDIA's package gives nvlsm no unit of its own: the fabric manager's unit starts it where it is installed."""
-    verdict = Verdict(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
+    verdict = CheckResult(Status.PASS, "", "nvlsm", expected="installed", measured="installed", source=PLATFORMS)
     if node.packages is None:
         message = "whether nvlsm is installed is unknown"
         return replace(verdict, status=Status.ERROR, message=message, measured=None)
@@ -126,9 +126,11 @@ def _started_by_manager(node: NodeFacts) -> Verdict | None:
     return replace(verdict, message=f"nvlsm {found.version} is installed, nvidia-fabricmanager starts it")
 
 
-def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
+def _service(node: NodeFacts, service: str, unit: Unit | None) -> CheckResult:
     name = UNITS[service].removesuffix(".service")
-    verdict = Verdict(Status.PASS, f"{name} is active", name, expected="active", measured="active", source=PLATFORMS)
+    verdict = CheckResult(
+        Status.PASS, f"{name} is active", name, expected="active", measured="active", source=PLATFORMS
+    )
     absent = not installed(unit)
     if absent and is_guest(node) and not nvswitches(node):
         return replace(
@@ -154,7 +156,7 @@ def _service(node: NodeFacts, service: str, unit: Unit | None) -> Verdict:
     state="drain",
     actions=("run_role:nvidia_fabric",),
 )
-def manager_version(node: NodeFacts) -> Iterator[Verdict]:
+def manager_version(node: NodeFacts) -> Iterator[CheckResult]:
     version = (node.nvidia_tool_versions or {}).get("nv-fabricmanager")
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
@@ -166,10 +168,10 @@ def manager_version(node: NodeFacts) -> Iterator[Verdict]:
         raise Skip(f"{reason}{pointer}")
     driver = node.loaded_driver.version
     if same_version(version, driver):
-        yield Verdict(Status.PASS, f"fabric manager and driver are {driver}", expected=driver, measured=version)
+        yield CheckResult(Status.PASS, f"fabric manager and driver are {driver}", expected=driver, measured=version)
     else:
         message = f"the fabric manager is {version}, the driver {driver}"
-        yield Verdict(Status.FAIL, message, expected=driver, measured=version)
+        yield CheckResult(Status.FAIL, message, expected=driver, measured=version)
 
 
 @registry.check(
@@ -185,7 +187,7 @@ def manager_version(node: NodeFacts) -> Iterator[Verdict]:
     scope="gpu",
     architectures=("hopper", "blackwell", "rubin"),
 )
-def state(node: NodeFacts) -> Iterator[Verdict]:
+def state(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     members = [gpu for gpu in gpus if gpu.reported.fabric.state is not None and gpu.lost is None]
     if not members:
@@ -197,36 +199,40 @@ def state(node: NodeFacts) -> Iterator[Verdict]:
     joined = [gpu.reported.fabric for gpu in members if gpu.reported.fabric.state == "Completed"]
     cliques = {(fabric.cluster_uuid, fabric.clique_id) for fabric in joined}
     if len(cliques) > 1:
-        yield Verdict(
+        yield CheckResult(
             Status.FAIL, f"the GPUs of this node are in {len(cliques)} fabrics", expected=1, measured=len(cliques)
         )
 
 
-def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> Verdict:
+def _nothing_said(node: NodeFacts, gpus: list[SeenGpu]) -> CheckResult:
     """The verdict where no GPU has a state of its fabric: older models report none, others should."""
     answering = [gpu for gpu in gpus if gpu.lost is None]
     if not answering:
-        return Verdict(Status.SKIP, f"no GPU answers ({ANSWERS})")
+        return CheckResult(Status.SKIP, f"no GPU answers ({ANSWERS})")
     if any(gpu.match is None for gpu in answering):
-        return Verdict(
+        return CheckResult(
             Status.SKIP, f"no state of a fabric from a GPU that the catalog does not have ({MODEL} reports it)"
         )
     if {gpu.known.get("fabric") for gpu in answering} == {"none"}:
-        return Verdict(Status.SKIP, "no fabric: this model has none")
+        return CheckResult(Status.SKIP, "no fabric: this model has none")
     capability = max(float(gpu.known.get("compute_capability") or 0) for gpu in answering)
     if capability < FABRIC_SINCE:
-        return Verdict(Status.SKIP, "GPUs before Hopper report no fabric; see nvlink.state for their links")
+        return CheckResult(Status.SKIP, "GPUs before Hopper report no fabric; see nvlink.state for their links")
     if is_guest(node):
-        return Verdict(Status.SKIP, "a virtual machine whose GPUs report no fabric; see nvlink.state for their links")
+        return CheckResult(
+            Status.SKIP, "a virtual machine whose GPUs report no fabric; see nvlink.state for their links"
+        )
     if not wanted_services(node) and _unknown_platform(node) is None:
-        return Verdict(Status.SKIP, "no fabric: this platform has no NVSwitch; see nvlink.state for the links")
-    return Verdict(Status.ERROR, "nvidia-smi does not report the state of the fabric")
+        return CheckResult(Status.SKIP, "no fabric: this platform has no NVSwitch; see nvlink.state for the links")
+    return CheckResult(Status.ERROR, "nvidia-smi does not report the state of the fabric")
 
 
-def _state_of(gpu: SeenGpu) -> Verdict:
+def _state_of(gpu: SeenGpu) -> CheckResult:
     fabric = gpu.reported.fabric
     state, status = fabric.state, fabric.status
-    verdict = Verdict(Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}")
+    verdict = CheckResult(
+        Status.PASS, "joined the fabric", expected="Completed, Success", measured=f"{state}, {status}"
+    )
     if state is None:
         return replace(verdict, status=Status.FAIL, message="reports no fabric, the other GPUs do", measured="N/A")
     if state != "Completed":

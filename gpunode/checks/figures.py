@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.catalog import load
-from gpunode.checks.registry import Expectation, FigureReport, Status, Verdict
+from gpunode.checks.registry import CheckResult, Expectation, FigureReport, Status
 from gpunode.checks.thresholds import Threshold
 from gpunode.expectations import Assessment, Figure, MarkRules, Shape, assess, unit_of
 
@@ -56,17 +56,17 @@ def rules_of(expect: Expectation, figure: Figure, component: str) -> MarkRules:
     )
 
 
-def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, what: str = "") -> Verdict:
+def judged(figure: Figure, shape: Shape, expect: Expectation, component: str, what: str = "") -> CheckResult:
     """Return the verdict on a figure. ``what`` stands before it in the message; left out, the metric's name does."""
     found = assess(figure, shape, load(), rules_of(expect, figure, component))
     return replace(verdict_of(found, what), component=component)
 
 
-def verdict_of(found: Assessment, what: str = "") -> Verdict:
+def verdict_of(found: Assessment, what: str = "") -> CheckResult:
     """Return an assessment as a verdict."""
     name = what or words(found.figure.metric)
     message = f"{name}: {found}"
-    return Verdict(
+    return CheckResult(
         STATUS[found.grade],
         message if found.mark is not None else f"{message}; {NO_MARK}",
         expected=None if found.mark is None else round(found.mark.value, 3),
@@ -96,7 +96,7 @@ def words(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def worst_of(verdicts: Iterable[Verdict], **changes: Any) -> list[Verdict]:
+def worst_of(verdicts: Iterable[CheckResult], **changes: Any) -> list[CheckResult]:
     """Return the verdicts that are neither good nor without a mark; where all are, the least figure of them.
 
     For figures of many pairs: one line for sixty that are well.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import explained, gpu_named, known, of, record_check, where
 from gpunode.facts.models.workload import (
@@ -67,8 +67,8 @@ SEE_ERROR = (
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
-def tensor(values: TensorValues, record: Record) -> Verdict:
-    verdict = partial(Verdict, expected=0.0, measured=values.max_error)
+def tensor(values: TensorValues, record: Record) -> CheckResult:
+    verdict = partial(CheckResult, expected=0.0, measured=values.max_error)
     if not values.allocated_bytes:
         return verdict(Status.FAIL, f"the tensor used no memory of {record.component}")
     if values.max_error != 0:
@@ -87,9 +87,9 @@ def tensor(values: TensorValues, record: Record) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def amp(values: StepValues, record: Record) -> Verdict:
+def amp(values: StepValues, record: Record) -> CheckResult:
     losses = [loss for loss in values.losses if loss is not None]
-    verdict = partial(Verdict, measured=losses[-1] if losses else None, unit="loss")
+    verdict = partial(CheckResult, measured=losses[-1] if losses else None, unit="loss")
     if not values.losses:
         raise Undetermined("no step was recorded")
     if len(losses) < len(values.losses):
@@ -117,8 +117,8 @@ def amp(values: StepValues, record: Record) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(MAX_ERROR,),
 )
-def compiled(values: CompileValues, record: Record) -> Verdict:
-    verdict = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
+def compiled(values: CompileValues, record: Record) -> CheckResult:
+    verdict = partial(CheckResult, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
     if values.max_error > MAX_ERROR.value:
         return verdict(Status.FAIL, f"the compiled function is off by {values.max_error:g}{where(record)}")
     return verdict(Status.PASS, f"compiled for {values.compute_capability} in {values.compile_seconds:.1f} s")
@@ -136,8 +136,8 @@ def compiled(values: CompileValues, record: Record) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(MAX_ERROR,),
 )
-def convolution(values: ConvolutionValues, record: Record) -> Verdict:
-    verdict = partial(Verdict, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
+def convolution(values: ConvolutionValues, record: Record) -> CheckResult:
+    verdict = partial(CheckResult, expected=f"at most {MAX_ERROR.value}", measured=values.max_error)
     if not values.enabled:
         return verdict(Status.FAIL, f"PyTorch does not use cuDNN{where(record)}")
     if values.max_error > MAX_ERROR.value:
@@ -157,8 +157,8 @@ def convolution(values: ConvolutionValues, record: Record) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def dataloader(values: DataloaderValues) -> Verdict:
-    verdict = partial(Verdict, measured=values.samples_per_second, unit="samples/s")
+def dataloader(values: DataloaderValues) -> CheckResult:
+    verdict = partial(CheckResult, measured=values.samples_per_second, unit="samples/s")
     if values.batches == 0:
         raise Undetermined("no batch was recorded")
     if not values.pinned:
@@ -180,8 +180,8 @@ def dataloader(values: DataloaderValues) -> Verdict:
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
     thresholds=(MEMORY_MISSING,),
 )
-def memory(values: MemoryValues, record: Record, node: NodeFacts) -> Verdict:
-    verdict = partial(Verdict, measured=values.total_mib, unit="MiB")
+def memory(values: MemoryValues, record: Record, node: NodeFacts) -> CheckResult:
+    verdict = partial(CheckResult, measured=values.total_mib, unit="MiB")
     if values.peak_mib <= 0 or values.reserved_mib < values.peak_mib:
         what = f"the allocator counts a peak of {values.peak_mib} of {values.reserved_mib} MiB"
         return verdict(Status.FAIL, what, remedy=SEE_ERROR)
@@ -224,8 +224,8 @@ def memory_of(node: NodeFacts, record: Record) -> int | None:
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
-def matmul(values: MatmulValues) -> Verdict:
-    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+def matmul(values: MatmulValues) -> CheckResult:
+    verdict = partial(CheckResult, expected=0, measured=values.wrong, unit="elements")
     what = f"{values.size} x {values.size} in {values.dtype}, {counted(values.rounds, 'time')}"
     if values.rounds <= 0:
         raise Undetermined("no round was recorded")
@@ -245,8 +245,8 @@ def matmul(values: MatmulValues) -> Verdict:
     state="drain",
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
 )
-def fp8(values: Fp8Values) -> Verdict:
-    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+def fp8(values: Fp8Values) -> CheckResult:
+    verdict = partial(CheckResult, expected=0, measured=values.wrong, unit="elements")
     if values.wrong:
         return verdict(Status.FAIL, f"FP8: {counted(values.wrong, 'element')} wrong")
     return verdict(Status.PASS, "FP8: every element correct")
@@ -265,14 +265,14 @@ def fp8(values: Fp8Values) -> Verdict:
     state="drain",
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )
-def p2p(values: PeerValues, node: NodeFacts) -> Verdict:
+def p2p(values: PeerValues, node: NodeFacts) -> CheckResult:
     number = len(values.uuids)
     if number < 2 or [len(row) for row in values.access] != [number] * number:
         raise Undetermined("the record does not contain peer access between GPUs")
     names = [gpu_named(node, uuid) or uuid for uuid in values.uuids]
     if values.wrong:
         pairs = [f"{names[one]} to {names[other]}" for one, other in values.wrong if max(one, other) < number]
-        return Verdict(Status.FAIL, f"wrong data:  {listed(pairs) or 'between GPUs'}")
+        return CheckResult(Status.FAIL, f"wrong data:  {listed(pairs) or 'between GPUs'}")
     refused = [
         f"{names[one]}-{names[other]}"
         for one in range(number)
@@ -280,7 +280,7 @@ def p2p(values: PeerValues, node: NodeFacts) -> Verdict:
         if not values.access[one][other]
     ]
     total = number * (number - 1) // 2
-    verdict = partial(Verdict, expected=total, measured=total - len(refused), unit="pairs")
+    verdict = partial(CheckResult, expected=total, measured=total - len(refused), unit="pairs")
     links = node.peer_access.document.links if node.peer_access and node.peer_access.document else {}
     allowed = [pair for pair in refused if _says_ok(links, pair)]
     if allowed:
@@ -307,8 +307,8 @@ def _says_ok(links: Mapping[str, Mapping[str, str]], pair: str) -> bool:
     state="drain",
     actions=("fix_configuration", "reset_gpu", "open_support_case"),
 )
-def collective(values: CollectiveValues) -> Verdict:
-    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements")
+def collective(values: CollectiveValues) -> CheckResult:
+    verdict = partial(CheckResult, expected=0, measured=values.wrong, unit="elements")
     if values.ranks < 2:
         raise Undetermined("a single process reduces nothing")
     if values.wrong:
@@ -332,8 +332,8 @@ def collective(values: CollectiveValues) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> Iterator[Verdict]:
-    verdict = partial(Verdict, measured=values.count, unit="GPUs")
+def tensorflow(values: TensorflowRunValues, record: Record, node: NodeFacts) -> Iterator[CheckResult]:
+    verdict = partial(CheckResult, measured=values.count, unit="GPUs")
     if values.count == 0:
         pointer = explained(node, OF_THE_IMAGE)
         if node.simulated:
@@ -386,7 +386,7 @@ def _beside_pytorch(node: NodeFacts) -> bool:
     state="observe",
     actions=("fix_configuration",),
 )
-def dali(values: DaliValues) -> Verdict:
+def dali(values: DaliValues) -> CheckResult:
     if values.samples <= 0:
-        return Verdict(Status.FAIL, f"DALI {values.version} returned an empty batch", measured=values.samples)
-    return Verdict(Status.PASS, f"DALI {values.version} puts {counted(values.samples, 'sample')} on the GPU")
+        return CheckResult(Status.FAIL, f"DALI {values.version} returned an empty batch", measured=values.samples)
+    return CheckResult(Status.PASS, f"DALI {values.version} puts {counted(values.samples, 'sample')} on the GPU")

@@ -23,7 +23,7 @@ from gpunode.checks.gpus import (
     slot_in,
     smi_document,
 )
-from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, no_gpu, registry
+from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, no_gpu, registry
 from gpunode.errors import UsageError
 from gpunode.facts.node import DeviceNode, NodeFacts, ToolRun
 from gpunode.facts.parsers.smi_error import error_kind
@@ -54,20 +54,20 @@ NEWER = "Update gpunode: a newer catalog may have the model. gpunode catalog lis
     state="drain",
     actions=("power_cycle", "replace_hardware"),
 )
-def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     slots = [device.slot for device in node.gpus_on_bus or ()]
     wanted = expect.gpus
     source = None if wanted is None else SITE
     if not slots:
         reason = no_gpu(node, expect) or ""
         status = Status.SKIP if wanted == 0 else Status.ERROR
-        yield Verdict(status, reason, expected=wanted, measured=0, source=source)
+        yield CheckResult(status, reason, expected=wanted, measured=0, source=source)
     elif wanted is not None and wanted != len(slots):
         message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus ({listed(slots, most=8)}), {wanted} expected"
-        yield Verdict(Status.FAIL, message, expected=wanted, measured=len(slots), source=source)
+        yield CheckResult(Status.FAIL, message, expected=wanted, measured=len(slots), source=source)
     else:
         message = f"{counted(len(slots), 'NVIDIA GPU')} on the PCI bus: {listed(slots, most=8)}"
-        yield Verdict(Status.PASS, message, expected=wanted, measured=len(slots), source=source)
+        yield CheckResult(Status.PASS, message, expected=wanted, measured=len(slots), source=source)
 
 
 @registry.check(
@@ -81,7 +81,7 @@ def gpu_present(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     state="drain",
     actions=("fix_configuration",),
 )
-def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     names: dict[str, list[str]] = {}
     for device in node.gpus_on_bus or ():
         names.setdefault(_name_of(device.device_id, device.subsystem_id), []).append(device.slot)
@@ -91,11 +91,11 @@ def gpu_model(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if expect.model is not None:
         yield _as_expected(node, expect.model, measured)
     elif not others:
-        yield Verdict(Status.PASS, measured, measured=measured, source=CATALOG)
+        yield CheckResult(Status.PASS, measured, measured=measured, source=CATALOG)
     yield from _mixed(node, measured)
 
 
-def _unknown(node: NodeFacts) -> Iterator[Verdict]:
+def _unknown(node: NodeFacts) -> Iterator[CheckResult]:
     """GPUs whose PCI id the catalog lacks: by their product name, or undetermined."""
     named = {gpu.reported.pci_bus_id: gpu for gpu in listed_gpus(node)}
     ids: dict[str, str | None] = {}
@@ -106,14 +106,14 @@ def _unknown(node: NodeFacts) -> Iterator[Verdict]:
     lacking = sorted(number for number, name in ids.items() if name is None)
     if lacking:
         message = f"the catalog does not have {listed(lacking)}: what such a GPU needs is unknown"
-        yield Verdict(Status.ERROR, message, source=CATALOG, remedy=NEWER)
+        yield CheckResult(Status.ERROR, message, source=CATALOG, remedy=NEWER)
     for number, name in ids.items():
         if name is not None:
             message = f"the catalog does not have {number}; its product name is that of {name}"
-            yield Verdict(Status.WARN, message, source=CATALOG, remedy=NEWER)
+            yield CheckResult(Status.WARN, message, source=CATALOG, remedy=NEWER)
 
 
-def _contradicted(node: NodeFacts) -> Iterator[Verdict]:
+def _contradicted(node: NodeFacts) -> Iterator[CheckResult]:
     """GPUs that print the product name of another model than that of their PCI id."""
     for gpu in listed_gpus(node):
         printed = gpu.reported.name
@@ -123,7 +123,7 @@ def _contradicted(node: NodeFacts) -> Iterator[Verdict]:
             continue
         sure = all(row.sure("product_names") and row.sure("pci") for row in (*named.gpus, *by_id.gpus))
         known = " or ".join(row.name for row in by_id.gpus)
-        yield Verdict(
+        yield CheckResult(
             Status.FAIL if sure else Status.WARN,
             f"nvidia-smi prints {printed}, its PCI id {gpu.reported.pci_device_id} is that of {known}",
             gpu.component,
@@ -133,13 +133,13 @@ def _contradicted(node: NodeFacts) -> Iterator[Verdict]:
         )
 
 
-def _mixed(node: NodeFacts, measured: str) -> Iterator[Verdict]:
+def _mixed(node: NodeFacts, measured: str) -> Iterator[CheckResult]:
     """Several models on a board that is sold with one: SXM modules and those of racks."""
     matches = [match for device in node.gpus_on_bus or () if (match := model_of(device)) is not None]
     modules = {" or ".join(row.name for row in match.gpus) for match in matches if match.common.get("form") == "sxm"}
     if len(modules) > 1:
         message = f"{len(modules)} models of SXM modules in one node: {measured}"
-        yield Verdict(Status.WARN, message, expected=1, measured=len(modules), unit="models", source=CATALOG)
+        yield CheckResult(Status.WARN, message, expected=1, measured=len(modules), unit="models", source=CATALOG)
 
 
 def _name_of(device_id: str, subsystem_id: str | None) -> str:
@@ -147,11 +147,11 @@ def _name_of(device_id: str, subsystem_id: str | None) -> str:
     return " or ".join(gpu.name for gpu in match.gpus) if match else f"10de:{device_id}"
 
 
-def _as_expected(node: NodeFacts, wanted: str, measured: str) -> Verdict:
+def _as_expected(node: NodeFacts, wanted: str, measured: str) -> CheckResult:
     try:
         ids = {gpu.id for gpu in load().find_gpu(wanted).gpus}
     except UsageError as err:
-        return Verdict(Status.ERROR, f"site file: model: {err}", expected=wanted, measured=measured, source=SITE)
+        return CheckResult(Status.ERROR, f"site file: model: {err}", expected=wanted, measured=measured, source=SITE)
     others = []
     for device in node.gpus_on_bus or ():
         match = model_of(device)
@@ -159,8 +159,8 @@ def _as_expected(node: NodeFacts, wanted: str, measured: str) -> Verdict:
             others.append(f"{device.slot} is {_name_of(device.device_id, device.subsystem_id)}")
     if others:
         message = f"not {wanted}: {listed(others)}"
-        return Verdict(Status.FAIL, message, expected=wanted, measured=measured, source=SITE)
-    return Verdict(Status.PASS, measured, expected=wanted, measured=measured, source=SITE)
+        return CheckResult(Status.FAIL, message, expected=wanted, measured=measured, source=SITE)
+    return CheckResult(Status.PASS, measured, expected=wanted, measured=measured, source=SITE)
 
 
 @registry.check(
@@ -172,7 +172,7 @@ def _as_expected(node: NodeFacts, wanted: str, measured: str) -> Verdict:
     state="drain",
     actions=("restart_os", "power_cycle", "replace_hardware"),
 )
-def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
+def gpu_count(node: NodeFacts) -> Iterator[CheckResult]:
     document = smi_document(node)
     on_bus = [device.slot for device in node.gpus_on_bus or ()]
     listed_slots = [gpu.pci_bus_id for gpu in document.gpus]
@@ -182,7 +182,7 @@ def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
     lost = lost_slots(node)
     if missing and all(slot in lost for slot in missing):
         raise Skip(f"nvidia-smi cannot reach {listed(missing)} ({ANSWERS})")
-    verdict = Verdict(Status.FAIL, "", expected=len(on_bus), measured=seen)
+    verdict = CheckResult(Status.FAIL, "", expected=len(on_bus), measured=seen)
     which = f" (not with the driver: {listed(missing)})" if missing else ""
     if seen != len(on_bus):
         yield replace(verdict, message=f"{counted(len(on_bus), 'GPU')} on the bus, {seen} with the driver{which}")
@@ -204,7 +204,7 @@ def gpu_count(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
 )
-def gpu_device_nodes(node: NodeFacts) -> Iterator[Verdict]:
+def gpu_device_nodes(node: NodeFacts) -> Iterator[CheckResult]:
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     numbers = [gpu.minor for gpu in node.driver_gpus or () if not gpu.excluded]
@@ -215,16 +215,18 @@ def gpu_device_nodes(node: NodeFacts) -> Iterator[Verdict]:
     missing = [path for path in wanted if not _is_device(nodes.get(path))]
     if missing:
         message = f"missing: {listed([_what_is_there(path, nodes.get(path)) for path in missing])}"
-        yield Verdict(Status.FAIL, message, expected=len(wanted), measured=len(wanted) - len(missing), unit="devices")
+        yield CheckResult(
+            Status.FAIL, message, expected=len(wanted), measured=len(wanted) - len(missing), unit="devices"
+        )
     elif not _is_device(nodes.get("/dev/nvidia-uvm")):
-        yield Verdict(
+        yield CheckResult(
             Status.WARN,
             "/dev/nvidia-uvm is missing: the first CUDA program must create it, which is not possible in a container",
             expected="/dev/nvidia-uvm",
         )
     else:
         message = f"/dev/nvidiactl, /dev/nvidia-uvm and {counted(len(numbers), 'GPU')} have their device files"
-        yield Verdict(Status.PASS, message, expected=len(wanted), measured=len(wanted), unit="devices")
+        yield CheckResult(Status.PASS, message, expected=len(wanted), measured=len(wanted), unit="devices")
 
 
 def _is_device(found: DeviceNode | None) -> bool:
@@ -247,7 +249,7 @@ def _what_is_there(path: str, found: DeviceNode | None) -> str:
     actions=("restart_os", "power_cycle", "replace_hardware"),
     scope="gpu",
 )
-def gpu_answers(node: NodeFacts) -> Iterator[Verdict]:
+def gpu_answers(node: NodeFacts) -> Iterator[CheckResult]:
     smi = node.smi
     lost = lost_slots(node)
     answering = listed_gpus(node)
@@ -259,14 +261,14 @@ def gpu_answers(node: NodeFacts) -> Iterator[Verdict]:
         yield _answers(gpu)
     for slot, message in lost.items():
         if slot not in named:
-            yield Verdict(Status.FAIL, message, f"gpu at {slot}", measured="lost")
+            yield CheckResult(Status.FAIL, message, f"gpu at {slot}", measured="lost")
     if smi is not None and smi.error_kind == "gpu-lost" and not lost:
-        yield Verdict(Status.FAIL, smi.error_message or "a GPU is lost", measured="lost")
+        yield CheckResult(Status.FAIL, smi.error_message or "a GPU is lost", measured="lost")
     elif not answering and not lost:
         seen_gpus(node)  # raises Skip with the reason
 
 
-def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[Verdict]:
+def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[CheckResult]:
     """Name the GPU by the Xid in the kernel's log where that has one; the exit status does not."""
     fallen = lost_gpus(node)
     for gpu in answering:
@@ -277,23 +279,23 @@ def _lost_by_status(node: NodeFacts, answering: list[SeenGpu]) -> Iterator[Verdi
     index = {gpu.reported.pci_bus_id: gpu.component for gpu in answering}
     for slot in sorted(fallen):
         named = f"{slot}: {message} (Xid {OFF_THE_BUS} in the kernel's log)"
-        yield Verdict(Status.FAIL, named, index.get(slot, f"gpu at {slot}"), measured="lost")
+        yield CheckResult(Status.FAIL, named, index.get(slot, f"gpu at {slot}"), measured="lost")
     if not fallen:
-        yield Verdict(Status.FAIL, message, measured="lost")
+        yield CheckResult(Status.FAIL, message, measured="lost")
 
 
 def _smi_runs(node: NodeFacts) -> list[ToolRun]:
     return [run for run in node.tool_runs or () if run.command.startswith("nvidia-smi")]
 
 
-def _answers(gpu: SeenGpu) -> Verdict:
+def _answers(gpu: SeenGpu) -> CheckResult:
     where = gpu.reported.pci_bus_id or "at an unknown address"
     if gpu.lost is not None:
-        return Verdict(Status.FAIL, f"{gpu.name} {where}: {gpu.lost}", gpu.component, measured="lost")
+        return CheckResult(Status.FAIL, f"{gpu.name} {where}: {gpu.lost}", gpu.component, measured="lost")
     if gpu.faults:
         words = listed(gpu.faults)
-        return Verdict(Status.WARN, f"{gpu.name} {where}: values read {words}", gpu.component, measured=words)
-    return Verdict(Status.PASS, f"{gpu.name} {where} answers", gpu.component)
+        return CheckResult(Status.WARN, f"{gpu.name} {where}: values read {words}", gpu.component, measured=words)
+    return CheckResult(Status.PASS, f"{gpu.name} {where} answers", gpu.component)
 
 
 @registry.check(
@@ -308,7 +310,7 @@ def _answers(gpu: SeenGpu) -> Verdict:
     actions=("power_cycle", "replace_hardware"),
     scope="gpu",
 )
-def gpu_messages(node: NodeFacts) -> Iterator[Verdict]:
+def gpu_messages(node: NodeFacts) -> Iterator[CheckResult]:
     document = smi_document(node)
     index = {gpu.pci_bus_id: f"gpu{gpu.index}" for gpu in document.gpus}
     messages = [message for message in _messages(node) if error_kind(message) != "gpu-lost"]
@@ -318,7 +320,7 @@ def gpu_messages(node: NodeFacts) -> Iterator[Verdict]:
         component = index.get(slot, f"gpu at {slot}") if slot else "node"
         corrupted = message in inforom
         source, remedy = (DCGM, INFOROM_REMEDY) if corrupted else (None, None)
-        yield Verdict(Status.WARN, message, component, measured=message[:80], source=source, remedy=remedy)
+        yield CheckResult(Status.WARN, message, component, measured=message[:80], source=source, remedy=remedy)
     statuses: dict[int, list[str]] = {}
     for run in _smi_runs(node):
         if run.ended == "exit" and run.exit_status != 0:
@@ -332,9 +334,9 @@ def gpu_messages(node: NodeFacts) -> Iterator[Verdict]:
             continue  # An answer of its own: the GPUs have no NVLink, or the driver no such query.
         message = f"{listed(commands)} ended with {meaning_of(status)}"
         severe = Status.FAIL if status in SEVERE else Status.WARN
-        yield Verdict(severe, message, expected=0, measured=status, source=MANUAL)
+        yield CheckResult(severe, message, expected=0, measured=status, source=MANUAL)
     if not messages and not [run for run, commands in left.items() if run not in NO_ANSWER or XML_COMMAND in commands]:
-        yield Verdict(Status.PASS, "nvidia-smi prints no warning", expected=0, measured=0)
+        yield CheckResult(Status.PASS, "nvidia-smi prints no warning", expected=0, measured=0)
 
 
 def _messages(node: NodeFacts) -> list[str]:
@@ -351,17 +353,17 @@ def _messages(node: NodeFacts) -> list[str]:
     state="drain",
     actions=("reset_gpu", "restart_os"),
 )
-def gpu_recovery(gpu: SeenGpu) -> Verdict:
+def gpu_recovery(gpu: SeenGpu) -> CheckResult:
     action, reset = gpu.reported.recovery_action, gpu.reported.reset_required
     drain = gpu.reported.drain_and_reset_recommended
     if action not in (None, "None"):
         message = f"the driver requests: {action}"
         steps = ("restart_os",) if "reboot" in action.lower() else None
-        return Verdict(Status.FAIL, message, expected="None", measured=action, actions=steps)
+        return CheckResult(Status.FAIL, message, expected="None", measured=action, actions=steps)
     if reset:
-        return Verdict(Status.FAIL, "the driver requests a reset", expected=False, measured=True)
+        return CheckResult(Status.FAIL, "the driver requests a reset", expected=False, measured=True)
     if drain:
-        return Verdict(Status.FAIL, "the driver recommends a drain and a reset", expected=False, measured=True)
+        return CheckResult(Status.FAIL, "the driver recommends a drain and a reset", expected=False, measured=True)
     if action is None and reset is None and drain is None:
-        return Verdict(Status.SKIP, "this driver has no value for whether a GPU needs a reset")
-    return Verdict(Status.PASS, "no reset or reboot is requested", measured=action)
+        return CheckResult(Status.SKIP, "this driver has no value for whether a GPU needs a reset")
+    return CheckResult(Status.PASS, "no reset or reboot is requested", measured=action)

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpunode.checks.gpu_settings import PERSISTENCE_UNIT, REQUESTED
 from gpunode.checks.gpus import SeenGpu, of_one_gpu, seen_gpus
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import GpuSetting, NodeFacts, Unit
 from gpunode.text import listed
 from gpunode.tuning.gpu_settings_program import LATER, TITLES, busy, in_force, pending, requested, resolved, shown
@@ -30,7 +30,7 @@ UNREADABLE = ("sm_clock_mhz", "memory_clock_mhz", "mig_layout")
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
     scope="gpu",
 )
-def settings(node: NodeFacts) -> Iterator[Verdict]:
+def settings(node: NodeFacts) -> Iterator[CheckResult]:
     asked = node.gpu_settings
     if asked is None:
         raise Skip(NOT_DEPLOYED)
@@ -42,9 +42,9 @@ def settings(node: NodeFacts) -> Iterator[Verdict]:
         yield of_one_gpu(judge, gpu, seen_by_guest=True)
 
 
-def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuSetting]) -> Verdict:
+def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuSetting]) -> CheckResult:
     if not gpu.requested and not problems:
-        return Verdict(Status.SKIP, "no rule is for this GPU", source=REQUESTED)
+        return CheckResult(Status.SKIP, "no rule is for this GPU", source=REQUESTED)
     wrong, waiting, unknown = list(problems.values()), [], []
     for setting, value in gpu.requested.items():
         now = _now(setting, gpu, entries)
@@ -64,13 +64,13 @@ def _settings_of(gpu: SeenGpu, problems: dict[str, str], entries: dict[str, GpuS
         else:
             wrong.append(f"{what} is {shown(setting, now)}, not {shown(setting, value)}")
     if wrong:
-        return Verdict(Status.FAIL, "; ".join([*wrong, *waiting]), source=REQUESTED)
+        return CheckResult(Status.FAIL, "; ".join([*wrong, *waiting]), source=REQUESTED)
     if unknown:
-        return Verdict(Status.ERROR, f"nvidia-smi does not report {listed(unknown)}", source=REQUESTED)
+        return CheckResult(Status.ERROR, f"nvidia-smi does not report {listed(unknown)}", source=REQUESTED)
     if waiting:
-        return Verdict(Status.WARN, "; ".join(waiting), source=REQUESTED)
+        return CheckResult(Status.WARN, "; ".join(waiting), source=REQUESTED)
     values = ", ".join(f"{TITLES[name]} {shown(name, value)}" for name, value in gpu.requested.items())
-    return Verdict(Status.PASS, values, source=REQUESTED)
+    return CheckResult(Status.PASS, values, source=REQUESTED)
 
 
 def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
@@ -96,7 +96,7 @@ def _now(setting: str, gpu: SeenGpu, entries: dict[str, GpuSetting]) -> Any:
     actions=("run_role:gpu_settings:gpu_settings", "fix_configuration"),
     scope="gpu",
 )
-def settings_kept(node: NodeFacts) -> Iterator[Verdict]:
+def settings_kept(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     if node.gpu_settings is not None:
         for name, why in ((UNIT, "the settings are not applied again"), (PERSISTENCE_UNIT, "GPUs forget them")):
@@ -105,24 +105,24 @@ def settings_kept(node: NodeFacts) -> Iterator[Verdict]:
     for gpu in by_hand:
         clocks = in_force("application_clocks_mhz", gpu.plain)
         message = f"application clocks {clocks[0]},{clocks[1]} MHz were set by hand: they are lost with the next reboot"
-        yield Verdict(Status.WARN, message, component=gpu.component, measured=f"{clocks[0]},{clocks[1]}")
+        yield CheckResult(Status.WARN, message, component=gpu.component, measured=f"{clocks[0]},{clocks[1]}")
     if not by_hand and node.gpu_settings is None:
-        yield Verdict(Status.PASS, "no application clocks are set that a reboot loses")
+        yield CheckResult(Status.PASS, "no application clocks are set that a reboot loses")
 
 
 def _unit(node: NodeFacts, name: str) -> Unit | None:
     return next((unit for unit in node.units or () if unit.name == name), None)
 
 
-def _kept_by(unit: Unit | None, why: str) -> Verdict:
+def _kept_by(unit: Unit | None, why: str) -> CheckResult:
     if unit is None:
-        return Verdict(Status.WARN, f"it is not installed: after a reboot {why}", expected="enabled")
+        return CheckResult(Status.WARN, f"it is not installed: after a reboot {why}", expected="enabled")
     if unit.enabled != "enabled":
         message = f"it is {unit.enabled or 'not enabled'}: after a reboot {why}"
-        return Verdict(Status.WARN, message, expected="enabled", measured=unit.enabled)
+        return CheckResult(Status.WARN, message, expected="enabled", measured=unit.enabled)
     if unit.active != "active":
-        return Verdict(Status.WARN, f"it is {unit.active}", expected="active", measured=unit.active)
-    return Verdict(Status.PASS, "enabled, and active since the boot", expected="enabled", measured=unit.enabled)
+        return CheckResult(Status.WARN, f"it is {unit.active}", expected="active", measured=unit.active)
+    return CheckResult(Status.PASS, "enabled, and active since the boot", expected="enabled", measured=unit.enabled)
 
 
 def _is_by_hand(gpu: SeenGpu) -> bool:

@@ -5,7 +5,7 @@ from functools import partial
 
 from gpunode.checks.gpu import SITE
 from gpunode.checks.gpus import CATALOG, SeenGpu, gpu_check, of_one_gpu, seen_gpus
-from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.smi import Number
 from gpunode.facts.node import NodeFacts
@@ -81,16 +81,18 @@ MOST_OF_MEMORY = Threshold(
     actions=("run_role:nvidia_driver:nvidia_driver_service",),
     scope="gpu",
 )
-def persistence(node: NodeFacts) -> Iterator[Verdict]:
+def persistence(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     for gpu in gpus:
         yield of_one_gpu(partial(_mode_of, held=_held_by_daemon(node)), gpu, seen_by_guest=True)
     daemon = next((unit for unit in node.units or () if unit.name == PERSISTENCE_UNIT), None)
     state = daemon.active if daemon is not None else "not installed"
     if state == "active":
-        yield Verdict(Status.PASS, "the persistence daemon is active", component="nvidia-persistenced", measured=state)
+        yield CheckResult(
+            Status.PASS, "the persistence daemon is active", component="nvidia-persistenced", measured=state
+        )
     else:
-        yield Verdict(
+        yield CheckResult(
             Status.WARN,
             f"the persistence daemon is {state}: the mode is not set again after a reboot",
             component="nvidia-persistenced",
@@ -106,18 +108,18 @@ def _held_by_daemon(node: NodeFacts) -> frozenset[str]:
     )
 
 
-def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
+def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> CheckResult:
     mode = gpu.reported.persistence_mode
     if gpu.is_vgpu:
         raise Skip("a vGPU: its host keeps the GPU initialized")
     if mode is None:
         raise Undetermined("nvidia-smi does not report the persistence mode")
     if mode:
-        return Verdict(Status.PASS, "persistence mode is on", expected=True, measured=True)
+        return CheckResult(Status.PASS, "persistence mode is on", expected=True, measured=True)
     if f"/dev/nvidia{gpu.reported.minor_number}" in held:
         # Drivers from 590 on may say "Disabled" of a GPU that the daemon keeps.
-        return Verdict(Status.PASS, "the persistence daemon keeps it initialized", expected=True, measured=True)
-    return Verdict(Status.FAIL, "persistence mode is off", expected=True, measured=False)
+        return CheckResult(Status.PASS, "the persistence daemon keeps it initialized", expected=True, measured=True)
+    return CheckResult(Status.FAIL, "persistence mode is off", expected=True, measured=False)
 
 
 @gpu_check(
@@ -129,17 +131,19 @@ def _mode_of(gpu: SeenGpu, held: frozenset[str]) -> Verdict:
     state="drain",
     actions=("fix_configuration",),
 )
-def compute_mode(gpu: SeenGpu) -> Verdict:
+def compute_mode(gpu: SeenGpu) -> CheckResult:
     mode = gpu.reported.compute_mode
     if mode is None:
-        return Verdict(Status.ERROR, "nvidia-smi does not report the compute mode")
+        return CheckResult(Status.ERROR, "nvidia-smi does not report the compute mode")
     if mode == gpu.requested.get("compute_mode"):
-        return Verdict(Status.PASS, f"compute mode is {mode}", expected=mode, measured=mode, source=REQUESTED)
+        return CheckResult(Status.PASS, f"compute mode is {mode}", expected=mode, measured=mode, source=REQUESTED)
     if mode == "Default":
-        return Verdict(Status.PASS, "compute mode is Default", expected="Default", measured=mode)
+        return CheckResult(Status.PASS, "compute mode is Default", expected="Default", measured=mode)
     if mode == "Prohibited":
-        return Verdict(Status.FAIL, "compute mode is Prohibited: CUDA cannot start", expected="Default", measured=mode)
-    return Verdict(
+        return CheckResult(
+            Status.FAIL, "compute mode is Prohibited: CUDA cannot start", expected="Default", measured=mode
+        )
+    return CheckResult(
         Status.WARN,
         f"compute mode is {mode}: a second process on this GPU fails",
         expected="Default",
@@ -159,38 +163,40 @@ def compute_mode(gpu: SeenGpu) -> Verdict:
     actions=("fix_configuration", "reset_gpu"),
     scope="gpu",
 )
-def mig(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def mig(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     modes = {gpu.reported.mig_mode for gpu in gpus if gpu.lost is None}
     if modes <= {None}:
         can = [gpu.component for gpu in gpus if gpu.known.get("mig_instances") and gpu.for_servers and not gpu.is_vgpu]
         if can:
-            yield Verdict(Status.ERROR, f"nvidia-smi does not report the MIG mode of {listed(can)}")
+            yield CheckResult(Status.ERROR, f"nvidia-smi does not report the MIG mode of {listed(can)}")
         else:
-            yield Verdict(Status.SKIP, "these GPUs have no MIG")
+            yield CheckResult(Status.SKIP, "these GPUs have no MIG")
         return
     for gpu in gpus:
         yield of_one_gpu(partial(_mig_of, wanted=expect.mig), gpu, seen_by_guest=True)
     meant = all(gpu.reported.mig_mode == gpu.requested.get("mig") for gpu in gpus if "mig" in gpu.requested)
     if len(modes) > 1 and not (meant and any("mig" in gpu.requested for gpu in gpus)):
         on = [gpu.component for gpu in gpus if gpu.mig]
-        yield Verdict(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
+        yield CheckResult(Status.WARN, f"MIG is on for some GPUs only: {listed(on, most=8)}")
 
 
-def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
+def _mig_of(gpu: SeenGpu, wanted: bool | None) -> CheckResult:
     mode, pending = gpu.reported.mig_mode, gpu.reported.mig_mode_pending
     if mode is None:
-        return Verdict(Status.SKIP, f"{gpu.name} has no MIG")
+        return CheckResult(Status.SKIP, f"{gpu.name} has no MIG")
     word = "on" if mode else "off"
     if wanted is not None and mode != wanted:
-        return Verdict(Status.FAIL, f"MIG is {word}", expected=wanted, measured=mode, source=SITE)
+        return CheckResult(Status.FAIL, f"MIG is {word}", expected=wanted, measured=mode, source=SITE)
     if pending is not None and pending != mode:
         after = "on" if pending else "off"
-        return Verdict(Status.WARN, f"MIG is {word}, and {after} after the next reset", expected=pending, measured=mode)
+        return CheckResult(
+            Status.WARN, f"MIG is {word}, and {after} after the next reset", expected=pending, measured=mode
+        )
     if mode and not gpu.reported.mig_devices:
-        return Verdict(Status.WARN, "MIG is on and has no instance: nothing can run on this GPU")
+        return CheckResult(Status.WARN, "MIG is on and has no instance: nothing can run on this GPU")
     instances = f" with {counted(len(gpu.reported.mig_devices or ()), 'instance')}" if mode else ""
-    return Verdict(Status.PASS, f"MIG is {word}{instances}", measured=mode)
+    return CheckResult(Status.PASS, f"MIG is {word}{instances}", measured=mode)
 
 
 @gpu_check(
@@ -202,14 +208,14 @@ def _mig_of(gpu: SeenGpu, wanted: bool | None) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(LIMIT_ROUNDING,),
 )
-def power_limit(gpu: SeenGpu) -> Verdict:
+def power_limit(gpu: SeenGpu) -> CheckResult:
     limit, default = gpu.reported.power_limit_w, gpu.reported.power_default_limit_w
     if limit is None or default is None:
         return gpu.not_reported("the power limit", expected=gpu.for_servers)
     meant = gpu.requested.get("power_limit_w")
     default = default if meant is None else meant
     verdict = partial(
-        Verdict, expected=default, measured=limit, unit="W", source=OWN_DEFAULT if meant is None else REQUESTED
+        CheckResult, expected=default, measured=limit, unit="W", source=OWN_DEFAULT if meant is None else REQUESTED
     )
     if limit < default - LIMIT_ROUNDING.of(gpu.match):
         return verdict(Status.WARN, f"the power limit is {limit:g} W of {default:g} W")
@@ -225,7 +231,7 @@ def power_limit(gpu: SeenGpu) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(BUSY, LEAST_OF_MODEL, LEAST_WHEN_BUSY),
 )
-def clocks(gpu: SeenGpu) -> Verdict:
+def clocks(gpu: SeenGpu) -> CheckResult:
     now, most = gpu.reported.clocks_mhz.sm, gpu.reported.max_clocks_mhz.sm
     if most is None or now is None:
         return gpu.not_reported("the clocks", expected=gpu.for_servers)
@@ -245,9 +251,9 @@ def clocks(gpu: SeenGpu) -> Verdict:
         problems.append(f"busy, held back by nothing, and its SM clock is {now} of {most} MHz")
     known = CATALOG if gpu.known.get("sm_clock_mhz") is not None else OWN
     if not problems:
-        return Verdict(Status.PASS, f"up to {most} MHz are offered", measured=most, unit="MHz", source=known)
+        return CheckResult(Status.PASS, f"up to {most} MHz are offered", measured=most, unit="MHz", source=known)
     measured, expected = (lower[0][1], lower[0][2]) if lower else (now, most)
-    return Verdict(
+    return CheckResult(
         Status.WARN,
         "; ".join(problems),
         expected=expected,
@@ -272,19 +278,19 @@ def clocks(gpu: SeenGpu) -> Verdict:
     scope="gpu",
     thresholds=(IDLE_MEMORY,),
 )
-def memory_used(node: NodeFacts) -> Iterator[Verdict]:
+def memory_used(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     for gpu in gpus:
         yield of_one_gpu(partial(_memory_of, node=node), gpu, seen_by_guest=True)
 
 
-def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
+def _memory_of(gpu: SeenGpu, node: NodeFacts) -> CheckResult:
     used = gpu.reported.memory_used_mib
     if gpu.is_vgpu or gpu.mig:
-        return Verdict(Status.SKIP, "memory of a divided GPU is not counted by process")
+        return CheckResult(Status.SKIP, "memory of a divided GPU is not counted by process")
     if gpu.known.get("form") == "superchip" or gpu.reported.addressing_mode == "ATS":
         # NVML's known issues: where GPUs are NUMA nodes, pages stay allocated after their process ended.
-        return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own", measured=used)
+        return CheckResult(Status.SKIP, "the operating system manages this GPU's memory with its own", measured=used)
     if used is None:
         # A superchip's memory is the machine's own.
         return gpu.not_reported("the memory in use", expected=gpu.for_servers)
@@ -297,15 +303,15 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
     ]
     if used > idle_most and not users:
         message = f"{used} MiB are in use, and no process has them"
-        return Verdict(Status.WARN, message, expected=idle_most, measured=used, unit="MiB")
+        return CheckResult(Status.WARN, message, expected=idle_most, measured=used, unit="MiB")
     if users:
-        return Verdict(
+        return CheckResult(
             Status.PASS,
             f"{used} MiB are in use by {counted(len(users), 'process', 'processes')}",
             measured=used,
             unit="MiB",
         )
-    return Verdict(Status.PASS, f"{used} MiB are in use", expected=idle_most, measured=used, unit="MiB")
+    return CheckResult(Status.PASS, f"{used} MiB are in use", expected=idle_most, measured=used, unit="MiB")
 
 
 @gpu_check(
@@ -318,20 +324,20 @@ def _memory_of(gpu: SeenGpu, node: NodeFacts) -> Verdict:
     category="memory",
     thresholds=(LEAST_OF_MEMORY, MOST_OF_MEMORY),
 )
-def memory_size(gpu: SeenGpu) -> Verdict:
+def memory_size(gpu: SeenGpu) -> CheckResult:
     total = gpu.reported.memory_total_mib
     sold, gigabytes = gpu.known.get("memory_mib"), gpu.known.get("memory_gb")
     wanted = sold if sold is not None else None if gigabytes is None else round(gigabytes * 1e9 / 2**20)
     if gpu.known.get("form") == "superchip" and total is None:
-        return Verdict(Status.SKIP, "the operating system manages this GPU's memory with its own")
+        return CheckResult(Status.SKIP, "the operating system manages this GPU's memory with its own")
     if total is None:
         return gpu.not_reported("the memory size", expected=gpu.for_servers)
     if wanted is None:
         reason = (
             "a model that the catalog does not have (gpu.model)" if gpu.match is None else f"the size of {gpu.name}"
         )
-        return Verdict(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
-    verdict = partial(Verdict, expected=wanted, measured=total, unit="MiB", source=CATALOG)
+        return CheckResult(Status.SKIP, f"{total} MiB; the catalog does not have {reason}", measured=total, unit="MiB")
+    verdict = partial(CheckResult, expected=wanted, measured=total, unit="MiB", source=CATALOG)
     if total < LEAST_OF_MEMORY.of(gpu.match) * wanted:
         status = Status.FAIL if gpu.sure("memory_mib" if sold is not None else "memory_gb") else Status.WARN
         return verdict(status, f"{total} MiB of memory, its model has {wanted}")
@@ -349,7 +355,7 @@ def memory_size(gpu: SeenGpu) -> Verdict:
     state="observe",
     actions=("open_support_case",),
 )
-def vbios(node: NodeFacts) -> Iterator[Verdict]:
+def vbios(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     verdict = [gpu for gpu in gpus if gpu.lost is None and gpu.reported.vbios_version and not gpu.is_vgpu]
     by_model: dict[str, dict[str | None, list[str]]] = {}
@@ -359,10 +365,12 @@ def vbios(node: NodeFacts) -> Iterator[Verdict]:
     mixed = [versions for versions in by_model.values() if len(versions) > 1]
     for versions in mixed:
         words = listed([f"{version}: {listed(names, most=8)}" for version, names in sorted(versions.items())])
-        yield Verdict(Status.WARN, f"VBIOS differs: {words}", expected=1, measured=len(versions), unit="versions")
+        yield CheckResult(Status.WARN, f"VBIOS differs: {words}", expected=1, measured=len(versions), unit="versions")
     if not verdict:
-        yield Verdict(Status.SKIP, "nvidia-smi reports no VBIOS version of these GPUs")
+        yield CheckResult(Status.SKIP, "nvidia-smi reports no VBIOS version of these GPUs")
     elif not mixed and all(len(names) == 1 for versions in by_model.values() for names in versions.values()):
-        yield Verdict(Status.SKIP, "no two GPUs of one model to compare")
+        yield CheckResult(Status.SKIP, "no two GPUs of one model to compare")
     elif not mixed:
-        yield Verdict(Status.PASS, "GPUs of one model have one VBIOS version", expected=1, measured=1, unit="versions")
+        yield CheckResult(
+            Status.PASS, "GPUs of one model have one VBIOS version", expected=1, measured=1, unit="versions"
+        )

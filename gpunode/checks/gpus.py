@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from gpunode.catalog import Gpu, GpuMatch, load
 from gpunode.checks.driver import MISMATCH
-from gpunode.checks.registry import CheckDeclaration, NotJudged, Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckDeclaration, CheckResult, NotJudged, Skip, Status, registry
 from gpunode.facts.node import NodeFacts, PciDevice, SmiGpu, SmiLog
 from gpunode.facts.parsers.smi_error import error_kind
 from gpunode.facts.parsers.values import bus_id
@@ -108,15 +108,15 @@ class SeenGpu:
         """The GPU as ``gpunode parse`` prints it: the program of gpu_settings, which runs on nodes, reads that."""
         return self.reported.model_dump(mode="json")
 
-    def not_reported(self, what: str, *, expected: bool) -> Verdict:
+    def not_reported(self, what: str, *, expected: bool) -> CheckResult:
         """The verdict on a value that nvidia-smi does not report: ``error`` where this model should have it."""
         if self.mig:
-            return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of a GPU in MIG mode")
+            return CheckResult(Status.SKIP, f"nvidia-smi does not report {what} of a GPU in MIG mode")
         if expected:
-            return Verdict(Status.ERROR, f"nvidia-smi does not report {what} of {self.name}")
+            return CheckResult(Status.ERROR, f"nvidia-smi does not report {what} of {self.name}")
         if self.match is None:
-            return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of a model that is unknown ({MODEL})")
-        return Verdict(Status.SKIP, f"nvidia-smi does not report {what} of {self.name}, a model that may lack it")
+            return CheckResult(Status.SKIP, f"nvidia-smi does not report {what} of a model that is unknown ({MODEL})")
+        return CheckResult(Status.SKIP, f"nvidia-smi does not report {what} of {self.name}, a model that may lack it")
 
 
 def slot_in(message: str) -> str | None:
@@ -209,7 +209,7 @@ def _seen(gpu: SmiGpu, device: PciDevice | None, lost: Mapping[str, str]) -> See
     return SeenGpu(gpu, device, match, lost=gone)
 
 
-OfOneGpu = Callable[[SeenGpu], Verdict]
+OfOneGpu = Callable[[SeenGpu], CheckResult]
 
 
 def gpu_check(
@@ -221,7 +221,7 @@ def gpu_check(
     """
 
     def decorate(function: OfOneGpu) -> OfOneGpu:
-        def judge(node: NodeFacts) -> Iterator[Verdict]:
+        def judge(node: NodeFacts) -> Iterator[CheckResult]:
             for gpu in seen_gpus(node):
                 yield of_one_gpu(function, gpu, seen_by_guest=seen_by_guest)
 
@@ -232,11 +232,11 @@ def gpu_check(
     return decorate
 
 
-def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False) -> Verdict:
+def of_one_gpu(function: OfOneGpu, gpu: SeenGpu, *, seen_by_guest: bool = False) -> CheckResult:
     """Return a function's verdict on a GPU, or why there is none."""
     try:
         reason = hidden(gpu, seen_by_guest=seen_by_guest)
-        verdict = Verdict(Status.SKIP, reason) if reason else function(gpu)
+        verdict = CheckResult(Status.SKIP, reason) if reason else function(gpu)
     except NotJudged as error:
         verdict = error.verdict
     return replace(verdict, component=gpu.component)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container, is_guest
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import EnvironmentSetting, FileSystem, NodeFacts
 from gpunode.text import counted, listed
@@ -58,7 +58,7 @@ UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
     actions=("fix_configuration",),
     thresholds=(OFFSET_MOST,),
 )
-def time(node: NodeFacts) -> Iterator[Verdict]:
+def time(node: NodeFacts) -> Iterator[CheckResult]:
     sync = node.time_sync
     if is_container(node):
         raise Skip("in a container the clock is the host's")
@@ -66,12 +66,12 @@ def time(node: NodeFacts) -> Iterator[Verdict]:
         raise Undetermined("timedatectl does not report whether the clock is synchronised")
     by = f" by {sync.service}" if sync.service else ""
     if not sync.synchronized:
-        yield Verdict(Status.FAIL, f"the clock is not synchronised{by}", expected=True, measured=False)
+        yield CheckResult(Status.FAIL, f"the clock is not synchronised{by}", expected=True, measured=False)
     elif sync.offset_s is not None and abs(sync.offset_s) > OFFSET_MOST.value:
         message = f"the clock is {abs(sync.offset_s):g} s off{by}"
-        yield Verdict(Status.WARN, message, expected=OFFSET_MOST.value, measured=sync.offset_s, unit="s")
+        yield CheckResult(Status.WARN, message, expected=OFFSET_MOST.value, measured=sync.offset_s, unit="s")
     else:
-        yield Verdict(Status.PASS, f"the clock is synchronised{by}", expected=True, measured=True)
+        yield CheckResult(Status.PASS, f"the clock is synchronised{by}", expected=True, measured=True)
 
 
 @registry.check(
@@ -83,20 +83,20 @@ def time(node: NodeFacts) -> Iterator[Verdict]:
     actions=("fix_configuration",),
     thresholds=(FULL, NEARLY_FULL, INODES_LEAST),
 )
-def disk_space(node: NodeFacts) -> Iterator[Verdict]:
+def disk_space(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.file_systems:
         inside = "a container without its own local file system" if is_container(node) else None
-        yield Verdict(Status.SKIP if inside else Status.ERROR, inside or "df lists no local file system")
+        yield CheckResult(Status.SKIP if inside else Status.ERROR, inside or "df lists no local file system")
     for file_system in node.file_systems or ():
         yield _space(file_system)
 
 
-def _space(file_system: FileSystem) -> Verdict:
+def _space(file_system: FileSystem) -> CheckResult:
     size, free, inodes = file_system.size_mib, file_system.free_mib, file_system.inodes_free_percent
     used = round(100 * (1 - free / size)) if size else 100
     full = FULL.value
     verdict = partial(
-        Verdict, component=file_system.mount, expected=full, measured=used, unit="% used", source=FULL_SOURCE
+        CheckResult, component=file_system.mount, expected=full, measured=used, unit="% used", source=FULL_SOURCE
     )
     # What is made full, and cannot be written: squashfs, ISO images, firmware's variables.
     if file_system.type in ("squashfs", "iso9660", "erofs", "efivarfs"):
@@ -120,12 +120,12 @@ def _space(file_system: FileSystem) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(MEMORY_LEAST,),
 )
-def memory_free(node: NodeFacts) -> Iterator[Verdict]:
+def memory_free(node: NodeFacts) -> Iterator[CheckResult]:
     memory = node.memory
     if memory is None or memory.available_mib is None or not memory.total_mib:
         raise Undetermined("/proc/meminfo does not report the available memory")
     percent = round(100 * memory.available_mib / memory.total_mib)
-    verdict = partial(Verdict, expected=MEMORY_LEAST.value, measured=percent, unit="% available")
+    verdict = partial(CheckResult, expected=MEMORY_LEAST.value, measured=percent, unit="% available")
     message = f"{memory.available_mib} of {memory.total_mib} MiB are available"
     yield verdict(Status.WARN if percent < MEMORY_LEAST.value else Status.PASS, message)
 
@@ -139,14 +139,14 @@ def memory_free(node: NodeFacts) -> Iterator[Verdict]:
     state="observe",
     actions=("fix_configuration",),
 )
-def cpu_governor(node: NodeFacts) -> Iterator[Verdict]:
+def cpu_governor(node: NodeFacts) -> Iterator[CheckResult]:
     frequency = node.cpu_frequency
     if frequency is None or not frequency.governors:
         raise Skip("the kernel does not choose the processors' clock here (firmware or hypervisor does)")
     slow = {name: number for name, number in frequency.governors.items() if name not in PERFORMANCE}
     preferences = {name: number for name, number in frequency.preferences.items() if name not in PERFORMANCE}
     words = listed([f"{name}: {number} processors" for name, number in frequency.governors.items()])
-    verdict = partial(Verdict, expected="performance", measured=listed(sorted(frequency.governors)))
+    verdict = partial(CheckResult, expected="performance", measured=listed(sorted(frequency.governors)))
     # With intel_pstate and amd-pstate, the governor powersave and the preference performance are full clock as well.
     if not slow or (frequency.preferences and not preferences):
         yield verdict(Status.PASS, f"processors run for performance ({words})")
@@ -165,14 +165,14 @@ def cpu_governor(node: NodeFacts) -> Iterator[Verdict]:
     actions=("fix_configuration",),
     thresholds=(FILES_LEAST,),
 )
-def limits(node: NodeFacts) -> Iterator[Verdict]:
+def limits(node: NodeFacts) -> Iterator[CheckResult]:
     files = _limit(node, "nofile")
     if files is None:
-        yield Verdict(Status.SKIP, "no limit of open files is set by systemd or limits.conf", "nofile")
+        yield CheckResult(Status.SKIP, "no limit of open files is set by systemd or limits.conf", "nofile")
     else:
         enough = files in UNLIMITED or (files.isdigit() and int(files) >= FILES_LEAST.value)
         status = Status.PASS if enough else Status.WARN
-        yield Verdict(status, f"{files} open files", "nofile", expected=FILES_LEAST.value, measured=files)
+        yield CheckResult(status, f"{files} open files", "nofile", expected=FILES_LEAST.value, measured=files)
     yield from _of_services(node)
     if not node.infiniband:
         return
@@ -180,11 +180,11 @@ def limits(node: NodeFacts) -> Iterator[Verdict]:
     status = Status.PASS if memory in UNLIMITED else Status.WARN
     is_number = memory is not None and memory.isdigit()
     amount = f"{int(memory or 0) // 1024} KiB" if is_number else memory or "the default amount"
-    verdict = partial(Verdict, component="memlock", expected="unlimited", measured=memory)
+    verdict = partial(CheckResult, component="memlock", expected="unlimited", measured=memory)
     yield verdict(status, f"{amount} of memory may be locked", unit="bytes" if is_number else None)
 
 
-def _of_services(node: NodeFacts) -> Iterator[Verdict]:
+def _of_services(node: NodeFacts) -> Iterator[CheckResult]:
     """Services do not come through PAM: a limit of logins alone does not reach Docker, slurmd and their jobs."""
     limits = node.limits
     services = (limits.defaults or {}).get("memlock") if limits is not None else None
@@ -193,7 +193,7 @@ def _of_services(node: NodeFacts) -> Iterator[Verdict]:
     lines = [one for one in limits.settings if one.item == "memlock" and one.domain == "*" and one.type != "soft"]
     if not lines:
         return
-    verdict = partial(Verdict, component="memlock of services", expected="infinity", measured=services)
+    verdict = partial(CheckResult, component="memlock of services", expected="infinity", measured=services)
     if services in UNLIMITED:
         yield verdict(Status.PASS, "services may lock memory as logins may")
     else:
@@ -253,13 +253,13 @@ DEBUGGING: dict[str, tuple[str, ...]] = {
     state="observe",
     actions=("fix_configuration",),
 )
-def environment(node: NodeFacts) -> Iterator[Verdict]:
+def environment(node: NodeFacts) -> Iterator[CheckResult]:
     left = [setting for setting in node.environment or () if _slows(setting)]
     if left:
         words = listed([f"{setting.name}={setting.value} in {setting.path}" for setting in left])
-        yield Verdict(Status.WARN, words, expected=0, measured=len(left), unit="variables")
+        yield CheckResult(Status.WARN, words, expected=0, measured=len(left), unit="variables")
     else:
-        yield Verdict(Status.PASS, "no debugging variable is set globally", expected=0, measured=0)
+        yield CheckResult(Status.PASS, "no debugging variable is set globally", expected=0, measured=0)
 
 
 def _slows(setting: EnvironmentSetting) -> bool:
@@ -280,7 +280,7 @@ def _slows(setting: EnvironmentSetting) -> bool:
     actions=("none",),
     thresholds=(CORES_PER_GPU, MEMORY_PER_GPU, LOCAL_DISK, SIZE_TOLERANCE),
 )
-def sized_for_gpus(node: NodeFacts) -> Iterator[Verdict]:
+def sized_for_gpus(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = len(node.gpus_on_bus or ())
     if node.cpu is None or node.memory is None:
         return
@@ -296,6 +296,6 @@ def sized_for_gpus(node: NodeFacts) -> Iterator[Verdict]:
     yield _enough("disk", gigabytes, LOCAL_DISK.value, "GB", message)
 
 
-def _enough(component: str, has: int, wants: float, unit: str, message: str) -> Verdict:
+def _enough(component: str, has: int, wants: float, unit: str, message: str) -> CheckResult:
     status = Status.PASS if has >= SIZE_TOLERANCE.value * wants else Status.WARN
-    return Verdict(status, message, component, expected=wants, measured=has, unit=unit, source=GUIDES)
+    return CheckResult(status, message, component, expected=wants, measured=has, unit=unit, source=GUIDES)

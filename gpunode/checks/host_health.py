@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gpunode.checks.links import gpus_of
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import nothing_found, reach
 from gpunode.facts.node import KernelEvent, NodeFacts, Nvme
@@ -46,17 +46,19 @@ KILLED_MOST = Threshold("host.killed-processes.most", 0, "processes", "More sinc
     category="host",
     thresholds=(CORRECTED_MOST,),
 )
-def memory_errors(node: NodeFacts) -> Iterator[Verdict]:
+def memory_errors(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.memory_controllers:
-        yield Verdict(Status.SKIP, "the kernel counts no memory errors here (no EDAC)")
+        yield CheckResult(Status.SKIP, "the kernel counts no memory errors here (no EDAC)")
     for controller in node.memory_controllers or ():
         corrected, uncorrected = controller.corrected, controller.uncorrected
         if corrected is None or uncorrected is None:
-            yield Verdict(Status.ERROR, "the kernel does not report its error counts", controller.name)
+            yield CheckResult(Status.ERROR, "the kernel does not report its error counts", controller.name)
             continue
         status = Status.FAIL if uncorrected else Status.WARN if corrected > CORRECTED_MOST.value else Status.PASS
         message = f"{uncorrected} uncorrected and {counted(corrected, 'corrected error')} since the boot"
-        yield Verdict(status, message, controller.name, expected=0, measured=uncorrected or corrected, unit="errors")
+        yield CheckResult(
+            status, message, controller.name, expected=0, measured=uncorrected or corrected, unit="errors"
+        )
 
 
 WITHOUT_HEALTH = {
@@ -74,44 +76,44 @@ WITHOUT_HEALTH = {
     actions=("replace_hardware",),
     thresholds=(MEDIA_ERRORS_MOST, WORN, SPARE_LEAST),
 )
-def nvme(node: NodeFacts) -> Iterator[Verdict]:
+def nvme(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.nvmes:
-        yield Verdict(Status.SKIP, "the node has no NVMe disk")
+        yield CheckResult(Status.SKIP, "the node has no NVMe disk")
     for disk in node.nvmes or ():
         yield replace(_nvme(disk), component=disk.name)
 
 
-def _nvme(disk: Nvme) -> Verdict:
+def _nvme(disk: Nvme) -> CheckResult:
     if disk.state not in (None, "live"):
-        return Verdict(Status.FAIL, f"its state is {disk.state}", expected="live", measured=disk.state)
+        return CheckResult(Status.FAIL, f"its state is {disk.state}", expected="live", measured=disk.state)
     if disk.critical_warning is None:
         return _without_health(disk)
     if disk.critical_warning:
         message = f"it warns: {listed(_warnings(disk.critical_warning))}"
-        return Verdict(Status.FAIL, message, expected=0, measured=disk.critical_warning)
+        return CheckResult(Status.FAIL, message, expected=0, measured=disk.critical_warning)
     if (disk.media_errors or 0) > MEDIA_ERRORS_MOST.value:
         message = counted(disk.media_errors or 0, "media error")
-        return Verdict(
+        return CheckResult(
             Status.WARN, message, expected=MEDIA_ERRORS_MOST.value, measured=disk.media_errors, unit="errors"
         )
     if (disk.percentage_used or 0) >= WORN.value:
         message = f"{disk.percentage_used} % of its life are used"
-        return Verdict(Status.WARN, message, expected=WORN.value, measured=disk.percentage_used, unit="%")
+        return CheckResult(Status.WARN, message, expected=WORN.value, measured=disk.percentage_used, unit="%")
     if disk.available_spare_percent is not None and disk.available_spare_percent < SPARE_LEAST.value:
         message = f"{disk.available_spare_percent} % of its spare blocks remain"
-        return Verdict(
+        return CheckResult(
             Status.WARN, message, expected=SPARE_LEAST.value, measured=disk.available_spare_percent, unit="%"
         )
     used = f", {disk.percentage_used} % of its life used" if disk.percentage_used is not None else ""
-    return Verdict(Status.PASS, f"healthy{used}", expected=0, measured=0)
+    return CheckResult(Status.PASS, f"healthy{used}", expected=0, measured=0)
 
 
-def _without_health(disk: Nvme) -> Verdict:
+def _without_health(disk: Nvme) -> CheckResult:
     """A disk that is live and whose health nobody could ask for is not judged; every other gap is an error."""
     if disk.state is not None and disk.health in WITHOUT_HEALTH:
-        return Verdict(Status.SKIP, f"{disk.state}; {WITHOUT_HEALTH[disk.health]}", measured=disk.state)
+        return CheckResult(Status.SKIP, f"{disk.state}; {WITHOUT_HEALTH[disk.health]}", measured=disk.state)
     unknown = "its health" if disk.state is not None else "its state and health"
-    return Verdict(Status.ERROR, f"{unknown} could not be read", measured=disk.state)
+    return CheckResult(Status.ERROR, f"{unknown} could not be read", measured=disk.state)
 
 
 def _warnings(bits: int) -> list[str]:
@@ -129,10 +131,10 @@ def _warnings(bits: int) -> list[str]:
     state="drain",
     actions=("restart_os",),
 )
-def stuck_processes(node: NodeFacts) -> Iterator[Verdict]:
+def stuck_processes(node: NodeFacts) -> Iterator[CheckResult]:
     stuck = node.stuck_processes or ()
     if not stuck:
-        yield Verdict(Status.PASS, "no process hangs in the kernel", expected=0, measured=0, unit="processes")
+        yield CheckResult(Status.PASS, "no process hangs in the kernel", expected=0, measured=0, unit="processes")
         return
     in_driver = [
         process
@@ -146,7 +148,7 @@ def stuck_processes(node: NodeFacts) -> Iterator[Verdict]:
             for process in (in_driver or stuck)
         ]
     )
-    yield Verdict(
+    yield CheckResult(
         Status.FAIL if in_driver else Status.WARN,
         f"{counted(len(stuck), 'process hangs', 'processes hang')} in the kernel: {words}",
         expected=0,
@@ -165,7 +167,7 @@ def stuck_processes(node: NodeFacts) -> Iterator[Verdict]:
     category="pcie",
     thresholds=(PCIE_MOST,),
 )
-def pcie_errors(node: NodeFacts) -> Iterator[Verdict]:
+def pcie_errors(node: NodeFacts) -> Iterator[CheckResult]:
     events = _events(node, "aer")
     if not events:
         yield nothing_found(node, "error on PCI Express")
@@ -175,7 +177,7 @@ def pcie_errors(node: NodeFacts) -> Iterator[Verdict]:
     fatal = any(event.fatal for event in events)
     words = listed([f"{gpus.get(slot, slot)}: {number}" for slot, number in places.most_common()])
     uncorrected = ", uncorrected ones among them" if fatal else ""
-    yield Verdict(
+    yield CheckResult(
         Status.FAIL if fatal else Status.WARN if len(events) > PCIE_MOST.value else Status.PASS,
         f"{counted(len(events), 'line')} about errors {reach(node)}{uncorrected}: {words}",
         expected=PCIE_MOST.value,
@@ -193,14 +195,14 @@ def pcie_errors(node: NodeFacts) -> Iterator[Verdict]:
     actions=("open_support_case",),
     thresholds=(MACHINE_CHECKS_MOST,),
 )
-def machine_checks(node: NodeFacts) -> Iterator[Verdict]:
+def machine_checks(node: NodeFacts) -> Iterator[CheckResult]:
     events = _events(node, "mce")
     if not events:
         yield nothing_found(node, "machine check")
         return
     message = f"{counted(len(events), 'line')} {reach(node)}: {events[-1].message}"
     status = Status.WARN if len(events) > MACHINE_CHECKS_MOST.value else Status.PASS
-    yield Verdict(status, message, expected=MACHINE_CHECKS_MOST.value, measured=len(events), unit="lines")
+    yield CheckResult(status, message, expected=MACHINE_CHECKS_MOST.value, measured=len(events), unit="lines")
 
 
 @registry.check(
@@ -212,7 +214,7 @@ def machine_checks(node: NodeFacts) -> Iterator[Verdict]:
     actions=("none",),
     thresholds=(KILLED_MOST,),
 )
-def killed_processes(node: NodeFacts) -> Iterator[Verdict]:
+def killed_processes(node: NodeFacts) -> Iterator[CheckResult]:
     events = [event for event in _events(node, "oom") if event.process is not None or "Out of memory" in event.message]
     if not events:
         yield nothing_found(node, "process killed by the out-of-memory killer")
@@ -221,7 +223,7 @@ def killed_processes(node: NodeFacts) -> Iterator[Verdict]:
     words = listed([f"{name} ({number}x)" for name, number in killed.most_common()])
     most = KILLED_MOST.value
     status = Status.WARN if len(events) > most else Status.PASS
-    yield Verdict(status, f"killed {reach(node)}: {words}", expected=most, measured=len(events), unit="processes")
+    yield CheckResult(status, f"killed {reach(node)}: {words}", expected=most, measured=len(events), unit="processes")
 
 
 def _events(node: NodeFacts, kind: str) -> tuple[KernelEvent, ...]:

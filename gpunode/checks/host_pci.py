@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gpunode.checks.links import GUEST, gpus_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -35,12 +35,12 @@ def _no_peers(node: NodeFacts) -> str | None:
     bare_metal=True,
     architectures=("x86_64",),
 )
-def iommu(node: NodeFacts) -> Iterator[Verdict]:
+def iommu(node: NodeFacts) -> Iterator[CheckResult]:
     reason = _no_peers(node)
     if reason is not None or node.iommu is None:
         raise Skip(reason or "not seen")
     if not node.iommu.units:
-        yield Verdict(Status.PASS, "no IOMMU is enabled", expected=PASSTHROUGH, measured="off", source=SOURCE)
+        yield CheckResult(Status.PASS, "no IOMMU is enabled", expected=PASSTHROUGH, measured="off", source=SOURCE)
         return
     types = {}
     for component, device in gpus_of(node):
@@ -52,12 +52,12 @@ def iommu(node: NodeFacts) -> Iterator[Verdict]:
     translated = [f"{component} {kind}" for component, kind in types.items() if kind not in (PASSTHROUGH, "unknown")]
     if translated:
         message = f"addresses are translated: {listed(translated)}"
-        yield Verdict(Status.WARN, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
+        yield CheckResult(Status.WARN, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
     elif "unknown" in kinds:
-        yield Verdict(Status.ERROR, "an IOMMU is enabled, and the kernel does not report its mode for the GPUs")
+        yield CheckResult(Status.ERROR, "an IOMMU is enabled, and the kernel does not report its mode for the GPUs")
     else:
         message = "the IOMMU passes addresses of GPUs through"
-        yield Verdict(Status.PASS, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
+        yield CheckResult(Status.PASS, message, expected=PASSTHROUGH, measured=listed(kinds), source=SOURCE)
 
 
 @registry.check(
@@ -71,7 +71,7 @@ def iommu(node: NodeFacts) -> Iterator[Verdict]:
     bare_metal=True,
     architectures=("x86_64",),
 )
-def acs(node: NodeFacts) -> Iterator[Verdict]:
+def acs(node: NodeFacts) -> Iterator[CheckResult]:
     reason = _no_peers(node)
     if reason is not None:
         raise Skip(reason)
@@ -79,7 +79,7 @@ def acs(node: NodeFacts) -> Iterator[Verdict]:
     redirecting = sorted(bridge.slot for bridge in node.pci_acs or () if bridge.redirects and bridge.slot in above)
     if redirecting:
         message = f"{counted(len(redirecting), 'bridge')} above GPUs redirect traffic: {listed(redirecting)}"
-        yield Verdict(Status.WARN, message, expected=0, measured=len(redirecting), unit="bridges", source=SOURCE)
+        yield CheckResult(Status.WARN, message, expected=0, measured=len(redirecting), unit="bridges", source=SOURCE)
     else:
         message = f"{counted(len(above), 'bridge')} above GPUs, none redirects traffic"
-        yield Verdict(Status.PASS, message, expected=0, measured=0, unit="bridges", source=SOURCE)
+        yield CheckResult(Status.PASS, message, expected=0, measured=0, unit="bridges", source=SOURCE)

@@ -6,12 +6,12 @@ from functools import partial
 from gpunode.checks.inside_driver import MISMATCH_CUDA, NO_COMPAT, refused
 from gpunode.checks.registry import (
     Broken,
+    CheckResult,
     Expectation,
     NotJudged,
     Skip,
     Status,
     Undetermined,
-    Verdict,
     no_gpu,
     registry,
 )
@@ -56,7 +56,7 @@ SIMULATED = "simulated GPUs: no library in a container can compute on them"
     state="drain",
     actions=("restart_service:docker.service",),
 )
-def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def runs(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     if node.records is None:
         absent = no_gpu(node, expect) if node.pci is not None else None
         raise Skip(absent) if absent else Undetermined(node.gap("records") or "records: not in the collected data")
@@ -68,7 +68,7 @@ def runs(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     yield from _run(found[0])
 
 
-def _run(record: Record) -> Iterator[Verdict]:
+def _run(record: Record) -> Iterator[CheckResult]:
     if record.error is not None:
         named = record.container is not None and record.container.image in record.error
         raise Undetermined(record.error if named else f"{record.error}{where(record)}")
@@ -79,16 +79,16 @@ def _run(record: Record) -> Iterator[Verdict]:
         raise Undetermined(values)
     for line in values.busy:
         gpu, _, process = line.partition(": ")
-        yield Verdict(Status.SKIP, f"skipped, in use by {process or 'a process'}", component=gpu)
+        yield CheckResult(Status.SKIP, f"skipped, in use by {process or 'a process'}", component=gpu)
     handed = "without GPUs" if not values.gpus else f"with {counted(values.gpus, 'GPU')}"
     if values.complete is False:
-        yield Verdict(Status.ERROR, f"ran {handed} and was interrupted after {record.seconds:.0f} s{where(record)}")
+        yield CheckResult(Status.ERROR, f"ran {handed} and was interrupted after {record.seconds:.0f} s{where(record)}")
     elif values.complete is None:
-        yield Verdict(Status.ERROR, f"whether it finished is unknown{where(record)}")
+        yield CheckResult(Status.ERROR, f"whether it finished is unknown{where(record)}")
     elif record.container is None:
-        yield Verdict(Status.SKIP, f"ran {handed} in {record.seconds:.0f} s {ON_HOST}")
+        yield CheckResult(Status.SKIP, f"ran {handed} in {record.seconds:.0f} s {ON_HOST}")
     else:
-        yield Verdict(Status.PASS, f"ran {handed} in {record.seconds:.0f} s{where(record)}")
+        yield CheckResult(Status.PASS, f"ran {handed} in {record.seconds:.0f} s{where(record)}")
 
 
 @registry.check(
@@ -102,7 +102,7 @@ def _run(record: Record) -> Iterator[Verdict]:
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def gpus(node: NodeFacts) -> Iterator[Verdict]:
+def gpus(node: NodeFacts) -> Iterator[CheckResult]:
     try:
         (_, nvml), (_, cuda) = one(node, "versions.nvml", NvmlValues), one(node, "versions.cuda", CudaValues)
     except NotJudged as reason:
@@ -117,14 +117,14 @@ def gpus(node: NodeFacts) -> Iterator[Verdict]:
     yield _counts(node, nvml, cuda)
 
 
-def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> Verdict:
+def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> CheckResult:
     record, values = next(_container(node), (None, ContainerValues()))
     for name, result, said in (("NVML", nvml.result, nvml.result_name), ("CUDA", cuda.result, cuda.result_name)):
         if result != 0:
             what = f"{name} does not start inside: {said or 'error'} ({result})"
             if result == NO_PERMISSION and "selinux" in values.security:
-                return Verdict(Status.FAIL, f"{what}; SELinux confines containers here", remedy=SELINUX)
-            return Verdict(Status.FAIL, what, remedy=FABRIC if result == NOT_READY else None)
+                return CheckResult(Status.FAIL, f"{what}; SELinux confines containers here", remedy=SELINUX)
+            return CheckResult(Status.FAIL, what, remedy=FABRIC if result == NOT_READY else None)
     # On the host itself NVML shows all GPUs, whichever the payload was given.
     alone = record is not None and record.container is None
     lost = [gpu.result_name or str(gpu.result) for gpu in nvml.gpus if gpu.result != 0]
@@ -132,7 +132,7 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> Verdict:
         seen = {gpu.uuid for gpu in nvml.gpus}
         names = [gpu_named(node, uuid) or uuid for uuid in values.uuids or () if uuid not in seen]
         which = listed(names) or counted(len(lost), "GPU")
-        return Verdict(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {which} ({lost[0]})")
+        return CheckResult(Status.FAIL, f"NVML counts {nvml.count} GPUs inside and cannot reach {which} ({lost[0]})")
     wrong = _others(node, nvml, values, alone=alone)
     if wrong is not None:
         return wrong
@@ -141,12 +141,12 @@ def _counts(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues) -> Verdict:
     return _whole(node, nvml, cuda, values, alone=alone)
 
 
-def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone: bool) -> Verdict | None:
+def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone: bool) -> CheckResult | None:
     """The verdict where the GPUs inside are not those that were handed in, by their UUIDs; None where they are."""
     inside = {gpu.uuid: gpu for gpu in nvml.gpus if gpu.uuid is not None}
     if not values.uuids or not inside:
         return None
-    verdict = partial(Verdict, expected=len(values.uuids), measured=len(inside), unit="GPUs")
+    verdict = partial(CheckResult, expected=len(values.uuids), measured=len(inside), unit="GPUs")
     absent = [gpu_named(node, uuid) or uuid for uuid in values.uuids if uuid not in inside]
     # One in MIG mode without an instance comes along where all GPUs are asked for, and computes nothing.
     empty = {uuid for uuid, gpu in inside.items() if gpu.mig_mode and not gpu.mig_devices}
@@ -159,7 +159,7 @@ def _others(node: NodeFacts, nvml: NvmlValues, values: ContainerValues, *, alone
     return None
 
 
-def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues) -> Verdict:
+def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues) -> CheckResult:
     """Where MIG is on: as many MIG devices inside as the host has, and CUDA finds one, which is all it ever shows."""
     parts, gaps = 0, []
     host = {gpu.uuid: gpu.mig_devices for gpu in node.smi_gpus}
@@ -171,10 +171,10 @@ def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Contai
         if outside is not None and len(outside) != len(gpu.mig_devices):
             gaps.append(f"{_name(node, gpu)} {len(gpu.mig_devices)} of {len(outside)}")
     if gaps:
-        return Verdict(Status.FAIL, f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
+        return CheckResult(Status.FAIL, f"MIG devices that are missing inside: {listed(gaps)}", remedy=STALE)
     if cuda.count is None:
         raise Undetermined("CUDA did not report the number of GPUs")
-    verdict = partial(Verdict, expected=parts, measured=parts, unit="MIG devices")
+    verdict = partial(CheckResult, expected=parts, measured=parts, unit="MIG devices")
     whole = sum(1 for gpu in nvml.gpus if not gpu.mig_mode)
     if cuda.count == 0:
         what = f"{counted(parts, 'MIG device')} and {counted(whole, 'whole GPU')} inside, and CUDA finds none"
@@ -183,7 +183,7 @@ def _divided(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Contai
     return verdict(Status.PASS, f"{counted(parts, 'MIG device')}{beside}, as passed; CUDA allows a process one of them")
 
 
-def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues, *, alone: bool) -> Verdict:
+def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: ContainerValues, *, alone: bool) -> CheckResult:
     counts = {"NVML": nvml.count, "CUDA": cuda.count}
     if alone and values.gpus is not None:
         del counts["NVML"]
@@ -196,7 +196,9 @@ def _whole(node: NodeFacts, nvml: NvmlValues, cuda: CudaValues, values: Containe
         raise Undetermined(f"{listed(unknown)} did not report the number of GPUs")
     words = listed([f"{name} {count}" for name, count in counts.items()])
     expected = values.gpus if values.gpus is not None else nvml.count
-    verdict = partial(Verdict, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs")
+    verdict = partial(
+        CheckResult, expected=expected, measured=min(count or 0 for count in counts.values()), unit="GPUs"
+    )
     if set(counts.values()) == {expected}:
         return verdict(Status.PASS, f"{words}, as given")
     seen = {gpu.uuid for gpu in cuda.gpus}
@@ -232,10 +234,12 @@ def _container(node: NodeFacts) -> Iterator[tuple[Record, ContainerValues]]:
     actions=("reset_gpu", "open_support_case", "replace_hardware"),
     scope="gpu",
 )
-def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[Verdict]:
-    verdict = partial(Verdict, expected=0, measured=values.wrong, unit="elements", component=component(node, record))
+def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[CheckResult]:
+    verdict = partial(
+        CheckResult, expected=0, measured=values.wrong, unit="elements", component=component(node, record)
+    )
     if values.elements <= 0:
-        yield Verdict(Status.ERROR, "the kernel computed nothing")
+        yield CheckResult(Status.ERROR, "the kernel computed nothing")
     elif values.wrong:
         yield verdict(Status.FAIL, f"{values.wrong} of {values.elements} elements are wrong")
     else:
@@ -246,7 +250,7 @@ def compute(values: KernelValues, record: Record, node: NodeFacts) -> Iterator[V
         yield from _without_record(node)
 
 
-def _without_record(node: NodeFacts) -> Iterator[Verdict]:
+def _without_record(node: NodeFacts) -> Iterator[CheckResult]:
     """Devices that were handed in and on which nothing was tried, although the payload came to its end."""
     nvml = known(node, "versions.nvml", NvmlValues)
     container = next(_container(node), None)
@@ -260,7 +264,9 @@ def _without_record(node: NodeFacts) -> Iterator[Verdict]:
             continue
         for device in gpu.mig_devices if gpu.mig_mode else (gpu,):
             if device.uuid not in tried:
-                yield Verdict(Status.FAIL, f"{device.uuid} was passed, but nothing computed on it", _name(node, gpu))
+                yield CheckResult(
+                    Status.FAIL, f"{device.uuid} was passed, but nothing computed on it", _name(node, gpu)
+                )
 
 
 def _about(record: Record) -> DeviceIdentity | str:

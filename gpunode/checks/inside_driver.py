@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import load
 from gpunode.checks.driver import same_version
-from gpunode.checks.registry import Broken, NotJudged, Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import Broken, CheckResult, NotJudged, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import explained, image_of, known, one, where
 from gpunode.facts.models.workload import CudaValues, NvmlValues, Record, SystemValues, TorchValues
 from gpunode.facts.node import NodeFacts
@@ -34,7 +34,7 @@ CUDA_SOURCE = "catalog (cuda.yml)"
     state="drain",
     actions=("run_role:nvidia_container_toolkit",),
 )
-def library(node: NodeFacts) -> Iterator[Verdict]:
+def library(node: NodeFacts) -> Iterator[CheckResult]:
     record, system = one(node, "versions.system", SystemValues)
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
@@ -49,7 +49,7 @@ def library(node: NodeFacts) -> Iterator[Verdict]:
         MODULE[1]: nvml.driver_version if nvml is not None else None,
     }
     inside = {name: version for name, version in seen.items() if version and not (compat and name in OF_COMPAT)}
-    verdict = partial(Verdict, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
+    verdict = partial(CheckResult, expected=loaded, measured=listed(sorted(set(inside.values()))) or None)
     other = [f"{name} {version}" for name, version in inside.items() if not same_version(version, loaded)]
     why = refused(node)
     if other:
@@ -62,11 +62,11 @@ def library(node: NodeFacts) -> Iterator[Verdict]:
         yield verdict(Status.PASS, f"{listed(sorted(set(inside) - set(MODULE)))} at {loaded}, as the module")
 
 
-def _without_versions(node: NodeFacts, inside: SystemValues) -> Verdict:
+def _without_versions(node: NodeFacts, inside: SystemValues) -> CheckResult:
     """A container without the driver's libraries has a finding of its own; libraries without a version are unknown."""
     if not inside.driver_libraries and (node.simulated or explained(node, ("container.gpus",))):
-        return Verdict(Status.SKIP, "the container has no library of the driver (container.gpus reports the cause)")
-    return Verdict(Status.ERROR, "the version of the driver's libraries inside the container could not be read")
+        return CheckResult(Status.SKIP, "the container has no library of the driver (container.gpus reports the cause)")
+    return CheckResult(Status.ERROR, "the version of the driver's libraries inside the container could not be read")
 
 
 def refused(node: NodeFacts) -> str | None:
@@ -91,7 +91,7 @@ def refused(node: NodeFacts) -> str | None:
     state="observe",
     actions=("fix_configuration",),
 )
-def forward_compat(node: NodeFacts) -> Iterator[Verdict]:
+def forward_compat(node: NodeFacts) -> Iterator[CheckResult]:
     try:
         record, values = one(node, "versions.cuda", CudaValues)
     except Broken as reason:
@@ -99,8 +99,8 @@ def forward_compat(node: NodeFacts) -> Iterator[Verdict]:
     yield _compat(record, values, node)
 
 
-def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
-    verdict = partial(Verdict, source=CUDA_SOURCE, measured=values.version)
+def _compat(record: Record, values: CudaValues, node: NodeFacts) -> CheckResult:
+    verdict = partial(CheckResult, source=CUDA_SOURCE, measured=values.version)
     if not values.forward_compat:
         return verdict(Status.PASS, "not in use: libcuda is the host's")
     if values.result in (MISMATCH_CUDA, NO_COMPAT):
@@ -134,7 +134,7 @@ def _compat(record: Record, values: CudaValues, node: NodeFacts) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def cuda_of_image(node: NodeFacts) -> Iterator[Verdict]:
+def cuda_of_image(node: NodeFacts) -> Iterator[CheckResult]:
     _, system = one(node, "versions.system", SystemValues)
     if node.loaded_driver is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
@@ -171,14 +171,14 @@ def _series(text: str) -> Version | None:
     return Version(".".join(str(part) for part in (*release, 0)[:2]))
 
 
-def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> Verdict:
+def _driver_runs(node: NodeFacts, what: str, number: Version, driver: str) -> CheckResult:
     catalog = load()
     branch = catalog.branches.get(driver.split(".", maxsplit=1)[0])
     reported = _series((node.smi.document.cuda_version if node.smi and node.smi.document else None) or "")
     own = reported or _series((branch.native_cuda if branch else None) or "")
     if own is None:
-        return Verdict(Status.ERROR, f"the CUDA version of driver {driver} is unknown")
-    verdict = partial(Verdict, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
+        return CheckResult(Status.ERROR, f"the CUDA version of driver {driver} is unknown")
+    verdict = partial(CheckResult, expected=f"at most {own}", measured=str(number), source=CUDA_SOURCE)
     if number <= own:
         return verdict(Status.PASS, f"{what}; driver {driver} runs up to {own}")
     cuda = known(node, "versions.cuda", CudaValues)

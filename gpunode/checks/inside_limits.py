@@ -6,7 +6,7 @@ The payload's own container asks for enough, so that it says nothing about a use
 from functools import partial
 
 from gpunode.checks.inside import ARGUMENTS, ON_HOST
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import record_check
 from gpunode.facts.models.workload import LimitValues, Record
@@ -34,14 +34,14 @@ STACK_LEAST = Threshold(
     actions=("fix_configuration",),
     thresholds=(SHM_LEAST,),
 )
-def shm(values: LimitValues, record: Record) -> Verdict:
+def shm(values: LimitValues, record: Record) -> CheckResult:
     if record.container is None:
         raise Skip(f"ran {ON_HOST}")
     if values.shm_bytes is None:
         raise Undetermined("the size of /dev/shm is unknown")
     least, mebibytes = SHM_LEAST.value, values.shm_bytes / 2**20
     verdict = partial(
-        Verdict,
+        CheckResult,
         expected=least,
         measured=values.shm_bytes // 2**20,
         unit="MiB",
@@ -63,12 +63,12 @@ def shm(values: LimitValues, record: Record) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
+def memlock(values: LimitValues, record: Record, node: NodeFacts) -> CheckResult:
     if record.container is None:
         raise Skip(f"ran {ON_HOST}")
     if values.memlock_bytes is None:
         raise Undetermined("the limit of locked memory is unknown")
-    verdict = partial(Verdict, expected="unlimited", source=NCCL_GUIDE)
+    verdict = partial(CheckResult, expected="unlimited", source=NCCL_GUIDE)
     if values.memlock_bytes == -1:
         return verdict(Status.PASS, "locked memory is not limited", measured="unlimited")
     rdma = any(port.state == "ACTIVE" for device in node.infiniband or () for port in device.ports)
@@ -90,14 +90,14 @@ def memlock(values: LimitValues, record: Record, node: NodeFacts) -> Verdict:
     actions=("fix_configuration",),
     thresholds=(STACK_LEAST,),
 )
-def stack(values: LimitValues, record: Record) -> Verdict:
+def stack(values: LimitValues, record: Record) -> CheckResult:
     if record.container is None:
         raise Skip(f"ran {ON_HOST}")
     size = values.stack_bytes
     if size is None:
         raise Undetermined("the limit of the stack is unknown")
     least = STACK_LEAST.value
-    verdict = partial(Verdict, expected=f"{least} KiB", source=NCCL_GUIDE)
+    verdict = partial(CheckResult, expected=f"{least} KiB", source=NCCL_GUIDE)
     if size == -1:
         return verdict(Status.WARN, "the stack is unlimited, which NCCL's threads cannot have", measured="unlimited")
     verdict = partial(verdict, measured=f"{size // 1024} KiB")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import EnvironmentSetting, NodeFacts
 from gpunode.text import listed
 
@@ -24,7 +24,7 @@ LISTS = {"NCCL_SOCKET_IFNAME": "interface", "NCCL_OOB_NET_IFNAME": "interface", 
     state="observe",
     actions=("fix_configuration",),
 )
-def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
+def kernel_settings(node: NodeFacts) -> Iterator[CheckResult]:
     if is_container(node):
         raise Skip("in a container the kernel is the host's")
     last = {one.name: one for one in node.boot_settings or ()}
@@ -35,7 +35,7 @@ def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
         if now is None:
             continue
         judged = True
-        verdict = partial(Verdict, component=name, expected=one.value, measured=now, source=SYSCTL_D)
+        verdict = partial(CheckResult, component=name, expected=one.value, measured=now, source=SYSCTL_D)
         if now == one.value:
             yield verdict(Status.PASS, f"{now}, as {one.path} sets it at boot")
         else:
@@ -45,14 +45,14 @@ def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
         booted = (node.command_line or "").split()
         missing = [word for word in node.boot_arguments if word not in booted]
         verdict = partial(
-            Verdict, component="command line", expected=" ".join(node.boot_arguments), measured=node.command_line
+            CheckResult, component="command line", expected=" ".join(node.boot_arguments), measured=node.command_line
         )
         if missing:
             yield verdict(Status.WARN, f"the kernel was booted without {listed(missing)}: a reboot is pending")
         else:
             yield verdict(Status.PASS, f"the kernel was booted with {listed(list(node.boot_arguments))}")
     if not judged:
-        yield Verdict(Status.SKIP, "no file sets a relevant kernel setting")
+        yield CheckResult(Status.SKIP, "no file sets a relevant kernel setting")
 
 
 @registry.check(
@@ -64,11 +64,11 @@ def kernel_settings(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("fix_configuration",),
 )
-def nccl_conf(node: NodeFacts) -> Iterator[Verdict]:
+def nccl_conf(node: NodeFacts) -> Iterator[CheckResult]:
     found = [one for one in node.environment or () if one.path == NCCL_FILE]
     named = [one for one in found if one.name in LISTS and not one.value.startswith("^")]
     if not named:
-        yield Verdict(Status.SKIP, f"{NCCL_FILE} lists no interface and no HCA")
+        yield CheckResult(Status.SKIP, f"{NCCL_FILE} lists no interface and no HCA")
     for one in named:
         yield _names(one, names_on(node, one.name))
 
@@ -87,11 +87,11 @@ def missing_names(value: str, there: list[str]) -> list[str]:
     return [word for word in words if not any(one == word if exact else one.startswith(word) for one in there)]
 
 
-def _names(one: EnvironmentSetting, there: list[str]) -> Verdict:
+def _names(one: EnvironmentSetting, there: list[str]) -> CheckResult:
     gone = missing_names(one.value, there)
     kind = LISTS[one.name]
     verdict = partial(
-        Verdict, component=one.name, expected=one.value, measured=listed(there) or "none", source=NCCL_SOURCE
+        CheckResult, component=one.name, expected=one.value, measured=listed(there) or "none", source=NCCL_SOURCE
     )
     if not gone:
         return verdict(Status.PASS, f"{one.value}: all exist")

@@ -6,7 +6,7 @@ from functools import partial
 
 from gpunode.checks.gpus import SeenGpu, listed_gpus, model_of, of_one_gpu, seen_gpus
 from gpunode.checks.machine import is_guest, nvswitches, platforms
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.smi import DocumentT
 from gpunode.facts.node import NodeFacts, PciDevice, PciLink, PciPort, PeerAccess, Smi, Topology
@@ -61,7 +61,7 @@ def why_not_judged(node: NodeFacts, device: PciDevice) -> str | None:
     scope="gpu",
     bare_metal=True,
 )
-def pcie_width(node: NodeFacts) -> Iterator[Verdict]:
+def pcie_width(node: NodeFacts) -> Iterator[CheckResult]:
     for component, device in gpus_of(node):
         yield replace(_width_of(node, device), component=component)
 
@@ -79,24 +79,24 @@ def port_above(node: NodeFacts, device: PciDevice) -> PciPort | None:
     return next((port for port in node.pci_ports or () if port.slot == nearest), None)
 
 
-def _width_of(node: NodeFacts, device: PciDevice) -> Verdict:
+def _width_of(node: NodeFacts, device: PciDevice) -> CheckResult:
     reason = why_not_judged(node, device)
     if reason is not None:
-        return Verdict(Status.SKIP, reason)
+        return CheckResult(Status.SKIP, reason)
     link = device.link
     if link is None or link.width is None or link.width_max is None:
-        return Verdict(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
+        return CheckResult(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
     port = port_above(node, device)
     if port is None or port.link is None or port.link.width_max is None:
         return _one_end(link.width, link.width_max, device)
     can = min(link.width_max, port.link.width_max)
     status = Status.FAIL if link.width < can else Status.PASS
-    verdict = Verdict(status, "", expected=can, measured=link.width, unit="lanes")
+    verdict = CheckResult(status, "", expected=can, measured=link.width, unit="lanes")
     return _both_ends(f"x{link.width}", f"x{can}", device, verdict)
 
 
-def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
-    verdict = Verdict(
+def _one_end(now: int, most: int, device: PciDevice) -> CheckResult:
+    verdict = CheckResult(
         Status.PASS,
         f"x{now}, all that the card can",
         expected=most,
@@ -110,7 +110,7 @@ def _one_end(now: int, most: int, device: PciDevice) -> Verdict:
     return verdict
 
 
-def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdict:
+def _both_ends(now: str, can: str, device: PciDevice, verdict: CheckResult) -> CheckResult:
     """The verdict with its message; ``verdict`` has the numbers, ``now`` and ``can`` say them in words."""
     if verdict.status is Status.PASS:
         return replace(verdict, message=f"{now}, as both ends can", source=BOTH_ENDS)
@@ -130,19 +130,19 @@ def _both_ends(now: str, can: str, device: PciDevice, verdict: Verdict) -> Verdi
     bare_metal=True,
     thresholds=(MOST_REPLAYS,),
 )
-def pcie_replays(node: NodeFacts) -> Iterator[Verdict]:
+def pcie_replays(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = seen_gpus(node)
     minutes = max((node.uptime_s or 0.0) / 60, 1.0)
     for gpu in gpus:
         yield of_one_gpu(partial(_replays_of, minutes=minutes), gpu)
 
 
-def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
+def _replays_of(gpu: SeenGpu, minutes: float) -> CheckResult:
     replays = gpu.reported.pcie.replays
     if replays is None:
         return gpu.not_reported("replays on PCI Express", expected=gpu.for_servers)
     rate, most = replays / minutes, MOST_REPLAYS.of(gpu.match)
-    verdict = Verdict(
+    verdict = CheckResult(
         Status.PASS,
         f"{counted(replays, 'packet')} sent again since the driver was loaded",
         expected=most,
@@ -169,29 +169,29 @@ def _replays_of(gpu: SeenGpu, minutes: float) -> Verdict:
     scope="gpu",
     bare_metal=True,
 )
-def pcie_speed(node: NodeFacts) -> Iterator[Verdict]:
+def pcie_speed(node: NodeFacts) -> Iterator[CheckResult]:
     states = {gpu.pci_bus_id: gpu.performance_state for gpu in node.smi_gpus}
     for component, device in gpus_of(node):
         yield replace(_speed_of(node, device, states.get(device.slot)), component=component)
 
 
-def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> Verdict:
+def _speed_of(node: NodeFacts, device: PciDevice, state: str | None) -> CheckResult:
     reason = why_not_judged(node, device)
     if reason is not None:
-        return Verdict(Status.SKIP, reason)
+        return CheckResult(Status.SKIP, reason)
     link = device.link
     if link is None or link.speed_gt_per_s is None or link.speed_max_gt_per_s is None:
-        return Verdict(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
+        return CheckResult(Status.ERROR, f"the kernel does not report the PCIe link of {device.slot}")
     port = port_above(node, device)
     can = _slower_end(link, port.link if port else None)
     now = link.speed_gt_per_s
     if now < can and state is not None and state not in FULL_SPEED_STATES:
         message = f"idle ({state}): {_generation(now)} of {_generation(can)}, which is normal; check under load"
-        return Verdict(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
+        return CheckResult(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
     if now < can and state is None:
         message = f"{_generation(now)} of {_generation(can)}, and whether the GPU is idle is unknown"
-        return Verdict(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
-    verdict = Verdict(Status.FAIL if now < can else Status.PASS, "", expected=can, measured=now, unit="GT/s")
+        return CheckResult(Status.SKIP, message, expected=can, measured=now, unit="GT/s")
+    verdict = CheckResult(Status.FAIL if now < can else Status.PASS, "", expected=can, measured=now, unit="GT/s")
     return _both_ends(_generation(now), _generation(can), device, verdict)
 
 
@@ -226,14 +226,14 @@ def answer_of(node: NodeFacts, answer: Smi[DocumentT] | None, what: str) -> Docu
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "replace_hardware"),
     thresholds=(MOST_GAPS,),
 )
-def topology(node: NodeFacts) -> Iterator[Verdict]:
+def topology(node: NodeFacts) -> Iterator[CheckResult]:
     document = answer_of(node, node.topology, "nvidia-smi topo -m")
     names, ways = pairs(document)
     if len(names) < 2:
         raise Skip("only one GPU, so no connection between GPUs")
     crooked = [f"{one}-{other}" for (one, other), way in ways.items() if one < other and ways[other, one] != way]
     if crooked:
-        yield Verdict(Status.FAIL, f"not the same in both directions: {listed(crooked)}")
+        yield CheckResult(Status.FAIL, f"not the same in both directions: {listed(crooked)}")
         return
     yield _as_the_platform(node, ways)
 
@@ -247,7 +247,7 @@ def pairs(document: Topology | PeerAccess) -> tuple[tuple[str, ...], Ways]:
     return names, {(one, other): links[one][other] for one in names for other in names if one != other}
 
 
-def _as_the_platform(node: NodeFacts, ways: Ways) -> Verdict:
+def _as_the_platform(node: NodeFacts, ways: Ways) -> CheckResult:
     kinds = sorted(set(ways.values()))
     known = platforms(node)
     switched = bool(known) and all(platform.nvswitches for platform in known)
@@ -260,21 +260,23 @@ def _as_the_platform(node: NodeFacts, ways: Ways) -> Verdict:
     source = f"catalog (platforms.yml: {name})"
     wrong = [f"{one}-{other} {way}" for (one, other), way in ways.items() if one < other and way != wanted]
     if wanted is None:
-        return Verdict(Status.SKIP, f"the catalog has no data on links between GPUs of {name}")
+        return CheckResult(Status.SKIP, f"the catalog has no data on links between GPUs of {name}")
     if wrong:
         message = f"{counted(len(wrong), 'pair')} not linked by {wanted}: {listed(wrong)}"
         switched_for_sure = bool(nvswitches(node)) or all(platform.sure("nvswitches") for platform in known)
         sure = switched_for_sure and match is not None and all(gpu.sure("nvlink") for gpu in match.gpus)
-        return Verdict(
+        return CheckResult(
             Status.FAIL if sure else Status.WARN, message, expected=wanted, measured=listed(kinds), source=source
         )
-    return Verdict(Status.PASS, f"all pairs are linked by {wanted}", expected=wanted, measured=wanted, source=source)
+    return CheckResult(
+        Status.PASS, f"all pairs are linked by {wanted}", expected=wanted, measured=wanted, source=source
+    )
 
 
-def _as_the_others(node: NodeFacts, ways: Ways) -> Verdict:
+def _as_the_others(node: NodeFacts, ways: Ways) -> CheckResult:
     """The verdict where no NVSwitch is between the GPUs: each link goes from one to another."""
     kinds = listed(sorted(set(ways.values())))
-    verdict = Verdict(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
+    verdict = CheckResult(Status.PASS, f"the same in both directions: {kinds}", measured=kinds)
     unlinkable = _without_nvlink(node)
     between = {pair: way for pair, way in ways.items() if pair[0] < pair[1] and not unlinkable.intersection(pair)}
     linked = sum(map(_is_nvlink, between.values()))
@@ -326,7 +328,7 @@ def _mesh(node: NodeFacts) -> str | None:
     scope="gpu",
     bare_metal=True,
 )
-def numa(node: NodeFacts) -> Iterator[Verdict]:
+def numa(node: NodeFacts) -> Iterator[CheckResult]:
     with_cpus = [entry.node for entry in node.numa or () if entry.cpus]
     if is_guest(node):
         raise Skip(GUEST)
@@ -337,10 +339,10 @@ def numa(node: NodeFacts) -> Iterator[Verdict]:
     for component, device in gpus_of(node):
         if device.numa_node is None:
             message = f"the firmware does not report the NUMA node of {device.slot}"
-            yield Verdict(Status.WARN, message, component, expected=f"one of {listed([str(n) for n in with_cpus])}")
+            yield CheckResult(Status.WARN, message, component, expected=f"one of {listed([str(n) for n in with_cpus])}")
         else:
             message = f"at NUMA node {device.numa_node}, processors {device.local_cpus or 'unknown'}"
-            yield Verdict(Status.PASS, message, component, measured=device.numa_node)
+            yield CheckResult(Status.PASS, message, component, measured=device.numa_node)
 
 
 @registry.check(
@@ -354,7 +356,7 @@ def numa(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("restart_service:nvidia-fabricmanager.service", "fix_configuration"),
 )
-def p2p(node: NodeFacts) -> Iterator[Verdict]:
+def p2p(node: NodeFacts) -> Iterator[CheckResult]:
     document = answer_of(node, node.peer_access, "nvidia-smi topo -p2p r")
     matrix = answer_of(node, node.topology, "nvidia-smi topo -m")
     gpus = seen_gpus(node)
@@ -373,17 +375,19 @@ def _is_nvlink(way: str | None) -> bool:
 
 def _access(
     node: NodeFacts, gpus: list[SeenGpu], refused: dict[tuple[str, str], str], linked: list[str], number: int
-) -> Verdict:
+) -> CheckResult:
     total = number * (number - 1) // 2
     if linked:
         message = f"{counted(len(linked), 'pair')} linked by NVLink cannot reach each other: {listed(linked)}"
-        return Verdict(Status.FAIL, message, expected=total, measured=total - len(refused), unit="pairs")
+        return CheckResult(Status.FAIL, message, expected=total, measured=total - len(refused), unit="pairs")
     if not refused:
-        return Verdict(Status.PASS, f"all {counted(total, 'pair')} reach each other", expected=total, measured=total)
+        return CheckResult(
+            Status.PASS, f"all {counted(total, 'pair')} reach each other", expected=total, measured=total
+        )
     words = listed([f"{one}-{other} {word}" for (one, other), word in refused.items()], most=3)
     if is_guest(node):
-        return Verdict(Status.SKIP, f"{words}; {GUEST}")
+        return CheckResult(Status.SKIP, f"{words}; {GUEST}")
     if not all(gpu.for_servers for gpu in gpus):
-        return Verdict(Status.SKIP, f"{words}; such GPUs need not reach each other over PCIe")
+        return CheckResult(Status.SKIP, f"{words}; such GPUs need not reach each other over PCIe")
     message = f"{counted(len(refused), 'pair')} of {total} cannot reach each other over PCIe: {words}"
-    return Verdict(Status.WARN, message, expected=total, measured=total - len(refused), unit="pairs")
+    return CheckResult(Status.WARN, message, expected=total, measured=total - len(refused), unit="pairs")

@@ -6,7 +6,7 @@ from typing import TypeVar, Unpack
 
 from gpunode.checks.frameworks import OF_THE_IMAGE
 from gpunode.checks.machine_shape import shape_of
-from gpunode.checks.registry import CheckDeclaration, Expectation, Level, NotJudged, Skip, Verdict, registry
+from gpunode.checks.registry import CheckDeclaration, CheckResult, Expectation, Level, NotJudged, Skip, registry
 from gpunode.checks.workload import (
     NOT_SO_FAR,
     NOTHING_RAN,
@@ -70,10 +70,10 @@ def why_no_figures(node: NodeFacts, record: Record, *, on_gpu: bool) -> str | No
 
 
 JudgeMeasured = (
-    Callable[[AnyValues], Iterable[Verdict]]
-    | Callable[[AnyValues, Record], Iterable[Verdict]]
-    | Callable[[AnyValues, MeasuredNode], Iterable[Verdict]]
-    | Callable[[AnyValues, Record, MeasuredNode], Iterable[Verdict]]
+    Callable[[AnyValues], Iterable[CheckResult]]
+    | Callable[[AnyValues, Record], Iterable[CheckResult]]
+    | Callable[[AnyValues, MeasuredNode], Iterable[CheckResult]]
+    | Callable[[AnyValues, Record, MeasuredNode], Iterable[CheckResult]]
 )
 """Of a record's values; it takes ``record`` and ``run`` where it uses them."""
 
@@ -97,7 +97,7 @@ def measurement_check(  # noqa: PLR0913
     def decorate(function: JudgeMeasured[AnyValues]) -> JudgeMeasured[AnyValues]:
         call = taking(function)
 
-        def judge(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+        def judge(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
             require_measured(node, records)
             run = MeasuredNode(node, expect, shape_of(node))
             for record in (record for name in records for record in of(node, name)):
@@ -107,7 +107,7 @@ def measurement_check(  # noqa: PLR0913
                 except NotJudged as reason:
                     yield placed(reason.verdict, node, record)
 
-        def _of_record(record: Record, run: MeasuredNode) -> Iterable[Verdict]:
+        def _of_record(record: Record, run: MeasuredNode) -> Iterable[CheckResult]:
             reason = why_no_figures(run.node, record, on_gpu=on_gpu)
             if reason is not None:
                 raise Skip(reason)

@@ -3,7 +3,7 @@
 from functools import partial
 
 from gpunode.checks.gpus import SeenGpu, gpu_check
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.smi import RemappedRows
 from gpunode.text import counted
@@ -53,19 +53,19 @@ RESET = "Drain the node and reset the idle GPU (nvidia-smi --gpu-reset -i GPU), 
     actions=("fix_configuration", "reset_gpu"),
     category="memory",
 )
-def ecc_mode(gpu: SeenGpu) -> Verdict:
+def ecc_mode(gpu: SeenGpu) -> CheckResult:
     enabled, pending = gpu.reported.ecc.enabled, gpu.reported.ecc.pending
     if enabled is None:
         return gpu.not_reported("its ECC mode", expected=gpu.for_servers)
     if pending is not None and pending != enabled:
         now, after = ("on", "off") if enabled else ("off", "on")
         message = f"ECC is {now}, and {after} after the next reset"
-        return Verdict(Status.WARN, message, expected=True, measured=enabled, remedy=PENDING)
+        return CheckResult(Status.WARN, message, expected=True, measured=enabled, remedy=PENDING)
     if enabled:
-        return Verdict(Status.PASS, "ECC is on", expected=True, measured=True)
+        return CheckResult(Status.PASS, "ECC is on", expected=True, measured=True)
     if gpu.for_servers:
-        return Verdict(Status.WARN, "ECC is off", expected=True, measured=False)
-    return Verdict(Status.SKIP, f"ECC is off, as it mostly is on a {gpu.name}")
+        return CheckResult(Status.WARN, "ECC is off", expected=True, measured=False)
+    return CheckResult(Status.SKIP, f"ECC is off, as it mostly is on a {gpu.name}")
 
 
 @gpu_check(
@@ -78,10 +78,10 @@ def ecc_mode(gpu: SeenGpu) -> Verdict:
     category="memory",
     thresholds=(UNCORRECTED_MOST, LIFETIME_MOST),
 )
-def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
+def ecc_uncorrected(gpu: SeenGpu) -> CheckResult:
     ecc = gpu.reported.ecc
     now, ever = ecc.volatile_uncorrected, ecc.aggregate_uncorrected
-    verdict = partial(Verdict, expected=0, unit="errors")
+    verdict = partial(CheckResult, expected=0, unit="errors")
     if now is None and ever is None:
         return gpu.not_reported("its ECC counters", expected=ecc.enabled is True)
     if ecc.sram_threshold_exceeded:
@@ -114,13 +114,13 @@ def ecc_uncorrected(gpu: SeenGpu) -> Verdict:
     category="memory",
     thresholds=(CORRECTED_MOST,),
 )
-def ecc_corrected(gpu: SeenGpu) -> Verdict:
+def ecc_corrected(gpu: SeenGpu) -> CheckResult:
     ecc = gpu.reported.ecc
     now = ecc.volatile_corrected
     if now is None:
         return gpu.not_reported("its ECC counters", expected=ecc.enabled is True)
     most = CORRECTED_MOST.of(gpu.match)
-    verdict = partial(Verdict, expected=most, measured=now, unit="errors", source=CORRECTED_MOST.source)
+    verdict = partial(CheckResult, expected=most, measured=now, unit="errors", source=CORRECTED_MOST.source)
     if now > most:
         return verdict(Status.WARN, f"{now} corrected errors since the driver was loaded")
     return verdict(Status.PASS, f"{counted(now, 'corrected error')} since the driver was loaded")
@@ -137,14 +137,14 @@ def ecc_corrected(gpu: SeenGpu) -> Verdict:
     architectures=("ampere", "ada", "hopper", "blackwell", "rubin"),
     thresholds=(REMAPPED_MOST,),
 )
-def remapped_rows(gpu: SeenGpu) -> Verdict:
+def remapped_rows(gpu: SeenGpu) -> CheckResult:
     rows = gpu.reported.remapped_rows
     if rows == RemappedRows():
         capability = gpu.known.get("compute_capability")
         from_ampere_on = capability is not None and float(capability) >= 8.0
         return gpu.not_reported("its remapped rows", expected=gpu.for_servers and from_ampere_on)
     uncorrected, corrected = rows.uncorrectable or 0, rows.correctable or 0
-    verdict = partial(Verdict, expected=0, source=REMAPPED_SOURCE)
+    verdict = partial(CheckResult, expected=0, source=REMAPPED_SOURCE)
     if rows.failure:
         return verdict(Status.FAIL, "remapping a row failed", measured=1, unit="failures", remedy="Return the card.")
     if rows.pending:
@@ -156,7 +156,7 @@ def remapped_rows(gpu: SeenGpu) -> Verdict:
     if None in (rows.failure, rows.pending):
         return gpu.not_reported("whether rows wait to be remapped", expected=True)
     message = f"{counted(uncorrected + corrected, 'row')} remapped, none waits"
-    return Verdict(Status.PASS, message, measured=uncorrected + corrected, unit="rows", source=REMAPPED_SOURCE)
+    return CheckResult(Status.PASS, message, measured=uncorrected + corrected, unit="rows", source=REMAPPED_SOURCE)
 
 
 @gpu_check(
@@ -169,7 +169,7 @@ def remapped_rows(gpu: SeenGpu) -> Verdict:
     architectures=("kepler", "maxwell", "pascal", "volta", "turing"),
     thresholds=(RETIRED_MOST,),
 )
-def retired_pages(gpu: SeenGpu) -> Verdict:
+def retired_pages(gpu: SeenGpu) -> CheckResult:
     pages = gpu.reported.retired_pages
     single, double, pending = pages.single_bit, pages.double_bit, pages.pending
     if single is None and double is None and pending is None:
@@ -178,7 +178,7 @@ def retired_pages(gpu: SeenGpu) -> Verdict:
         return gpu.not_reported("its retired pages", expected=gpu.for_servers and until_turing)
     number = (single or 0) + (double or 0)
     most = RETIRED_MOST.of(gpu.match)
-    verdict = partial(Verdict, measured=number, unit="pages", source=RETIRED_MOST.source)
+    verdict = partial(CheckResult, measured=number, unit="pages", source=RETIRED_MOST.source)
     if pending:
         return verdict(Status.FAIL, f"pages wait to be retired ({number} are)", expected=0)
     if number > most:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -14,9 +14,9 @@ from gpunode.text import counted, listed
     state="none",
     actions=("none",),
 )
-def reachable(node: NodeFacts) -> Iterator[Verdict]:
+def reachable(node: NodeFacts) -> Iterator[CheckResult]:
     simulated = " on a simulated node" if node.simulated else ""
-    yield Verdict(Status.PASS, f"data collected at {node.collected_at}{simulated}")
+    yield CheckResult(Status.PASS, f"data collected at {node.collected_at}{simulated}")
 
 
 @registry.check(
@@ -28,10 +28,10 @@ def reachable(node: NodeFacts) -> Iterator[Verdict]:
     state="observe",
     actions=("fix_configuration",),
 )
-def units_failed(node: NodeFacts) -> Iterator[Verdict]:
+def units_failed(node: NodeFacts) -> Iterator[CheckResult]:
     failed = sorted(unit.name for unit in node.units or () if unit.active == "failed")
     if failed:
         message = f"{counted(len(failed), 'failed unit')}: {listed(failed, most=8)}"
-        yield Verdict(Status.FAIL, message, expected=0, measured=len(failed), unit="failed units")
+        yield CheckResult(Status.FAIL, message, expected=0, measured=len(failed), unit="failed units")
     else:
-        yield Verdict(Status.PASS, "no unit is failed", expected=0, measured=0, unit="failed units")
+        yield CheckResult(Status.PASS, "no unit is failed", expected=0, measured=0, unit="failed units")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gpunode.checks.gpus import CATALOG, MODEL, SeenGpu, hidden, seen_gpus
 from gpunode.checks.links import answer_of
 from gpunode.checks.machine import is_guest
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.smi import NvlinkGpu, NvlinkLink
 from gpunode.facts.node import NodeFacts
@@ -118,14 +118,14 @@ def _why_not_judged(node: NodeFacts, gpu: SeenGpu, links: tuple[NvlinkLink, ...]
     return "a virtual machine without NVLink: its host divides the board" if is_guest(node) else None
 
 
-def _each(node: NodeFacts, judge: Callable[[Linked], Verdict]) -> Iterator[Verdict]:
+def _each(node: NodeFacts, judge: Callable[[Linked], CheckResult]) -> Iterator[CheckResult]:
     """Yield one verdict for each GPU."""
     for linked in linked_gpus(node):
         yield _judged(linked, judge)
 
 
-def _judged(linked: Linked, judge: Callable[[Linked], Verdict]) -> Verdict:
-    verdict = judge(linked) if linked.reason is None else Verdict(Status.SKIP, linked.reason)
+def _judged(linked: Linked, judge: Callable[[Linked], CheckResult]) -> CheckResult:
+    verdict = judge(linked) if linked.reason is None else CheckResult(Status.SKIP, linked.reason)
     return replace(verdict, component=linked.gpu.component)
 
 
@@ -143,19 +143,23 @@ def _sleeps(link: NvlinkLink) -> bool:
     actions=("reset_gpu", "restart_os", "replace_hardware"),
     scope="gpu",
 )
-def count(node: NodeFacts) -> Iterator[Verdict]:
+def count(node: NodeFacts) -> Iterator[CheckResult]:
     return _each(node, _count_of)
 
 
-def _count_of(linked: Linked) -> Verdict:
+def _count_of(linked: Linked) -> CheckResult:
     number, wanted = len(linked.links), linked.wanted
     if linked.all_inactive and not number:
-        return Verdict(Status.SKIP, "all links are inactive (nvlink.state)")
+        return CheckResult(Status.SKIP, "all links are inactive (nvlink.state)")
     if not number:
-        return Verdict(Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=wanted)
+        return CheckResult(
+            Status.ERROR, f"nvidia-smi nvlink --status lists no link of {linked.gpu.name}", expected=wanted
+        )
     if wanted is None:
-        return Verdict(Status.SKIP, f"{number} links; the catalog has no number for {linked.gpu.name}")
-    verdict = Verdict(Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG)
+        return CheckResult(Status.SKIP, f"{number} links; the catalog has no number for {linked.gpu.name}")
+    verdict = CheckResult(
+        Status.PASS, f"{number} links", expected=wanted, measured=number, unit="links", source=CATALOG
+    )
     if number == wanted:
         return verdict
     if linked.doubt is not None:
@@ -174,31 +178,33 @@ def _count_of(linked: Linked) -> Verdict:
     actions=("restart_service:nvidia-fabricmanager.service", "reset_gpu", "restart_os", "replace_hardware"),
     scope="gpu",
 )
-def state(node: NodeFacts) -> Iterator[Verdict]:
+def state(node: NodeFacts) -> Iterator[CheckResult]:
     return _each(node, _state_of)
 
 
-def _state_of(linked: Linked) -> Verdict:
+def _state_of(linked: Linked) -> CheckResult:
     down = [str(link.link) for link in linked.links if link.active is False]
     asleep = [str(link.link) for link in linked.links if _sleeps(link)]
     unknown = [link for link in linked.links if link.active is None and not _sleeps(link)]
     total = len(linked.links)
     if linked.all_inactive:
-        return Verdict(Status.FAIL, "all links are inactive", expected=linked.wanted, measured=0, unit="active links")
+        return CheckResult(
+            Status.FAIL, "all links are inactive", expected=linked.wanted, measured=0, unit="active links"
+        )
     if down:
         nvlink = linked.gpu.known.get("nvlink")
         # Boards may be joined by fewer bridges than they have room for.
         status = Status.WARN if nvlink is not None and nvlink.form in OPTIONAL else Status.FAIL
         message = f"inactive: link {listed(down, most=18)} of {counted(total, 'link')}"
-        return Verdict(status, message, expected=total, measured=total - len(down), unit="active links")
+        return CheckResult(status, message, expected=total, measured=total - len(down), unit="active links")
     if unknown or not total:
-        return Verdict(Status.ERROR, f"nvidia-smi does not report the state of NVLinks of {linked.gpu.name}")
+        return CheckResult(Status.ERROR, f"nvidia-smi does not report the state of NVLinks of {linked.gpu.name}")
     if asleep:
         message = (
             f"asleep: link {listed(asleep, most=18)} of {counted(total, 'link')}, which is normal; check under load"
         )
-        return Verdict(Status.SKIP, message)
-    return Verdict(Status.PASS, f"{total} links are active", expected=total, measured=total, unit="active links")
+        return CheckResult(Status.SKIP, message)
+    return CheckResult(Status.PASS, f"{total} links are active", expected=total, measured=total, unit="active links")
 
 
 @registry.check(
@@ -214,23 +220,23 @@ def _state_of(linked: Linked) -> Verdict:
     scope="gpu",
     thresholds=(LEAST_OF_SPEED, LEAST_OF_LINE),
 )
-def speed(node: NodeFacts) -> Iterator[Verdict]:
+def speed(node: NodeFacts) -> Iterator[CheckResult]:
     return _each(node, _speed_of)
 
 
-def _speed_of(linked: Linked) -> Verdict:
+def _speed_of(linked: Linked) -> CheckResult:
     speeds = {link.link: link.speed_gb_per_s for link in linked.links if link.active}
     wanted = linked.gb_per_s
     if not speeds:
-        return Verdict(Status.SKIP, "no link is active (nvlink.state)")
+        return CheckResult(Status.SKIP, "no link is active (nvlink.state)")
     known = {number: gb_per_s for number, gb_per_s in speeds.items() if gb_per_s is not None}
     if len(known) < len(speeds):
-        return Verdict(Status.ERROR, f"nvidia-smi does not report the speed of NVLinks of {linked.gpu.name}")
+        return CheckResult(Status.ERROR, f"nvidia-smi does not report the speed of NVLinks of {linked.gpu.name}")
     # A model that the catalog has not is compared with itself: all its links are alike.
     sheet = wanted if wanted is not None else max(known.values())
     line = linked.line_gb_per_s
     explained = f" (the data sheet's {sheet:g} GB/s)" if line is not None and line != sheet else ""
-    verdict = Verdict(
+    verdict = CheckResult(
         Status.PASS,
         f"{counted(len(known), 'link')} at {min(known.values()):g} GB/s{explained}",
         expected=line if line is not None else sheet,
@@ -266,7 +272,7 @@ def _below(speeds: dict[int, float], floor: float) -> list[str]:
     scope="gpu",
     thresholds=(ERRORS_MOST,),
 )
-def errors(node: NodeFacts) -> Iterator[Verdict]:
+def errors(node: NodeFacts) -> Iterator[CheckResult]:
     gpus = linked_gpus(node)
     listing = answer_of(node, node.nvlink_errors, "nvidia-smi nvlink -e")
     by_index = {gpu.index: gpu.links for gpu in listing.gpus}
@@ -274,7 +280,7 @@ def errors(node: NodeFacts) -> Iterator[Verdict]:
         yield _judged(linked, lambda linked: _errors_of(linked, by_index.get(linked.gpu.reported.index, ())))
 
 
-def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> Verdict:
+def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> CheckResult:
     counters = {
         (link.link, name): value
         for link in links
@@ -282,12 +288,12 @@ def _errors_of(linked: Linked, links: tuple[NvlinkLink, ...]) -> Verdict:
         if value is not None and ERRORS.fullmatch(name)
     }
     if not counters:
-        return Verdict(Status.ERROR, f"nvidia-smi nvlink -e lists no counter of {linked.gpu.name}")
+        return CheckResult(Status.ERROR, f"nvidia-smi nvlink -e lists no counter of {linked.gpu.name}")
     raised = {place: value for place, value in counters.items() if value > 0}
     total, most = sum(raised.values()), ERRORS_MOST.of(linked.gpu.match)
     if not raised:
-        return Verdict(Status.PASS, "no error on any link", expected=0, measured=0, unit="errors")
+        return CheckResult(Status.PASS, "no error on any link", expected=0, measured=0, unit="errors")
     down = any(name in WENT_DOWN for _, name in raised)
     words = listed([f"link {link} {name.replace('_', ' ')} {value:g}" for (link, name), value in raised.items()])
     status = Status.FAIL if down else Status.WARN if total > most else Status.PASS
-    return Verdict(status, words, expected=most, measured=total, unit="errors")
+    return CheckResult(status, words, expected=most, measured=total, unit="errors")

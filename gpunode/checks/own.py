@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from gpunode.checks.registry import Registry, Status, Verdict
+from gpunode.checks.registry import CheckResult, Registry, Status
 from gpunode.facts.node import NodeFacts
 
 GROUP = "gpunode.checks"
@@ -68,8 +68,8 @@ def _broken(registry: Registry, name: str, origin: str, reason: str) -> None:
     words = " ".join(reason.split())[:300]
     safe = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-") or "package"
 
-    def judge(node: NodeFacts) -> Iterator[Verdict]:  # noqa: ARG001
-        yield Verdict(Status.ERROR, f"the checks of {origin} could not be loaded: {words}")
+    def judge(node: NodeFacts) -> Iterator[CheckResult]:  # noqa: ARG001
+        yield CheckResult(Status.ERROR, f"the checks of {origin} could not be loaded: {words}")
 
     check_id = f"own.{safe}"
     if check_id not in registry:

@@ -4,13 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from gpunode.checks.installed import DriverPackages, driver_packages, line_of, upstream
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.facts.node import NodeFacts, Package
 from gpunode.text import counted, listed
 
 CATALOG = "catalog (origins.yml)"
 ROLE = "role nvidia_driver, tag nvidia_driver_install"
-NONE_INSTALLED = Verdict(Status.SKIP, "no package of an NVIDIA driver is installed")
+NONE_INSTALLED = CheckResult(Status.SKIP, "no package of an NVIDIA driver is installed")
 
 
 @registry.check(
@@ -22,7 +22,7 @@ NONE_INSTALLED = Verdict(Status.SKIP, "no package of an NVIDIA driver is install
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
-def closure(node: NodeFacts) -> Iterator[Verdict]:
+def closure(node: NodeFacts) -> Iterator[CheckResult]:
     found = driver_packages(node)
     if found.main is None:
         yield NONE_INSTALLED
@@ -34,10 +34,10 @@ def closure(node: NodeFacts) -> Iterator[Verdict]:
         yield _one_version(line, packages)
 
 
-def _one_version(line: str, packages: list[Package]) -> Verdict:
+def _one_version(line: str, packages: list[Package]) -> CheckResult:
     incomplete = sorted(f"{package.name} ({package.state})" for package in packages if not package.installed)
     if incomplete:
-        return Verdict(
+        return CheckResult(
             Status.FAIL,
             f"not completely installed: {listed(incomplete)}",
             source=CATALOG,
@@ -47,14 +47,14 @@ def _one_version(line: str, packages: list[Package]) -> Verdict:
     usual, _ = versions.most_common(1)[0]
     odd = sorted({f"{package.name} {upstream(package)}" for package in packages if upstream(package) != usual})
     if odd:
-        return Verdict(
+        return CheckResult(
             Status.FAIL,
             f"{len(odd)} of {counted(len(packages), 'package')} of {line} not at {usual}: {listed(odd)}",
             expected=usual,
             measured=listed(sorted(versions)),
             source=CATALOG,
         )
-    return Verdict(Status.PASS, f"{counted(len(packages), 'package')} of {line} at {usual}", measured=usual)
+    return CheckResult(Status.PASS, f"{counted(len(packages), 'package')} of {line} at {usual}", measured=usual)
 
 
 @registry.check(
@@ -65,14 +65,14 @@ def _one_version(line: str, packages: list[Package]) -> Verdict:
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_install",),
 )
-def held(node: NodeFacts) -> Iterator[Verdict]:
+def held(node: NodeFacts) -> Iterator[CheckResult]:
     packages = driver_packages(node).of_main
     if not packages:
         yield NONE_INSTALLED
         return
     loose = sorted({package.name for package in packages if not package.held})
     if loose:
-        yield Verdict(
+        yield CheckResult(
             Status.FAIL,
             f"{len(loose)} of {counted(len(packages), 'package')} not held: {listed(loose)}",
             expected=0,
@@ -80,7 +80,7 @@ def held(node: NodeFacts) -> Iterator[Verdict]:
             unit="packages not held",
         )
     else:
-        yield Verdict(Status.PASS, f"{counted(len(packages), 'package')} held")
+        yield CheckResult(Status.PASS, f"{counted(len(packages), 'package')} held")
 
 
 @registry.check(
@@ -92,12 +92,12 @@ def held(node: NodeFacts) -> Iterator[Verdict]:
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
-def origin(node: NodeFacts) -> Iterator[Verdict]:
+def origin(node: NodeFacts) -> Iterator[CheckResult]:
     found = driver_packages(node)
     if found.main is None:
         yield NONE_INSTALLED
     elif len(found.by_origin) > 1:
-        yield Verdict(
+        yield CheckResult(
             Status.FAIL,
             f"packages of {len(found.by_origin)} origins: {_by_origin(found)}",
             expected=found.main,
@@ -105,7 +105,7 @@ def origin(node: NodeFacts) -> Iterator[Verdict]:
             source=CATALOG,
         )
     elif found.main.startswith("unknown"):
-        yield Verdict(
+        yield CheckResult(
             Status.WARN,
             f"{counted(len(found.of_main), 'package')} of an origin that is not in the catalog: {found.main}",
             measured=found.main,
@@ -113,7 +113,7 @@ def origin(node: NodeFacts) -> Iterator[Verdict]:
             remedy="If you trust the publisher, add it to origins.yml.",
         )
     else:
-        yield Verdict(
+        yield CheckResult(
             Status.PASS,
             f"{counted(len(found.of_main), 'package')} from {found.main}",
             measured=found.main,

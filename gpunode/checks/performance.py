@@ -7,7 +7,7 @@ from gpunode.catalog import Gpu
 from gpunode.checks.figures import OF_FIGURES, judged, words, worst_of
 from gpunode.checks.gpus import CATALOG
 from gpunode.checks.measurements import MeasuredNode, measurement_check
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined
 from gpunode.checks.thermal import HARDWARE, SOFTWARE_HEAT, WORDS
 from gpunode.checks.thresholds import Threshold
 from gpunode.expectations import Figure
@@ -81,10 +81,10 @@ class Loaded(DeviceIdentity):
     load: LoadState = LoadState()
 
 
-def corrupted(number: int, what: str, component: str = "node") -> Verdict:
+def corrupted(number: int, what: str, component: str = "node") -> CheckResult:
     """Return the verdict on elements that arrived or were computed wrong."""
     text = f"{what}: {counted(number, 'element')} wrong"
-    return Verdict(
+    return CheckResult(
         Status.FAIL, text, component, expected=0, measured=number, unit="elements", remedy=WRONG, actions=REPLACE
     )
 
@@ -104,7 +104,7 @@ def corrupted(number: int, what: str, component: str = "node") -> Verdict:
     category="pcie",
     scope="gpu",
 )
-def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     index = run.index_of(record)
     for direction in ("host_to_device", "device_to_host"):
         here = [copy for copy in values.copies if copy.direction == direction]
@@ -113,7 +113,7 @@ def host_copy(values: HostCopyValues, record: Record, run: MeasuredNode) -> Iter
             yield corrupted(wrong, words(direction))
         pinned = [copy for copy in here if copy.pinned and copy.near is not False]
         if not pinned:
-            yield Verdict(Status.ERROR, f"{words(direction)}: no copy from pinned memory near the GPU was recorded")
+            yield CheckResult(Status.ERROR, f"{words(direction)}: no copy from pinned memory near the GPU was recorded")
         elif not wrong:
             best = max(pinned, key=lambda copy: copy.bandwidth_gb_per_s)
             where = Where(gpu=UNSEEN if index is None else index)
@@ -139,7 +139,7 @@ def _name(index: int | None) -> str:
     category="memory",
     scope="gpu",
 )
-def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     if values.wrong:
         yield corrupted(values.wrong, "copy within the memory")
         return
@@ -160,9 +160,9 @@ def device_copy(values: DeviceCopyValues, record: Record, run: MeasuredNode) -> 
     category="nvlink",
     scope="link",
 )
-def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[Verdict]:
+def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[CheckResult]:
     indices = [run.index(uuid) for uuid in values.uuids]
-    found: list[Verdict] = []
+    found: list[CheckResult] = []
     for pair in values.pairs:
         if max(pair.source, pair.target) >= len(indices):
             raise Undetermined("the record refers to a GPU that it does not list")
@@ -174,7 +174,9 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[Verdict]:
             found.append(corrupted(pair.wrong, f"{name} peer to peer", name))
         elif not pair.direct and linked:
             message = f"{name}: copies go through the host, although {linked} NVLinks connect the GPUs"
-            found.append(Verdict(Status.FAIL, message, name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s"))
+            found.append(
+                CheckResult(Status.FAIL, message, name, measured=round(pair.bandwidth_gb_per_s, 3), unit="GB/s")
+            )
         elif pair.direct:
             figure = Figure("peer_to_peer", pair.bandwidth_gb_per_s, Where(*sides), values.size_bytes)
             found.append(judged(figure, run.shape, run.expect, name, what=f"{name} peer to peer"))
@@ -197,7 +199,7 @@ def peer_copy(values: PeerCopyValues, run: MeasuredNode) -> Iterator[Verdict]:
     category="memory",
     scope="gpu",
 )
-def memory(values: StreamValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+def memory(values: StreamValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     if not values.kernels:
         raise Undetermined("no pattern of access was recorded")
     for kernel in values.kernels:
@@ -221,7 +223,7 @@ def memory(values: StreamValues, record: Record, run: MeasuredNode) -> Iterator[
     thresholds=OF_FIGURES,
     scope="gpu",
 )
-def gemm(values: GemmValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+def gemm(values: GemmValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     dtype = record.record.partition(".")[2]
     if values.wrong or values.corrupted:
         yield corrupted(values.wrong, f"silent corruption in {dtype} products{_blocks(values.corrupted)}")
@@ -255,13 +257,13 @@ def _blocks(found: tuple[Corruption, ...]) -> str:
     thresholds=(THROTTLED, CLOCK_LEAST, CLOCK_CAPPED),
     scope="gpu",
 )
-def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+def clocks(values: Loaded, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     held = throttled(values.load, record.record)
     low = None if held.status is not Status.PASS else _low(values.load, run.shape.gpu, record.record)
     yield held if low is None else low
 
 
-def _low(load: LoadState, gpu: Gpu | None, what: str) -> Verdict | None:
+def _low(load: LoadState, gpu: Gpu | None, what: str) -> CheckResult | None:
     """Return the verdict on a clock that is low although neither heat nor a power brake is reported."""
     if gpu is None or gpu.sm_clock_mhz is None or load.sm_clock_mhz is None:
         return None
@@ -273,16 +275,16 @@ def _low(load: LoadState, gpu: Gpu | None, what: str) -> Verdict | None:
     status = status if gpu.sure("sm_clock_mhz") else Status.WARN
     why = "due to the power limit" if capped else "no reason is reported: are the clocks locked?"
     text = f"{what}: {load.sm_clock_mhz:.0f} MHz under load, the model's maximum is {gpu.sm_clock_mhz}; {why}"
-    return Verdict(status, text, expected=expected, measured=load.sm_clock_mhz, unit="MHz", source=CATALOG)
+    return CheckResult(status, text, expected=expected, measured=load.sm_clock_mhz, unit="MHz", source=CATALOG)
 
 
-def throttled(load: LoadState, what: str) -> Verdict:
+def throttled(load: LoadState, what: str) -> CheckResult:
     """Return the verdict on what held the clocks down during a load. Raise Undetermined where no reasons are known."""
     if load.throttle_reasons is None or not load.samples:
         raise Undetermined(f"{what}: NVML reported no reasons for lower clocks")
     shares = {name: share for name, share in load.throttle_reasons.items() if share > THROTTLED.value}
     clock = f"{load.sm_clock_mhz:.0f} MHz" if load.sm_clock_mhz is not None else "clock unknown"
-    verdict = partial(Verdict, measured=load.sm_clock_mhz, unit="MHz")
+    verdict = partial(CheckResult, measured=load.sm_clock_mhz, unit="MHz")
     for reasons, status in ((HARDWARE, Status.FAIL), (SOFTWARE_HEAT, Status.WARN)):
         named = [f"{WORDS[name]} in {share:.0%} of the samples" for name, share in shares.items() if name in reasons]
         if named:
@@ -304,7 +306,7 @@ def throttled(load: LoadState, what: str) -> Verdict:
     thresholds=(DRIFT_WARNS, DRIFT_FAILS),
     scope="gpu",
 )
-def burn(values: BurnValues) -> Iterator[Verdict]:
+def burn(values: BurnValues) -> Iterator[CheckResult]:
     if values.wrong or values.corrupted:
         yield corrupted(values.wrong, f"silent corruption under sustained load{_blocks(values.corrupted)}")
         return
@@ -315,7 +317,7 @@ def burn(values: BurnValues) -> Iterator[Verdict]:
     clock = values.sm_clock_slope_mhz_per_minute
     clocks_say = f", clock {clock:+.1f} MHz per minute" if clock is not None else ""
     message = f"{values.tflops:.0f} TFLOPS for {values.burn_seconds:.0f} s, {-lost:+.1%} from begin to end{clocks_say}"
-    verdict = partial(Verdict, measured=round(-lost, 4), unit="of the rate", expected=-DRIFT_WARNS.value)
+    verdict = partial(CheckResult, measured=round(-lost, 4), unit="of the rate", expected=-DRIFT_WARNS.value)
     if lost > DRIFT_FAILS.value:
         yield verdict(Status.FAIL, message, expected=-DRIFT_FAILS.value)
     elif lost > DRIFT_WARNS.value:

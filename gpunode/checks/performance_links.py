@@ -7,7 +7,7 @@ from gpunode.checks.figures import OF_FIGURES, judged
 from gpunode.checks.machine_shape import NVLINKS
 from gpunode.checks.measurements import MeasuredNode, measurement_check
 from gpunode.checks.performance import corrupted
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
 from gpunode.expectations import Figure, Shape
 from gpunode.expectations.assess import sums_in_switch
@@ -56,18 +56,18 @@ TRANSPORTS = (
     thresholds=OF_FIGURES,
     category="nvlink",
 )
-def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     name = record.record.partition(".")[2].replace("-", "_")
     wrong = sum(row.wrong or 0 for row in values.rows)
     if values.missing:
         ranks = listed([f"rank {rank}" for rank in values.missing])
-        yield Verdict(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
+        yield CheckResult(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
     elif wrong:
         yield corrupted(wrong, f"{name} over {values.ranks} ranks")
     elif values.ranks < 2:
-        yield Verdict(Status.ERROR, f"{name}: a single rank measures no collective")
+        yield CheckResult(Status.ERROR, f"{name}: a single rank measures no collective")
     elif not values.rows:
-        yield Verdict(Status.ERROR, f"{name}: no message size was recorded")
+        yield CheckResult(Status.ERROR, f"{name}: no message size was recorded")
     else:
         largest = max(values.rows, key=lambda row: row.size_bytes)
         where = Where(ranks=values.ranks, nodes=values.nodes)
@@ -76,7 +76,7 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
         what = f"{name} over {counted(values.ranks, 'GPU')}, {largest.size_bytes / 2**20:.0f} MiB"
         yield judged(figure, run.shape, run.expect, "node", what=what)
         if all(row.wrong is None for row in values.rows):
-            yield Verdict(Status.ERROR, f"{name}: its values were not verified")
+            yield CheckResult(Status.ERROR, f"{name}: its values were not verified")
 
 
 @measurement_check(
@@ -92,17 +92,17 @@ def collectives(values: NcclValues, record: Record, run: MeasuredNode) -> Iterat
     thresholds=(NVLS_RANKS,),
     category="nvlink",
 )
-def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[Verdict]:
+def transport(values: NcclValues, record: Record, run: MeasuredNode) -> Iterator[CheckResult]:
     name = record.record.partition(".")[2]
     used = ", ".join(f"{number} by {way}" for way, number in values.transports.items()) or ", ".join(values.kinds)
     expected, status = _expected_transport(values, run, reduces=name == "all-reduce")
     measured = ", ".join(values.kinds)
     if not values.kinds:
-        yield Verdict(Status.ERROR, f"{name}: NCCL's log contains no transport")
+        yield CheckResult(Status.ERROR, f"{name}: NCCL's log contains no transport")
     elif status is Status.PASS:
-        yield Verdict(Status.PASS, f"{name}: {used}", expected=expected, measured=measured)
+        yield CheckResult(Status.PASS, f"{name}: {used}", expected=expected, measured=measured)
     else:
-        yield Verdict(status, f"{name}: {used}; expected {expected}", expected=expected, measured=measured)
+        yield CheckResult(status, f"{name}: {used}; expected {expected}", expected=expected, measured=measured)
 
 
 def _expected_transport(values: NcclValues, run: MeasuredNode, *, reduces: bool) -> tuple[str, Status]:
@@ -147,20 +147,20 @@ def _may_be_linked(shape: Shape) -> bool:
     category="nvlink",
     scope="link",
 )
-def bad_links(values: PairsValues, run: MeasuredNode) -> Iterator[Verdict]:
+def bad_links(values: PairsValues, run: MeasuredNode) -> Iterator[CheckResult]:
     names = [_name_of(rank, values.uuids, run) for rank in range(values.ranks)]
     unknown = values.links - values.cleared - len(values.bad)
     usual = _slow_by_kind(values, _kinds(values, run), all_known=unknown <= 0)
     bad = [link for link in values.bad if _pair(link) not in usual]
     ranks = {rank for rank in values.bad_ranks if not any(rank in pair for pair in usual)}
     for rank in sorted(ranks & set(range(values.ranks))):
-        yield Verdict(Status.FAIL, f"every link of {names[rank]} that was measured is bad", names[rank])
+        yield CheckResult(Status.FAIL, f"every link of {names[rank]} that was measured is bad", names[rank])
     for link in bad:
         if not ranks.intersection(link.ranks):
             yield _of_link(link, names, values)
     if unknown > 0:
         text = f"{unknown} of {values.links} links were not measured: the time limit was reached"
-        yield Verdict(Status.ERROR, text, measured=values.cleared, expected=values.links, unit="links")
+        yield CheckResult(Status.ERROR, text, measured=values.cleared, expected=values.links, unit="links")
     elif not bad and not ranks:
         text = (
             f"{counted(values.links, 'link')} between {values.ranks} GPUs are healthy "
@@ -168,7 +168,7 @@ def bad_links(values: PairsValues, run: MeasuredNode) -> Iterator[Verdict]:
         )
         if usual:
             text += f"; {len(usual)} of them are slower than the median, like all of their kind (nvidia-smi topo -m)"
-        yield Verdict(Status.PASS, text, expected=0, measured=0, unit="bad links")
+        yield CheckResult(Status.PASS, text, expected=0, measured=0, unit="bad links")
 
 
 def _pair(link: BadLink) -> Pair:
@@ -222,13 +222,13 @@ def _name_of(rank: int, uuids: Sequence[str], run: MeasuredNode) -> str:
     return f"rank {rank}" if index is None else f"gpu{index}"
 
 
-def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> Verdict:
+def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> CheckResult:
     ends = [names[rank] if rank < len(names) else f"rank {rank}" for rank in link.ranks]
     name = "-".join(ends)
     rate = f", {link.bandwidth_gb_per_s:.3g} GB/s" if link.bandwidth_gb_per_s is not None else ""
     others = f"; the median is {values.median_gb_per_s:.3g} GB/s" if values.median_gb_per_s is not None else ""
     text = f"the link {ends[0]} to {ends[1]} is {link.verdict}{rate}{others} ({counted(values.rounds, 'round')})"
-    return Verdict(
+    return CheckResult(
         Status.FAIL, text, name, expected=values.median_gb_per_s, measured=link.bandwidth_gb_per_s, unit="GB/s"
     )
 
@@ -247,21 +247,21 @@ def _of_link(link: BadLink, names: Sequence[str], values: PairsValues) -> Verdic
     thresholds=(RATIO_WARNS,),
     category="nvlink",
 )
-def training(values: TrainingValues, record: Record) -> Iterator[Verdict]:
+def training(values: TrainingValues, record: Record) -> Iterator[CheckResult]:
     name = record.record.partition(".")[2]
     if values.missing:
         ranks = listed([f"rank {rank}" for rank in values.missing])
-        yield Verdict(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
+        yield CheckResult(Status.FAIL, f"{name}: no answer of {ranks} of {values.ranks}")
     elif values.wrong is None or not values.steps:
-        yield Verdict(Status.ERROR, f"{name}: no step was compared")
+        yield CheckResult(Status.ERROR, f"{name}: no step was compared")
     elif values.wrong:
         yield corrupted(values.wrong, f"{name}: gradients")
     elif values.ratio is None:
         text = f"{name}: gradients correct; speed unknown without a bus bandwidth of this run"
-        yield Verdict(Status.PASS, text, expected=0, measured=values.wrong, unit="elements")
+        yield CheckResult(Status.PASS, text, expected=0, measured=values.wrong, unit="elements")
     else:
         overlap = f", {values.overlap:.0%} of it overlapped with computation" if values.overlap is not None else ""
         text = f"{name}: gradients correct; communication at {values.ratio:.0%} of the measured bus bandwidth{overlap}"
         status = Status.WARN if values.ratio < RATIO_WARNS.value else Status.PASS
         source = "nccl.all-reduce of this run"
-        yield Verdict(status, text, expected=RATIO_WARNS.value, measured=round(values.ratio, 4), source=source)
+        yield CheckResult(status, text, expected=RATIO_WARNS.value, measured=round(values.ratio, 4), source=source)

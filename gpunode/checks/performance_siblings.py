@@ -7,7 +7,7 @@ from statistics import median
 from gpunode.checks.figures import words
 from gpunode.checks.machine_shape import shape_of
 from gpunode.checks.measurements import MeasuredNode, require_measured, why_no_figures
-from gpunode.checks.registry import Expectation, FigureReport, Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Expectation, FigureReport, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.workload import component, of
 from gpunode.expectations import unit_of
@@ -56,11 +56,11 @@ Figures = Mapping[str, Mapping[str, float]]
     thresholds=(WARNS, FAILS),
     scope="gpu",
 )
-def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def siblings(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     require_measured(node, RECORDS)
     found, reasons, broken = figures_of(MeasuredNode(node, expect, shape_of(node)))
     for reason in broken:
-        yield Verdict(Status.ERROR, reason)
+        yield CheckResult(Status.ERROR, reason)
     several = {metric: alike for metric, values in found.items() if (alike := _of_one_model(node, values))}
     slow = [verdict for metric, alike in several.items() for values in alike for verdict in _slow(metric, values)]
     yield from slow
@@ -72,7 +72,7 @@ def siblings(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         raise Skip("no two GPUs of one model were measured: nothing to compare")
     if not slow:
         number = max(sum(map(len, alike)) for alike in several.values())
-        yield Verdict(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
+        yield CheckResult(Status.PASS, f"{number} GPUs are alike in {listed([words(metric) for metric in several])}")
 
 
 def _of_one_model(node: NodeFacts, values: Mapping[str, float]) -> list[dict[str, float]]:
@@ -119,7 +119,7 @@ def _figures(name: str, values: Values) -> Iterator[tuple[str, float]]:
             yield name.replace(".", "_"), values.tflops
 
 
-def _slow(metric: str, values: Mapping[str, float]) -> Iterator[Verdict]:
+def _slow(metric: str, values: Mapping[str, float]) -> Iterator[CheckResult]:
     for gpu, value in values.items():
         usual = median(other for name, other in values.items() if name != gpu)
         missing = 1 - value / usual
@@ -128,7 +128,7 @@ def _slow(metric: str, values: Mapping[str, float]) -> Iterator[Verdict]:
         threshold, status = (FAILS, Status.FAIL) if missing > FAILS.value else (WARNS, Status.WARN)
         unit = unit_of(metric)
         text = f"{words(metric)}: {value:.4g} {unit}, {missing:.0%} below the median of the other GPUs ({usual:.4g})"
-        yield Verdict(
+        yield CheckResult(
             status,
             text,
             gpu,

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 
 from gpunode.checks.figures import OF_FIGURES, judged, worst_of
 from gpunode.checks.measurements import MeasuredNode, measurement_check
-from gpunode.checks.registry import Status, Undetermined, Verdict
+from gpunode.checks.registry import CheckResult, Status, Undetermined
 from gpunode.expectations import Figure, tools
 from gpunode.facts.errors import ParseError
 from gpunode.facts.models.measured import FioValues, LoaderValues, ToolValues
@@ -40,7 +40,7 @@ def _ended(values: ToolValues) -> str | None:
     return f"ended with status {values.exit_code}" if values.exit_code else None
 
 
-def _whole_run(values: ToolValues, found: Iterable[Verdict]) -> Iterator[Verdict]:
+def _whole_run(values: ToolValues, found: Iterable[CheckResult]) -> Iterator[CheckResult]:
     """Yield the verdicts, and one more where they are good although the program did not come to a good end."""
     good = True
     for verdict in found:
@@ -49,7 +49,7 @@ def _whole_run(values: ToolValues, found: Iterable[Verdict]) -> Iterator[Verdict
     ended = _ended(values)
     if good and ended is not None:
         text = f"{PurePosixPath(values.program).name} {ended}: what it printed may not be all"
-        yield Verdict(Status.ERROR, text, expected=0, measured=values.exit_code)
+        yield CheckResult(Status.ERROR, text, expected=0, measured=values.exit_code)
 
 
 def _name(figure: Figure) -> str:
@@ -60,16 +60,16 @@ def _name(figure: Figure) -> str:
     return first if figure.where.peer is None else f"{first}-gpu{figure.where.peer}"
 
 
-def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) -> Iterator[Verdict]:
-    figures: list[Verdict] = []
+def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) -> Iterator[CheckResult]:
+    figures: list[CheckResult] = []
     for one in found:
         if isinstance(one, tools.ToolTrouble):
-            yield Verdict(Status.FAIL if one.grade == "bad" else Status.ERROR, one.what)
+            yield CheckResult(Status.FAIL if one.grade == "bad" else Status.ERROR, one.what)
         else:
             name = _name(one)
             what = "" if one.metric.endswith("_busbw") else f"{name} {one.metric.replace('_', ' ')}"
             figures.append(judged(one, run.shape, run.expect, name, what=what))
-    by_metric: dict[str, list[Verdict]] = {}
+    by_metric: dict[str, list[CheckResult]] = {}
     for verdict in figures:
         by_metric.setdefault(verdict.figure.metric if verdict.figure else "", []).append(verdict)
     for verdicts in by_metric.values():
@@ -90,7 +90,7 @@ def _verdicts(found: Iterator[Figure | tools.ToolTrouble], run: MeasuredNode) ->
     category="pcie",
     scope="link",
 )
-def by_nvbandwidth(values: ToolValues, run: MeasuredNode) -> Iterator[Verdict]:
+def by_nvbandwidth(values: ToolValues, run: MeasuredNode) -> Iterator[CheckResult]:
     found = list(_verdicts(tools.of_nvbandwidth(answer_of(values, nvbandwidth.parse)), run))
     yield from _whole_run(values, found)
     if not found:
@@ -110,7 +110,7 @@ def by_nvbandwidth(values: ToolValues, run: MeasuredNode) -> Iterator[Verdict]:
     thresholds=OF_FIGURES,
     category="nvlink",
 )
-def by_nccl_tests(values: ToolValues, run: MeasuredNode) -> Iterator[Verdict]:
+def by_nccl_tests(values: ToolValues, run: MeasuredNode) -> Iterator[CheckResult]:
     answer = answer_of(values, nccl_tests.parse)
     if values.cut:
         raise Undetermined("the output is too long for the record: only its beginning was kept")
@@ -139,14 +139,14 @@ OF_DIAG = {
     actions=("fix_configuration", "run_role:dcgm", *("reset_gpu", "open_support_case", "replace_hardware")),
     scope="gpu",
 )
-def diagnostics(values: ToolValues) -> Iterator[Verdict]:
+def diagnostics(values: ToolValues) -> Iterator[CheckResult]:
     yield from _whole_run(values, of_diag(answer_of(values, dcgm_diag.parse)))
 
 
-def of_diag(answer: DcgmDiag) -> Iterator[Verdict]:
+def of_diag(answer: DcgmDiag) -> Iterator[CheckResult]:
     """Yield what ``dcgmi diag`` found bad, one verdict for each GPU and test; else one that all is good."""
     version = f"DCGM {answer.dcgm_version}" if answer.dcgm_version else "dcgmi diag"
-    found: list[Verdict] = []
+    found: list[CheckResult] = []
     for test in answer.tests:
         by_gpu = [gpu for gpu in test.gpus if gpu.status in ("fail", "warn", "error")]
         for gpu in by_gpu:
@@ -159,13 +159,13 @@ def of_diag(answer: DcgmDiag) -> Iterator[Verdict]:
     status = OF_DIAG[answer.overall]
     ran = [test.name for test in answer.tests if test.status == "pass"]
     text = f"{version}: {counted(len(ran), 'test')} passed" if ran else f"{version}: no test was run"
-    yield Verdict(status, text, expected="pass", measured=answer.overall)
+    yield CheckResult(status, text, expected="pass", measured=answer.overall)
 
 
-def _of_diag(name: str | None, status: str, messages: Sequence[str], component: str) -> Verdict:
+def _of_diag(name: str | None, status: str, messages: Sequence[str], component: str) -> CheckResult:
     said = f": {listed(messages, most=2)}" if messages else ""
     text = f"{name or 'dcgmi diag'} {status}{said}"
-    return Verdict(OF_DIAG[status], text, component, expected="pass", measured=status)
+    return CheckResult(OF_DIAG[status], text, component, expected="pass", measured=status)
 
 
 @measurement_check(
@@ -182,17 +182,17 @@ def _of_diag(name: str | None, status: str, messages: Sequence[str], component: 
     thresholds=OF_FIGURES,
     category="host",
 )
-def storage(values: FioValues, run: MeasuredNode) -> Iterator[Verdict]:
+def storage(values: FioValues, run: MeasuredNode) -> Iterator[CheckResult]:
     if not values.jobs:
         raise Undetermined(f"{values.directory}: fio recorded no job")
     if not values.direct:
         text = f"{values.directory}: direct I/O is not possible there, the figures are those of the page cache"
-        yield Verdict(Status.WARN, text)
+        yield CheckResult(Status.WARN, text)
         return
     for job in values.jobs:
         what = f"{values.directory} {job.pattern}"
         if job.bandwidth_gb_per_s == 0:
-            yield Verdict(Status.FAIL, f"{what}: nothing was transferred", measured=0.0, unit="GB/s")
+            yield CheckResult(Status.FAIL, f"{what}: nothing was transferred", measured=0.0, unit="GB/s")
         else:
             name = f"storage {values.directory}"
             verdict = judged(
@@ -201,10 +201,10 @@ def storage(values: FioValues, run: MeasuredNode) -> Iterator[Verdict]:
             yield verdict if verdict.status is not Status.SKIP else _measured(verdict, f"{job.iops:.0f} IOPS")
 
 
-def _measured(verdict: Verdict, rest: str) -> Verdict:
+def _measured(verdict: CheckResult, rest: str) -> CheckResult:
     """Return the verdict on storage that works and of which nothing is expected."""
     text = f"{verdict.message.partition(';')[0]}, {rest}; the site file has no minimum"
-    return Verdict(
+    return CheckResult(
         Status.PASS, text, verdict.component, measured=verdict.measured, unit=verdict.unit, figure=verdict.figure
     )
 
@@ -221,7 +221,7 @@ def _measured(verdict: Verdict, rest: str) -> Verdict:
     actions=("fix_configuration",),
     category="host",
 )
-def dataloader(values: LoaderValues) -> Iterator[Verdict]:
+def dataloader(values: LoaderValues) -> Iterator[CheckResult]:
     best = max(values.rows, key=lambda row: row.samples_per_second, default=None)
     if best is None:
         raise Undetermined("no number of workers was tried")
@@ -232,4 +232,4 @@ def dataloader(values: LoaderValues) -> Iterator[Verdict]:
     status = Status.PASS
     if values.advised_workers > values.cpus:
         status, text = Status.WARN, f"{text}, and the container has {counted(values.cpus, 'processor')}"
-    yield Verdict(status, text, measured=round(best.samples_per_second, 1), unit="samples/s")
+    yield CheckResult(status, text, measured=round(best.samples_per_second, 1), unit="samples/s")

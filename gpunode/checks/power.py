@@ -3,7 +3,7 @@
 from functools import partial
 
 from gpunode.checks.gpus import SeenGpu, gpu_check
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
 
 HEALTH_VALIDATION = "NVIDIA Health Validation, gpu_average_power_draw"
@@ -68,12 +68,12 @@ SLOWEST = Threshold(
     state="drain",
     thresholds=(LEAST, MOST, LEAST_W, MOST_W),
 )
-def power_draw(gpu: SeenGpu) -> Verdict:
+def power_draw(gpu: SeenGpu) -> CheckResult:
     watts = gpu.reported.power_w
     limit = gpu.reported.power_max_limit_w or gpu.reported.power_limit_w
     if watts is None:
         return gpu.not_reported("its power draw", expected=gpu.for_servers)
-    verdict = partial(Verdict, measured=watts, unit="W")
+    verdict = partial(CheckResult, measured=watts, unit="W")
     least, most = LEAST_W.of(gpu.match), MOST_W.of(gpu.match)
     if least and watts < least:
         return verdict(
@@ -100,16 +100,16 @@ def power_draw(gpu: SeenGpu) -> Verdict:
     state="observe",
     thresholds=(BUSY, SLOWEST),
 )
-def power_state(gpu: SeenGpu) -> Verdict:
+def power_state(gpu: SeenGpu) -> CheckResult:
     on_bus = gpu.device.power_state if gpu.device else None
     if on_bus is not None and on_bus.startswith("D3"):
-        return Verdict(Status.WARN, f"sleeps on the bus ({on_bus})", expected="D0", measured=on_bus)
+        return CheckResult(Status.WARN, f"sleeps on the bus ({on_bus})", expected="D0", measured=on_bus)
     state, used = gpu.reported.performance_state, gpu.reported.utilization_percent
     number = int(state[1:]) if isinstance(state, str) and state[:1] == "P" and state[1:].isdecimal() else None
     if number is None:
         return gpu.not_reported("its performance state", expected=gpu.for_servers)
     slowest = f"P{SLOWEST.of(gpu.match):g}"
-    verdict = partial(Verdict, expected=f"{slowest} or faster under load", measured=state)
+    verdict = partial(CheckResult, expected=f"{slowest} or faster under load", measured=state)
     if used is not None and used >= BUSY.of(gpu.match) and number > SLOWEST.of(gpu.match):
         return verdict(Status.WARN, f"in {state} at {used:g} % utilization")
     return verdict(Status.PASS, f"in {state}{f' at {used:g} % utilization' if used is not None else ''}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from gpunode.checks.machine import is_container, is_guest, platforms
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import CpuSets, NodeFacts
 from gpunode.text import counted, listed
@@ -33,7 +33,7 @@ MOST_OFFLINE = Threshold(
     state="drain",
     thresholds=(MOST_OFFLINE,),
 )
-def cpus_online(node: NodeFacts) -> Iterator[Verdict]:
+def cpus_online(node: NodeFacts) -> Iterator[CheckResult]:
     sets = node.cpu_sets
     if sets is None or not sets.present:
         raise Undetermined("the kernel reports no processor that is present")
@@ -42,7 +42,7 @@ def cpus_online(node: NodeFacts) -> Iterator[Verdict]:
     places = len(set(sets.possible) - set(sets.present))
     hotplug = f"; {counted(places, 'place')} for hot-plug" if places else ""
     message = f"{len(sets.online)} of {len(sets.present)} processors are online{hotplug}{why}"
-    yield Verdict(
+    yield CheckResult(
         status,
         message,
         expected=len(sets.present),
@@ -78,7 +78,7 @@ def _reason(node: NodeFacts, sets: CpuSets, offline: list[int]) -> tuple[Status,
     state="observe",
     bare_metal=True,
 )
-def numa_nodes(node: NodeFacts) -> Iterator[Verdict]:
+def numa_nodes(node: NodeFacts) -> Iterator[CheckResult]:
     if is_guest(node) or is_container(node):
         raise Skip("a virtual machine or a container: its host deals out the NUMA nodes")
     number = len(node.numa or ())
@@ -89,23 +89,27 @@ def numa_nodes(node: NodeFacts) -> Iterator[Verdict]:
         return
     sockets = node.cpu.sockets if node.cpu else None
     if sockets is None:
-        yield Verdict(Status.SKIP, f"{counted(number, 'node')}; lscpu reports no sockets to compare with")
+        yield CheckResult(Status.SKIP, f"{counted(number, 'node')}; lscpu reports no sockets to compare with")
     elif not number:
         message = "the kernel is without NUMA"
-        yield Verdict(Status.WARN if sockets > 1 else Status.PASS, message, expected=sockets, measured=0, unit="nodes")
+        yield CheckResult(
+            Status.WARN if sockets > 1 else Status.PASS, message, expected=sockets, measured=0, unit="nodes"
+        )
     else:
         even = with_cpus >= sockets and with_cpus % sockets == 0
         message = f"{counted(with_cpus, 'node')} with processors for {counted(sockets, 'socket')}"
         status = Status.PASS if even else Status.WARN
-        yield Verdict(status, message, expected=sockets, measured=with_cpus, unit="nodes", source="lscpu")
+        yield CheckResult(status, message, expected=sockets, measured=with_cpus, unit="nodes", source="lscpu")
 
 
-def _of_platform(number: int, with_cpus: int, wanted: int) -> Verdict:
+def _of_platform(number: int, with_cpus: int, wanted: int) -> CheckResult:
     if number == wanted:
-        return Verdict(Status.PASS, f"{number} nodes", expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
+        return CheckResult(
+            Status.PASS, f"{number} nodes", expected=wanted, measured=number, unit="nodes", source=PLATFORMS
+        )
     if number == with_cpus and number:
         # With coherent driver-based memory management (CDMM, driver 580 and newer) the GPUs' memory is no NUMA node.
         message = f"{counted(number, 'node')}, all with processors: the driver manages the GPUs' memory (CDMM)"
-        return Verdict(Status.PASS, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
+        return CheckResult(Status.PASS, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
     message = f"{counted(number, 'node')}, this platform has {wanted}"
-    return Verdict(Status.FAIL, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)
+    return CheckResult(Status.FAIL, message, expected=wanted, measured=number, unit="nodes", source=PLATFORMS)

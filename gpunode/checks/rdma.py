@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpunode.checks.gpu import SITE
-from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import IbDevice, IbPort, NodeFacts
 from gpunode.text import counted, listed
@@ -44,7 +44,7 @@ def ports(node: NodeFacts) -> Iterator[tuple[str, IbDevice, IbPort]]:
     actions=("replace_hardware",),
     scope="link",
 )
-def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     seen = list(ports(node))
     if not seen and not expect.nics:
         raise Skip("the node has no InfiniBand or RoCE device")
@@ -54,35 +54,35 @@ def rdma_ports(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
     if expect.nics is not None:
         status = Status.PASS if len(active) >= expect.nics else Status.FAIL
         message = f"{len(active)} active ports, {expect.nics} expected"
-        yield Verdict(status, message, expected=expect.nics, measured=len(active), unit="ports", source=SITE)
+        yield CheckResult(status, message, expected=expect.nics, measured=len(active), unit="ports", source=SITE)
     if expect.nic_rate_gbit_per_s is not None:
         yield _rates(seen, expect.nic_rate_gbit_per_s, expect.nics)
 
 
-def _state_of(name: str, port: IbPort) -> Verdict:
+def _state_of(name: str, port: IbPort) -> CheckResult:
     state, physical = port.state, port.physical_state
     if state is None:
-        return Verdict(Status.ERROR, "the kernel does not report the state of the port", name)
+        return CheckResult(Status.ERROR, "the kernel does not report the state of the port", name)
     if state == "ACTIVE":
-        return Verdict(
+        return CheckResult(
             Status.PASS, f"active at {port.rate or 'an unknown rate'}", name, expected="ACTIVE", measured=state
         )
     if physical == "Disabled":
-        return Verdict(Status.WARN, "switched off (Disabled)", name, expected="ACTIVE", measured=state)
+        return CheckResult(Status.WARN, "switched off (Disabled)", name, expected="ACTIVE", measured=state)
     words = f"{state}{f', {physical}' if physical else ''}"
     if port.link_layer == "Ethernet":
         # A RoCE device is a network adapter too: one without a cable is nothing out of the ordinary.
-        return Verdict(Status.WARN, words, name, expected="ACTIVE", measured=state)
-    return Verdict(Status.FAIL, words, name, expected="ACTIVE", measured=state)
+        return CheckResult(Status.WARN, words, name, expected="ACTIVE", measured=state)
+    return CheckResult(Status.FAIL, words, name, expected="ACTIVE", measured=state)
 
 
-def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int | None) -> Verdict:
+def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int | None) -> CheckResult:
     rates = {name: port.rate_gbit_per_s or 0.0 for name, _, port in seen if port.state == "ACTIVE"}
     fast = [name for name, rate in rates.items() if rate >= wanted]
     slow = [f"{name} at {rate:g}" for name, rate in rates.items() if rate < wanted]
     enough = len(fast) >= number if number is not None else not slow
     message = f"{counted(len(fast), 'port')} at {wanted:g} Gbit/s or more{f', slower: {listed(slow)}' if slow else ''}"
-    return Verdict(
+    return CheckResult(
         Status.PASS if enough else Status.FAIL,
         message,
         expected=wanted,
@@ -102,17 +102,17 @@ def _rates(seen: list[tuple[str, IbDevice, IbPort]], wanted: float, number: int 
     scope="link",
     thresholds=(ERRORS_MOST,),
 )
-def rdma_errors(node: NodeFacts) -> Iterator[Verdict]:
+def rdma_errors(node: NodeFacts) -> Iterator[CheckResult]:
     active = [(name, port) for name, _, port in ports(node) if port.state == "ACTIVE"]
     if not active:
-        yield Verdict(Status.SKIP, "the node has no active InfiniBand or RoCE port")
+        yield CheckResult(Status.SKIP, "the node has no active InfiniBand or RoCE port")
     for name, port in active:
         if not any(counter in port.counters for counter in COUNTED):
-            yield Verdict(Status.ERROR, "the kernel does not report the counters of the port", name)
+            yield CheckResult(Status.ERROR, "the kernel does not report the counters of the port", name)
             continue
         raised = {text: port.counters[counter] for counter, text in COUNTED.items() if port.counters.get(counter)}
         words = listed([f"{number} {text}" for text, number in raised.items()]) or "no error of the link"
         total = sum(raised.values())
         most = ERRORS_MOST.value
         status = Status.WARN if total > most else Status.PASS
-        yield Verdict(status, words, name, expected=most, measured=total, unit="errors")
+        yield CheckResult(status, words, name, expected=most, measured=total, unit="errors")

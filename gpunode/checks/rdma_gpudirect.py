@@ -6,7 +6,7 @@ from gpunode.catalog import load
 from gpunode.catalog.driver_rules import against_dma_buf, against_gpudirect, kernel_number
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.errors import UsageError
 from gpunode.facts.node import LoadedDriver, NodeFacts
@@ -39,7 +39,7 @@ LEAST_RATE = Threshold(
     actions=("fix_configuration",),
     thresholds=(LEAST_RATE,),
 )
-def gpudirect(node: NodeFacts) -> Iterator[Verdict]:
+def gpudirect(node: NodeFacts) -> Iterator[CheckResult]:
     models = load().models_of((device.pci_id, device.subsystem_id) for device in node.gpus_on_bus or ())
     reason = _not_expected(node) or "; ".join(against_gpudirect(models))
     if reason:
@@ -48,7 +48,7 @@ def gpudirect(node: NodeFacts) -> Iterator[Verdict]:
     if driver is None:
         raise Skip("no NVIDIA module is loaded")
     if PEERMEM in (node.modules or ()):
-        yield Verdict(Status.PASS, "over nvidia-peermem, which is loaded", measured="peermem", source=SOURCE)
+        yield CheckResult(Status.PASS, "over nvidia-peermem, which is loaded", measured="peermem", source=SOURCE)
         return
     if driver.flavour is None or not models:
         what = "the flavour of the loaded module" if models else "which GPUs these are"
@@ -59,9 +59,9 @@ def gpudirect(node: NodeFacts) -> Iterator[Verdict]:
         message = (
             f"GPU memory is reached over main memory: no dma-buf ({listed(against)}), and nvidia-peermem is not loaded"
         )
-        yield Verdict(Status.WARN, message + lacking, expected="dma-buf", measured="none", source=SOURCE)
+        yield CheckResult(Status.WARN, message + lacking, expected="dma-buf", measured="none", source=SOURCE)
     else:
-        yield Verdict(Status.PASS, "over dma-buf", expected="dma-buf", measured="dma-buf", source=SOURCE)
+        yield CheckResult(Status.PASS, "over dma-buf", expected="dma-buf", measured="dma-buf", source=SOURCE)
 
 
 def _not_expected(node: NodeFacts) -> str | None:

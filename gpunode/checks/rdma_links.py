@@ -8,7 +8,7 @@ from functools import partial
 
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import LOOK
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry, why_unseen
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry, why_unseen
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import IbDevice, LinkEvent, NodeFacts, PciDevice
 from gpunode.text import counted, listed, moment, seconds_between
@@ -107,7 +107,7 @@ def rdma_interfaces(node: NodeFacts) -> dict[str, str | None]:
     scope="link",
     thresholds=(LONG_S, LONG, SHORT, WINDOW),
 )
-def flaps(node: NodeFacts) -> Iterator[Verdict]:
+def flaps(node: NodeFacts) -> Iterator[CheckResult]:
     unseen = why_unseen(node, "link_log")
     if not node.infiniband:
         raise Skip(NO_DEVICE)
@@ -120,16 +120,16 @@ def flaps(node: NodeFacts) -> Iterator[Verdict]:
     if found:
         return
     if is_container(node) and not node.simulated:
-        yield Verdict(Status.SKIP, "no outage; in a container the log is the host's")
+        yield CheckResult(Status.SKIP, "no outage; in a container the log is the host's")
     elif not node.link_log.complete:
         message = "no outage of a link, but the log does not reach back to the boot"
         remedy = "Store the journal on disk (Storage=persistent in journald.conf), with space for a whole boot."
-        yield Verdict(Status.WARN, message, expected=0, measured=0, unit="outages", remedy=remedy)
+        yield CheckResult(Status.WARN, message, expected=0, measured=0, unit="outages", remedy=remedy)
     else:
-        yield Verdict(Status.PASS, "no outage of a link since the boot", expected=0, measured=0, unit="outages")
+        yield CheckResult(Status.PASS, "no outage of a link since the boot", expected=0, measured=0, unit="outages")
 
 
-def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) -> Verdict:
+def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) -> CheckResult:
     long = [outage for outage in its if outage.seconds is not None and outage.seconds >= LONG_S.value]
     recent = [outage for outage in its if _is_recent(node, outage)]
     lengths = [f"{outage.seconds:g} s" for outage in its if outage.seconds is not None]
@@ -142,7 +142,7 @@ def _flaps_of(node: NodeFacts, name: str, its: list[Outage], layer: str | None) 
     bad = len(long) >= LONG.value or len(recent) >= SHORT.value
     # Adapters for storage and management are RDMA devices too: Ethernet alone does not say that jobs use the link.
     fault = Status.FAIL if layer == "InfiniBand" else Status.WARN
-    verdict = partial(Verdict, component=name, measured=len(its), unit="outages")
+    verdict = partial(CheckResult, component=name, measured=len(its), unit="outages")
     if bad:
         source = HEALTH_VALIDATION if len(long) >= LONG.value else AZURE
         return verdict(fault, message, expected=0, source=source)
@@ -175,7 +175,7 @@ def cards(node: NodeFacts) -> Mapping[str, Mapping[str, list[IbDevice]]]:
     scope="link",
     thresholds=(PEERS,),
 )
-def peers(node: NodeFacts) -> Iterator[Verdict]:
+def peers(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.infiniband:
         raise Skip(NO_DEVICE)
     compared = 0
@@ -192,9 +192,11 @@ def peers(node: NodeFacts) -> Iterator[Verdict]:
             if verdict is not None:
                 yield replace(verdict, component="/".join(sorted(device.name for device in devices)), unit="ports")
     if compared:
-        yield Verdict(Status.PASS, f"{counted(compared, 'card')} compared with others of their kind", measured=compared)
+        yield CheckResult(
+            Status.PASS, f"{counted(compared, 'card')} compared with others of their kind", measured=compared
+        )
     else:
-        yield Verdict(Status.SKIP, "every RDMA card is the only one of its kind")
+        yield CheckResult(Status.SKIP, "every RDMA card is the only one of its kind")
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,10 @@ class Peers:
     active: int
 
 
-def _beside_peers(devices: list[IbDevice], ports: int, active: int, usual: Peers) -> Verdict:
+def _beside_peers(devices: list[IbDevice], ports: int, active: int, usual: Peers) -> CheckResult:
     """Judge a card that has less than its peers."""
     every = [port for device in devices for port in device.ports]
-    verdict = Verdict(Status.FAIL, "", expected=usual.ports, measured=ports, source=NVSENTINEL)
+    verdict = CheckResult(Status.FAIL, "", expected=usual.ports, measured=ports, source=NVSENTINEL)
     if ports < usual.ports:
         return replace(verdict, message=f"{ports} ports, {usual.ports} on the other cards of its kind")
     verdict = replace(verdict, expected=usual.active, measured=active)
@@ -247,7 +249,7 @@ def _others(numbers: Mapping[str, int], card: str) -> int:
     state="drain",
     scope="link",
 )
-def adapters(node: NodeFacts) -> Iterator[Verdict]:
+def adapters(node: NodeFacts) -> Iterator[CheckResult]:
     on_bus = {device.slot: device for device in node.pci_io or ()}
     with_rdma = {device.slot for device in node.infiniband or () if device.slot}
     kinds = {on_bus[slot].device_id for slot in with_rdma if slot in on_bus}
@@ -256,16 +258,16 @@ def adapters(node: NodeFacts) -> Iterator[Verdict]:
     gone = {event.slot: event for event in events if event.slot and event.slot not in on_bus}
     for slot, event in sorted(gone.items()):
         message = f"{event.interface} was in use at {event.time or 'an unknown time'} and is not on the bus any more"
-        yield Verdict(Status.FAIL, message, f"adapter at {slot}", source=NVSENTINEL)
+        yield CheckResult(Status.FAIL, message, f"adapter at {slot}", source=NVSENTINEL)
     for device in wanted:
         if device.slot not in with_rdma:
             message = f"no RDMA device; driver {device.driver or 'none'}"
-            yield Verdict(Status.FAIL, message, f"adapter at {device.slot}", measured=device.driver)
+            yield CheckResult(Status.FAIL, message, f"adapter at {device.slot}", measured=device.driver)
     good = [device.slot for device in wanted if device.slot in with_rdma]
     if good:
-        yield Verdict(Status.PASS, f"{counted(len(good), 'adapter')} with their RDMA devices", measured=len(good))
+        yield CheckResult(Status.PASS, f"{counted(len(good), 'adapter')} with their RDMA devices", measured=len(good))
     elif not wanted and not gone:
-        yield Verdict(Status.SKIP, "no adapter on the bus of a kind that has RDMA devices here")
+        yield CheckResult(Status.SKIP, "no adapter on the bus of a kind that has RDMA devices here")
 
 
 def _is_adapter(device: PciDevice, kinds: set[str]) -> bool:

@@ -8,7 +8,7 @@ from gpunode.checks.gpu import SITE
 from gpunode.checks.machine import is_container
 from gpunode.checks.rdma import ports
 from gpunode.checks.rdma_links import NO_DEVICE
-from gpunode.checks.registry import Expectation, Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import IbDevice, Nic, NodeFacts
 from gpunode.text import counted, listed
@@ -37,7 +37,7 @@ MTU_LEAST = Threshold(
     scope="link",
     thresholds=(MTU_LEAST,),
 )
-def mtu(node: NodeFacts) -> Iterator[Verdict]:
+def mtu(node: NodeFacts) -> Iterator[CheckResult]:
     known = {nic.name: nic.mtu for nic in node.nics or ()}
     by_fabric: dict[tuple[str, float], dict[str, int | None]] = defaultdict(dict)
     for _, device, port in ports(node):
@@ -51,9 +51,9 @@ def mtu(node: NodeFacts) -> Iterator[Verdict]:
         yield from _mtu_of(f"{layer} {rate:g} Gbit/s", layer, its)
 
 
-def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Verdict]:
+def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[CheckResult]:
     values = {name: value for name, value in its.items() if value is not None}
-    verdict = partial(Verdict, component=fabric, unit="bytes")
+    verdict = partial(CheckResult, component=fabric, unit="bytes")
     if len(values) < len(its):
         unknown = sorted(set(its) - set(values))
         yield verdict(Status.ERROR, f"the kernel does not report the MTU of {listed(unknown)}")
@@ -85,7 +85,7 @@ def _mtu_of(fabric: str, layer: str, its: dict[str, int | None]) -> Iterator[Ver
     state="observe",
     scope="link",
 )
-def flow_control(node: NodeFacts) -> Iterator[Verdict]:
+def flow_control(node: NodeFacts) -> Iterator[CheckResult]:
     known = {nic.name: nic for nic in node.nics or ()}
     by_rate: dict[float, dict[str, Nic]] = defaultdict(dict)
     for _, _, port in ports(node):
@@ -98,9 +98,9 @@ def flow_control(node: NodeFacts) -> Iterator[Verdict]:
         yield _flow_control_of(f"Ethernet {rate:g} Gbit/s", its)
 
 
-def _flow_control_of(fabric: str, its: dict[str, Nic]) -> Verdict:
+def _flow_control_of(fabric: str, its: dict[str, Nic]) -> CheckResult:
     shown = {name: f"PFC {_priorities(nic.pfc)}, ECN {_priorities(nic.ecn)}" for name, nic in its.items()}
-    verdict = partial(Verdict, component=fabric)
+    verdict = partial(CheckResult, component=fabric)
     if all(nic.pfc is None and nic.ecn is None for nic in its.values()):
         return verdict(Status.SKIP, "neither dcb nor the driver reports PFC and ECN")
     for what, values in (
@@ -135,14 +135,14 @@ def _priorities(found: tuple[int, ...] | None) -> str:
     state="drain",
     scope="link",
 )
-def devices(node: NodeFacts) -> Iterator[Verdict]:
+def devices(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.infiniband:
         raise Skip(NO_DEVICE)
     if is_container(node) and not node.simulated:
         raise Skip("in a container /dev has only the devices passed to it")
     for device in node.infiniband:
         lacking = [*_verbs_of(node, device), *_mads_of(node, device)]
-        verdict = partial(Verdict, component=device.name, source=NVSENTINEL)
+        verdict = partial(CheckResult, component=device.name, source=NVSENTINEL)
         if lacking:
             yield verdict(Status.FAIL, f"lacks {listed(lacking)}", measured=lacking[0])
         else:
@@ -179,7 +179,7 @@ def _mads_of(node: NodeFacts, device: IbDevice) -> Iterator[str]:
     state="observe",
     scope="link",
 )
-def firmware(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def firmware(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     if not node.infiniband:
         raise Skip(NO_DEVICE)
     by_board: dict[str, list[IbDevice]] = defaultdict(list)
@@ -189,8 +189,8 @@ def firmware(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
         yield _firmware_of(board, its, expect.nic_firmware)
 
 
-def _firmware_of(board: str, its: list[IbDevice], allowed: list[str] | None) -> Verdict:
-    verdict = partial(Verdict, component=board)
+def _firmware_of(board: str, its: list[IbDevice], allowed: list[str] | None) -> CheckResult:
+    verdict = partial(CheckResult, component=board)
     unknown = [device.name for device in its if device.firmware is None]
     if unknown:
         return verdict(Status.ERROR, f"the kernel does not report the firmware of {listed(unknown)}")

@@ -157,7 +157,7 @@ class Expectation(Frozen):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """What a check's function yields: a Finding without the parts that the registry knows."""
 
     status: Status
@@ -181,7 +181,7 @@ class NotJudged(Exception):  # noqa: N818 - it becomes a finding
 
     def __init__(self, reason: str, component: str = "node") -> None:
         super().__init__(reason)
-        self.verdict = Verdict(self.status, reason, component)
+        self.verdict = CheckResult(self.status, reason, component)
 
 
 class Skip(NotJudged):
@@ -202,16 +202,16 @@ class Broken(NotJudged):
     status = Status.FAIL
 
 
-Judge = Callable[[NodeFacts, Expectation], Iterable[Verdict]]
-JudgeT = TypeVar("JudgeT", bound=Judge | Callable[[NodeFacts], Iterable[Verdict]])
+Judge = Callable[[NodeFacts, Expectation], Iterable[CheckResult]]
+JudgeT = TypeVar("JudgeT", bound=Judge | Callable[[NodeFacts], Iterable[CheckResult]])
 """A check's function takes the site's expectation where it uses it."""
 
 
-def _with_expectation(function: Judge | Callable[[NodeFacts], Iterable[Verdict]]) -> Judge:
+def _with_expectation(function: Judge | Callable[[NodeFacts], Iterable[CheckResult]]) -> Judge:
     """Return the function as one that takes node and expectation."""
     if len(signature(function).parameters) != 1:
         return cast(Judge, function)
-    of_node = cast(Callable[[NodeFacts], Iterable[Verdict]], function)
+    of_node = cast(Callable[[NodeFacts], Iterable[CheckResult]], function)
     return lambda node, _expect: of_node(node)
 
 
@@ -313,13 +313,13 @@ class Check:
             return [self._without_remedy(Status.ERROR, f"the check failed to run: {type(err).__name__}: {err}")]
         return found or [self._without_remedy(Status.ERROR, "the check found nothing to check")]
 
-    def _verdicts(self, node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    def _verdicts(self, node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         try:
             yield from self.judge(node, expect)
         except NotJudged as reason:
             yield reason.verdict
 
-    def _finding(self, verdict: Verdict) -> Finding:
+    def _finding(self, verdict: CheckResult) -> Finding:
         wants_remedy = verdict.status in (Status.WARN, Status.FAIL, Status.ERROR)
         by_policy = overridden()
         source = f"{verdict.source}; {by_policy}" if verdict.source and by_policy else by_policy or verdict.source
@@ -338,12 +338,12 @@ class Check:
             recommended_state=self._state(verdict),
         )
 
-    def _actions(self, verdict: Verdict) -> tuple[Action, ...]:
+    def _actions(self, verdict: CheckResult) -> tuple[Action, ...]:
         """What could not be determined calls for no action, unless the verdict names one."""
         own = self.actions if verdict.status in (Status.WARN, Status.FAIL) else ()
         return tuple(action(text, verdict.component) for text in (own if verdict.actions is None else verdict.actions))
 
-    def _state(self, verdict: Verdict) -> State:
+    def _state(self, verdict: CheckResult) -> State:
         """A failure gets the declared state, a warning is worth observing at most; the verdict may name another."""
         if verdict.state is not None:
             return verdict.state

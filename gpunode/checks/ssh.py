@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import KeyFile, NodeFacts
 from gpunode.text import counted, listed
@@ -32,13 +32,13 @@ DAY_S = 86400
     state="observe",
     actions=("run_role:ssh_hardening:ssh_hardening_configure",),
 )
-def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
+def ssh_settings(node: NodeFacts) -> Iterator[CheckResult]:
     if node.ssh_daemon is None:
         raise Skip("the node has no OpenSSH server")
     values = node.ssh_daemon.settings
     if values.get("permitemptypasswords") == "yes":
         message = "sshd permits logins with empty passwords"
-        yield Verdict(Status.FAIL, message, expected="no", measured="yes", source="sshd -T")
+        yield CheckResult(Status.FAIL, message, expected="no", measured="yes", source="sshd -T")
         return
     found = []
     methods = values.get("authenticationmethods", "any").split()
@@ -53,9 +53,9 @@ def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
     if broken:
         found.append(f"broken algorithms are offered: {listed(broken)}")
     if found:
-        yield Verdict(Status.WARN, "; ".join(found), expected=0, measured=len(found), source="sshd -T")
+        yield CheckResult(Status.WARN, "; ".join(found), expected=0, measured=len(found), source="sshd -T")
     else:
-        yield Verdict(Status.PASS, "sshd accepts only keys", expected=0, measured=0, source="sshd -T")
+        yield CheckResult(Status.PASS, "sshd accepts only keys", expected=0, measured=0, source="sshd -T")
 
 
 @registry.check(
@@ -69,21 +69,21 @@ def ssh_settings(node: NodeFacts) -> Iterator[Verdict]:
     state="observe",
     actions=("run_role:ssh_hardening:ssh_hardening_install",),
 )
-def ssh_host_keys(node: NodeFacts) -> Iterator[Verdict]:
+def ssh_host_keys(node: NodeFacts) -> Iterator[CheckResult]:
     keys = [key for key in node.private_keys or () if key.path.startswith(HOST_KEY)]
     if node.ssh_daemon is None or not keys:
         raise Skip("the node has no host keys of OpenSSH")
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     weak = [key for key in keys if key.type == "ssh-dss" or (key.type == "ssh-rsa" and key.bits < RSA_LEAST.value)]
     if exposed:
-        yield Verdict(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
+        yield CheckResult(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
     elif weak:
         names = listed([f"{key.path} ({key.type} of {key.bits} bits)" for key in weak])
-        yield Verdict(Status.WARN, f"weak host keys: {names}", expected=0, measured=len(weak), unit="keys")
+        yield CheckResult(Status.WARN, f"weak host keys: {names}", expected=0, measured=len(weak), unit="keys")
     else:
         kinds = listed(sorted({key.type or "unknown kind" for key in keys}))
         message = f"{counted(len(keys), 'host key')} ({kinds}), the oldest of {_oldest_days(keys, node)} days"
-        yield Verdict(Status.PASS, message, expected=0, measured=0, unit="keys")
+        yield CheckResult(Status.PASS, message, expected=0, measured=0, unit="keys")
 
 
 def _oldest_days(keys: list[KeyFile], node: NodeFacts) -> int:
@@ -99,17 +99,17 @@ def _oldest_days(keys: list[KeyFile], node: NodeFacts) -> int:
     state="observe",
     actions=("fix_configuration",),
 )
-def user_keys(node: NodeFacts) -> Iterator[Verdict]:
+def user_keys(node: NodeFacts) -> Iterator[CheckResult]:
     keys = [key for key in node.private_keys or () if not key.path.startswith(HOST_KEY)]
     exposed = [key.path for key in keys if int(key.mode, 8) & READ_BY_OTHERS]
     shared = [key.path for key in keys if int(key.mode, 8) & READ_BY_GROUP]
     if exposed:
-        yield Verdict(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
+        yield CheckResult(Status.FAIL, f"readable by all users: {listed(exposed)}", expected=0, measured=len(exposed))
     elif shared:
-        yield Verdict(Status.WARN, f"a group can read {listed(shared)}", expected=0, measured=len(shared))
+        yield CheckResult(Status.WARN, f"a group can read {listed(shared)}", expected=0, measured=len(shared))
     else:
         message = f"{counted(len(keys), 'private key')} of users, readable only by their owners"
-        yield Verdict(Status.PASS, message, expected=0, measured=0)
+        yield CheckResult(Status.PASS, message, expected=0, measured=0)
 
 
 @registry.check(
@@ -121,10 +121,12 @@ def user_keys(node: NodeFacts) -> Iterator[Verdict]:
     state="observe",
     actions=("run_role:accounts:accounts_configure",),
 )
-def empty_passwords(node: NodeFacts) -> Iterator[Verdict]:
+def empty_passwords(node: NodeFacts) -> Iterator[CheckResult]:
     names = node.empty_passwords or ()
     if names:
         message = f"{counted(len(names), 'account')} without a password: {listed(names)}"
-        yield Verdict(Status.FAIL, message, expected=0, measured=len(names), unit="accounts")
+        yield CheckResult(Status.FAIL, message, expected=0, measured=len(names), unit="accounts")
     else:
-        yield Verdict(Status.PASS, "every account has a password or is locked", expected=0, measured=0, unit="accounts")
+        yield CheckResult(
+            Status.PASS, "every account has a password or is locked", expected=0, measured=0, unit="accounts"
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.models.host import StoredMount
 from gpunode.facts.node import NodeFacts
@@ -24,16 +24,16 @@ NO_STORAGE = "the role storage set up nothing here"
     category="host",
     thresholds=(FREE_LEAST,),
 )
-def scratch(node: NodeFacts) -> Iterator[Verdict]:
+def scratch(node: NodeFacts) -> Iterator[CheckResult]:
     found = [one for one in node.storage or () if not one.remote]
     if not found:
-        yield Verdict(Status.SKIP, "the role storage set up no scratch space" if node.storage else NO_STORAGE)
+        yield CheckResult(Status.SKIP, "the role storage set up no scratch space" if node.storage else NO_STORAGE)
     for one in found:
         yield _scratch(one)
 
 
-def _scratch(one: StoredMount) -> Verdict:
-    verdict = partial(Verdict, component=one.path)
+def _scratch(one: StoredMount) -> CheckResult:
+    verdict = partial(CheckResult, component=one.path)
     lost = [option for option in one.options if option not in one.mounted_options]
     if one.mounted_type is None:
         return verdict(Status.FAIL, "nothing is mounted", expected=one.type, measured="nothing")
@@ -66,12 +66,12 @@ def _scratch(one: StoredMount) -> Verdict:
     actions=("fix_configuration",),
     category="host",
 )
-def remote_data(node: NodeFacts) -> Iterator[Verdict]:
+def remote_data(node: NodeFacts) -> Iterator[CheckResult]:
     found = [one for one in node.storage or () if one.remote]
     if not found:
-        yield Verdict(Status.SKIP, "the role storage mounts no remote data" if node.storage else NO_STORAGE)
+        yield CheckResult(Status.SKIP, "the role storage mounts no remote data" if node.storage else NO_STORAGE)
     for one in found:
-        verdict = partial(Verdict, component=one.path)
+        verdict = partial(CheckResult, component=one.path)
         if one.problem is not None:
             yield verdict(Status.FAIL, f"{one.source} does not answer: {one.problem}")
         elif one.mounted_type is None:

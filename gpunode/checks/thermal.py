@@ -3,7 +3,7 @@
 from functools import partial
 
 from gpunode.checks.gpus import SeenGpu, gpu_check
-from gpunode.checks.registry import Status, Verdict
+from gpunode.checks.registry import CheckResult, Status
 from gpunode.checks.thresholds import Threshold
 from gpunode.text import listed
 
@@ -50,7 +50,7 @@ READ_AGAIN = "nvidia-smi -q -d TEMPERATURE,PERFORMANCE shows the reading again; 
     state="drain",
     actions=("fix_configuration", "replace_hardware"),
 )
-def throttling(gpu: SeenGpu) -> Verdict:
+def throttling(gpu: SeenGpu) -> CheckResult:
     reasons = gpu.reported.throttle_reasons
     if reasons is None:
         return gpu.not_reported("what slows it down", expected=gpu.for_servers)
@@ -61,11 +61,11 @@ def throttling(gpu: SeenGpu) -> Verdict:
         # hw_slowdown stands for the other two as well: they say which.
         named = [reason for reason in hard if reason != "hw_slowdown"] or hard
         words = listed([WORDS[reason] for reason in (*named, *soft)])
-        return Verdict(Status.FAIL, f"slowed down: {words}", expected="none", measured=measured)
+        return CheckResult(Status.FAIL, f"slowed down: {words}", expected="none", measured=measured)
     if soft:
         words = listed([WORDS[reason] for reason in soft])
-        return Verdict(Status.WARN, f"slowed down: {words}", expected="none", measured=measured)
-    return Verdict(Status.PASS, "nothing slows it down", expected="none", measured=measured)
+        return CheckResult(Status.WARN, f"slowed down: {words}", expected="none", measured=measured)
+    return CheckResult(Status.PASS, "nothing slows it down", expected="none", measured=measured)
 
 
 @gpu_check(
@@ -76,7 +76,7 @@ def throttling(gpu: SeenGpu) -> Verdict:
     actions=("fix_configuration", "replace_hardware"),
     thresholds=(NEAR, MEMORY_MOST, MEMORY_MARGIN),
 )
-def temperature(gpu: SeenGpu) -> Verdict:
+def temperature(gpu: SeenGpu) -> CheckResult:
     now = gpu.reported.temperature_c
     if now is None:
         return gpu.not_reported("its temperature", expected=gpu.for_servers)
@@ -85,11 +85,11 @@ def temperature(gpu: SeenGpu) -> Verdict:
         return hot
     if _implausible(gpu):
         message = f"T.Limit reads 0 at {now} °C, and no heat slows the GPU down: the reading is implausible"
-        return Verdict(Status.ERROR, message, measured=now, unit="°C", remedy=READ_AGAIN)
+        return CheckResult(Status.ERROR, message, measured=now, unit="°C", remedy=READ_AGAIN)
     slowdown = _slowdown_c(gpu, now)
     if slowdown is None:
         return gpu.not_reported(f"the limit of its temperature ({now} °C)", expected=gpu.for_servers)
-    verdict = partial(Verdict, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
+    verdict = partial(CheckResult, expected=slowdown, measured=now, unit="°C", source=OWN_LIMIT)
     if now >= slowdown:
         return verdict(Status.FAIL, f"{now} °C: the card slows down from {slowdown} °C on")
     near = NEAR.of(gpu.match)
@@ -98,7 +98,7 @@ def temperature(gpu: SeenGpu) -> Verdict:
     return verdict(Status.PASS, f"{now} °C, it slows down at {slowdown} °C")
 
 
-def _memory_heat(gpu: SeenGpu) -> Verdict | None:
+def _memory_heat(gpu: SeenGpu) -> CheckResult | None:
     """The verdict on memory that is too hot. Cards with T.Limit print no limit in degrees for it: others' holds."""
     memory, most = gpu.reported.memory_temperature_c, gpu.reported.memory_max_temperature_c
     if memory is None:
@@ -108,7 +108,7 @@ def _memory_heat(gpu: SeenGpu) -> Verdict | None:
         return None
     status = Status.FAIL if most is not None or memory >= limit + MEMORY_MARGIN.of(gpu.match) else Status.WARN
     message = f"memory is at {memory} °C, its limit is {limit} °C"
-    return Verdict(status, message, expected=limit, measured=memory, unit="°C", source=source)
+    return CheckResult(status, message, expected=limit, measured=memory, unit="°C", source=source)
 
 
 def _implausible(gpu: SeenGpu) -> bool:

@@ -12,7 +12,7 @@ from gpunode.checks.gpus import model_of
 from gpunode.checks.installed import driver_packages
 from gpunode.checks.links import gpus_of
 from gpunode.checks.machine import is_container, platforms
-from gpunode.checks.registry import Expectation, Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Expectation, Skip, Status, Undetermined, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.facts.node import AutomaticUpdates, LibraryFile, LoadedDriver, NodeFacts, PciDevice
 from gpunode.text import counted, listed, moment
@@ -41,23 +41,23 @@ FOREIGN_WORDS = {
     state="drain",
     actions=("run_role:nvidia_driver:nvidia_driver_install", "restart_os"),
 )
-def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+def driver_expected(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
     loaded = node.loaded_driver
     if loaded is None:
         raise Skip("no NVIDIA module is loaded (driver.module-loaded reports the cause)")
     if expect.driver is not None and not f"{loaded.version}.".startswith(f"{expect.driver}."):
         message = f"driver {loaded.version} is loaded, {expect.driver} expected"
-        yield Verdict(Status.FAIL, message, expected=expect.driver, measured=loaded.version, source=SITE)
+        yield CheckResult(Status.FAIL, message, expected=expect.driver, measured=loaded.version, source=SITE)
         return
     verdicts = {_fits(loaded, device, node): component for component, device in gpus_of(node)}
     for verdict, component in verdicts.items():
         yield verdict if verdict.status in (Status.PASS, Status.SKIP) else replace(verdict, component=component)
 
 
-def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
+def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> CheckResult:
     match = model_of(device)
     if match is None:
-        return Verdict(Status.SKIP, f"the catalog does not have {device.pci_id} (gpu.model reports it)")
+        return CheckResult(Status.SKIP, f"the catalog does not have {device.pci_id} (gpu.model reports it)")
     return fits(loaded, match.gpus, platforms(node))
 
 
@@ -70,7 +70,7 @@ def _fits(loaded: LoadedDriver, device: PciDevice, node: NodeFacts) -> Verdict:
     state="drain",
     actions=("fix_configuration",),
 )
-def signed(node: NodeFacts) -> Iterator[Verdict]:
+def signed(node: NodeFacts) -> Iterator[CheckResult]:
     strict = node.lockdown not in (None, "none")
     if not node.module_files:
         raise Skip("no NVIDIA module is on disk (driver.module-built reports the cause)")
@@ -82,12 +82,12 @@ def signed(node: NodeFacts) -> Iterator[Verdict]:
     matter = {kernel.release for kernel in node.kernels or () if kernel.running or kernel.newest}
     unsigned = [module.path for module in node.module_files if module.kernel in matter and not module.signed]
     if not node.secure_boot and not strict:
-        yield Verdict(Status.PASS, "secure boot is off: the module need not be signed", measured=not unsigned)
+        yield CheckResult(Status.PASS, "secure boot is off: the module need not be signed", measured=not unsigned)
     elif unsigned:
         why = "secure boot is on" if node.secure_boot else f"the kernel is locked down ({node.lockdown})"
-        yield Verdict(Status.FAIL, f"{why}, and not signed: {listed(unsigned)}", expected=True, measured=False)
+        yield CheckResult(Status.FAIL, f"{why}, and not signed: {listed(unsigned)}", expected=True, measured=False)
     else:
-        yield Verdict(Status.PASS, "the module is signed", expected=True, measured=True)
+        yield CheckResult(Status.PASS, "the module is signed", expected=True, measured=True)
 
 
 @registry.check(
@@ -99,7 +99,7 @@ def signed(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("fix_configuration",),
 )
-def driver_libraries(node: NodeFacts) -> Iterator[Verdict]:
+def driver_libraries(node: NodeFacts) -> Iterator[CheckResult]:
     if not any(library.name in DRIVER_LIBRARIES for library in node.libraries or ()):
         raise Skip("no NVIDIA driver library is installed")
     for name in DRIVER_LIBRARIES:
@@ -118,7 +118,7 @@ def _copies(paths: list[LibraryFile]) -> list[LibraryFile]:
     return list(files.values())
 
 
-def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
+def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> CheckResult:
     used = next((copy for copy in copies if copy.used), None)
     loaded = node.loaded_driver.version if node.loaded_driver else None
     wanted = used.version if used else loaded or copies[0].version
@@ -129,13 +129,13 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
     ]
     if others:
         found = listed([f"{copy.file} ({copy.version or 'version unknown'})" for copy in others], most=3)
-        return Verdict(
+        return CheckResult(
             Status.FAIL if any(copy.in_cache for copy in others) else Status.WARN,
             f"{counted(len(others), 'copy', 'copies')} in addition to the driver's: {found}",
             expected=wanted,
             measured=listed(sorted({copy.version or "unknown" for copy in copies})),
         )
-    return Verdict(Status.PASS, f"one version: {wanted}", expected=wanted, measured=wanted)
+    return CheckResult(Status.PASS, f"one version: {wanted}", expected=wanted, measured=wanted)
 
 
 @registry.check(
@@ -146,10 +146,10 @@ def _one_driver_library(node: NodeFacts, copies: list[LibraryFile]) -> Verdict:
     state="observe",
     actions=("fix_configuration",),
 )
-def stack_libraries(node: NodeFacts) -> Iterator[Verdict]:
+def stack_libraries(node: NodeFacts) -> Iterator[CheckResult]:
     present = [name for name in STACK_LIBRARIES if any(library.name == name for library in node.libraries or ())]
     if not present:
-        yield Verdict(Status.PASS, "the host has no NCCL and no cuDNN")
+        yield CheckResult(Status.PASS, "the host has no NCCL and no cuDNN")
     for name in present:
         versions: dict[str, str] = {}
         for library in node.libraries or ():
@@ -157,7 +157,7 @@ def stack_libraries(node: NodeFacts) -> Iterator[Verdict]:
                 versions.setdefault(library.version or "unknown version", library.file)
         found = listed([f"{version} ({file})" for version, file in sorted(versions.items())], most=4)
         status = Status.WARN if len(versions) > 1 else Status.PASS
-        yield Verdict(status, found, name, expected=1, measured=len(versions), unit="versions")
+        yield CheckResult(status, found, name, expected=1, measured=len(versions), unit="versions")
 
 
 @registry.check(
@@ -170,9 +170,9 @@ def stack_libraries(node: NodeFacts) -> Iterator[Verdict]:
     state="observe",
     actions=("fix_configuration", "run_role:nvidia_driver:nvidia_driver_install"),
 )
-def foreign_installs(node: NodeFacts) -> Iterator[Verdict]:
+def foreign_installs(node: NodeFacts) -> Iterator[CheckResult]:
     if not node.foreign_installs:
-        yield Verdict(Status.PASS, "no trace of another installer", expected=0, measured=0)
+        yield CheckResult(Status.PASS, "no trace of another installer", expected=0, measured=0)
         return
     there = [found for found in node.foreign_installs if not found.kind.endswith("-log")]
     texts = [
@@ -181,7 +181,7 @@ def foreign_installs(node: NodeFacts) -> Iterator[Verdict]:
     ]
     # A log alone may be years old and the driver gone: not even a warning where packages are installed.
     status = Status.WARN if there else Status.PASS
-    yield Verdict(status, listed(texts, most=3), expected=0, measured=len(there), unit="traces")
+    yield CheckResult(status, listed(texts, most=3), expected=0, measured=len(there), unit="traces")
 
 
 @registry.check(
@@ -193,13 +193,13 @@ def foreign_installs(node: NodeFacts) -> Iterator[Verdict]:
     state="observe",
     actions=("run_role:nvidia_driver:nvidia_driver_configure",),
 )
-def automatic_updates(node: NodeFacts) -> Iterator[Verdict]:
+def automatic_updates(node: NodeFacts) -> Iterator[CheckResult]:
     updates = node.automatic_updates
     if updates is None:
-        yield Verdict(Status.PASS, "no automatic upgrades")
+        yield CheckResult(Status.PASS, "no automatic upgrades")
         return
     if not updates.enabled:
-        yield Verdict(Status.PASS, f"{updates.tool} is installed and switched off", measured=False)
+        yield CheckResult(Status.PASS, f"{updates.tool} is installed and switched off", measured=False)
         return
     packages = {package.name: package for package in driver_packages(node).of_main}
     loose = sorted(name for name, package in packages.items() if not package.held and not _kept_back(name, updates))
@@ -207,11 +207,11 @@ def automatic_updates(node: NodeFacts) -> Iterator[Verdict]:
         message = (
             f"{updates.tool} is on and may upgrade {counted(len(loose), 'package')} of the driver: {listed(loose)}"
         )
-        yield Verdict(Status.WARN, message, expected=0, measured=len(loose), unit="packages")
+        yield CheckResult(Status.WARN, message, expected=0, measured=len(loose), unit="packages")
     elif updates.reboots:
-        yield Verdict(Status.WARN, f"{updates.tool} reboots the node automatically", expected=False, measured=True)
+        yield CheckResult(Status.WARN, f"{updates.tool} reboots the node automatically", expected=False, measured=True)
     else:
-        yield Verdict(Status.PASS, f"{updates.tool} is enabled and excludes the driver")
+        yield CheckResult(Status.PASS, f"{updates.tool} is enabled and excludes the driver")
 
 
 def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
@@ -239,12 +239,12 @@ def _kept_back(name: str, updates: AutomaticUpdates) -> bool:
     state="observe",
     actions=("restart_os",),
 )
-def reboot_pending(node: NodeFacts) -> Iterator[Verdict]:
+def reboot_pending(node: NodeFacts) -> Iterator[CheckResult]:
     waiting = node.reboot_required or ()
     if waiting:
-        yield Verdict(Status.WARN, f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
+        yield CheckResult(Status.WARN, f"a reboot is pending: {listed(waiting)}", expected=0, measured=len(waiting))
     else:
-        yield Verdict(Status.PASS, "no reboot is pending", expected=0, measured=0)
+        yield CheckResult(Status.PASS, "no reboot is pending", expected=0, measured=0)
 
 
 @registry.check(
@@ -258,7 +258,7 @@ def reboot_pending(node: NodeFacts) -> Iterator[Verdict]:
     actions=("fix_configuration",),
     thresholds=(UPDATE_AGE,),
 )
-def security_updates(node: NodeFacts) -> Iterator[Verdict]:
+def security_updates(node: NodeFacts) -> Iterator[CheckResult]:
     if node.pending_updates is None:
         raise Skip("the node records no pending updates (role updates)")
     now, old, unknown = moment(node.collected_at), [], []
@@ -269,10 +269,12 @@ def security_updates(node: NodeFacts) -> Iterator[Verdict]:
         elif (days := (now - since).days) > UPDATE_AGE.value:
             old.append(f"{update.package} {update.version} ({days} days)")
     if unknown:
-        yield Verdict(Status.ERROR, f"the age of pending updates is unknown: {listed(unknown)}")
+        yield CheckResult(Status.ERROR, f"the age of pending updates is unknown: {listed(unknown)}")
     elif old:
         message = f"{counted(len(old), 'security update')} pending for held packages: {listed(old)}"
-        yield Verdict(Status.WARN, message, expected=UPDATE_AGE.value, measured=len(old), unit="updates")
+        yield CheckResult(Status.WARN, message, expected=UPDATE_AGE.value, measured=len(old), unit="updates")
     else:
         waiting = len(node.pending_updates)
-        yield Verdict(Status.PASS, f"{counted(waiting, 'security update')} waiting, none for long", measured=waiting)
+        yield CheckResult(
+            Status.PASS, f"{counted(waiting, 'security update')} waiting, none for long", measured=waiting
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.facts.node import NodeFacts
 from gpunode.text import counted, listed
 
@@ -17,14 +17,16 @@ from gpunode.text import counted, listed
     actions=("run_role:gpu_tools:gpu_tools_install",),
     category="host",
 )
-def tools(node: NodeFacts) -> Iterator[Verdict]:
+def tools(node: NodeFacts) -> Iterator[CheckResult]:
     if node.tools is None:
         raise Skip("the role gpu_tools installed no programs")
     missing = sorted(name for name, path in node.tools.items() if path is None)
     count = counted(len(node.tools), "program")
     if missing:
-        yield Verdict(Status.WARN, f"missing: {listed(missing, 8)}", expected=len(node.tools), measured=len(missing))
+        yield CheckResult(
+            Status.WARN, f"missing: {listed(missing, 8)}", expected=len(node.tools), measured=len(missing)
+        )
     elif not node.tools:
-        yield Verdict(Status.SKIP, "the role gpu_tools recorded no program")
+        yield CheckResult(Status.SKIP, "the role gpu_tools recorded no program")
     else:
-        yield Verdict(Status.PASS, f"{count} of the role gpu_tools found", measured=len(node.tools))
+        yield CheckResult(Status.PASS, f"{count} of the role gpu_tools found", measured=len(node.tools))

@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 
 from gpunode.catalog import Row, load
 from gpunode.checks.gpus import model_of
-from gpunode.checks.registry import Skip, Status, Undetermined, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, Undetermined, registry
 from gpunode.checks.workload import image_of, known, of, one, record_check, where
 from gpunode.facts.models.workload import CudaValues, Record, TorchValues
 from gpunode.facts.node import NodeFacts
@@ -67,13 +67,13 @@ def runs_on(architectures: Iterable[str], capability: Version) -> bool:
     state="observe",
     actions=("fix_configuration",),
 )
-def wheel(node: NodeFacts) -> Iterator[Verdict]:
+def wheel(node: NodeFacts) -> Iterator[CheckResult]:
     try:
         record, torch = one(node, "versions.torch", TorchValues)
     except Skip:
         if not _without_framework(node):
             raise
-        yield Verdict(
+        yield CheckResult(
             Status.WARN,
             f"neither PyTorch nor TensorFlow is in {image_of(node)}: no framework was tried",
             remedy="Choose an image with the framework that will be used.",
@@ -87,13 +87,13 @@ def wheel(node: NodeFacts) -> Iterator[Verdict]:
         if node.simulated:
             raise Skip(f"PyTorch {torch.version} is a build for the processor, and the GPUs are simulated")
         what = f"PyTorch {torch.version} is a build for the processor: it uses no GPU{where(record)}"
-        yield Verdict(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
+        yield CheckResult(Status.FAIL, what, expected="a build for CUDA", measured=torch.version, remedy=remedy)
         return
     if not torch.architectures:
         raise Undetermined(f"PyTorch {torch.version} does not report its architectures")
     left = [str(capability) for capability in present if not runs_on(torch.architectures, capability)]
     verdict = partial(
-        Verdict,
+        CheckResult,
         expected=listed([str(capability) for capability in present]),
         measured=listed(torch.architectures, most=12),
         remedy=remedy,
@@ -142,19 +142,19 @@ def _build_for(node: NodeFacts, present: Sequence[Version]) -> str | None:
     state="observe",
     actions=("fix_configuration",),
 )
-def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
+def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckResult:
     if values.cudnn is None:
-        return Verdict(Status.FAIL, f"PyTorch {values.version} finds no cuDNN{where(record)}")
+        return CheckResult(Status.FAIL, f"PyTorch {values.version} finds no cuDNN{where(record)}")
     version, cuda = _version(values.cudnn), _version(values.cuda)
     if version is None or cuda is None:
         raise Undetermined(f"cuDNN '{values.cudnn}' and CUDA '{values.cuda}' are not valid versions")
     rows = [row for row in load().cudnn.values() if _within(version, row.since, row.until)]
     if not rows:
-        return Verdict(
+        return CheckResult(
             Status.ERROR, f"the catalog does not have cuDNN {values.cudnn}", source=LIBRARIES_SOURCE, remedy=NEWER
         )
     row = rows[0]
-    verdict = partial(Verdict, measured=values.cudnn, source=LIBRARIES_SOURCE)
+    verdict = partial(CheckResult, measured=values.cudnn, source=LIBRARIES_SOURCE)
     if cuda.major not in row.builds:
         return verdict(_fault(row, "builds"), f"no cuDNN {values.cudnn} exists for CUDA {cuda.major}{where(record)}")
     floor = Version(row.min_compute_capability)
@@ -176,21 +176,21 @@ def cudnn_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdi
     state="observe",
     actions=("fix_configuration",),
 )
-def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> Verdict:
+def nccl_version(values: TorchValues, record: Record, node: NodeFacts) -> CheckResult:
     if values.nccl is None:
         several = values.count > 1
         what = f"PyTorch {values.version} carries no NCCL{where(record)}"
-        return Verdict(Status.FAIL if several else Status.SKIP, what)
+        return CheckResult(Status.FAIL if several else Status.SKIP, what)
     version, cuda = _version(values.nccl), _version(values.cuda)
     if version is None or cuda is None:
         raise Undetermined(f"NCCL '{values.nccl}' and CUDA '{values.cuda}' are not valid versions")
     older = [row for row in load().nccl.values() if Version(row.id) <= version]
     if not older:
-        return Verdict(
+        return CheckResult(
             Status.ERROR, f"the catalog has no NCCL as old as {values.nccl}", source=LIBRARIES_SOURCE, remedy=NEWER
         )
     row = max(older, key=lambda one_row: Version(one_row.id))
-    verdict = partial(Verdict, measured=values.nccl, source=LIBRARIES_SOURCE)
+    verdict = partial(CheckResult, measured=values.nccl, source=LIBRARIES_SOURCE)
     if cuda.major not in row.cuda_majors:
         return verdict(_fault(row, "cuda_majors"), f"no NCCL {values.nccl} exists for CUDA {cuda.major}{where(record)}")
     floor = row.min_compute_capability.get(cuda.major)

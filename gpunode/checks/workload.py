@@ -8,12 +8,12 @@ from typing import Any, TypeVar, Unpack
 from gpunode.checks.registry import (
     Broken,
     CheckDeclaration,
+    CheckResult,
     Expectation,
     NotJudged,
     Skip,
     Status,
     Undetermined,
-    Verdict,
     registry,
 )
 from gpunode.facts.models.workload import DeviceIdentity, Record, Values, values_of
@@ -140,13 +140,13 @@ def taking(function: Callable[..., FoundT]) -> Callable[..., FoundT]:
     return call
 
 
-def placed(verdict: Verdict, node: NodeFacts, record: Record) -> Verdict:
+def placed(verdict: CheckResult, node: NodeFacts, record: Record) -> CheckResult:
     """Return a verdict of a record with the component that the record is about, unless it names another."""
     own = verdict.component != "node" or record.component == "node"
     return verdict if own else replace(verdict, component=component(node, record))
 
 
-Judged = Verdict | Iterable[Verdict]
+Judged = CheckResult | Iterable[CheckResult]
 JudgeValues = (
     Callable[[AnyValues], Judged]
     | Callable[[AnyValues, Record], Judged]
@@ -175,7 +175,7 @@ def record_check(  # noqa: PLR0913
     def decorate(function: JudgeValues[AnyValues]) -> JudgeValues[AnyValues]:
         call = taking(function)
 
-        def judge(node: NodeFacts) -> Iterator[Verdict]:
+        def judge(node: NodeFacts) -> Iterator[CheckResult]:
             if nothing_ran(node):
                 raise Skip(NOTHING_RAN)
             found = of(node, record)
@@ -188,14 +188,14 @@ def record_check(  # noqa: PLR0913
                 except NotJudged as reason:
                     yield placed(reason.verdict, node, each)
 
-        def _judged(each: Record, node: NodeFacts) -> Iterable[Verdict]:
+        def _judged(each: Record, node: NodeFacts) -> Iterable[CheckResult]:
             if on_gpu and each.device == "cpu" and each.error is None and each.undetermined is None:
                 raise Skip(each.skipped or ON_CPU, each.component)
             pointer = _pointer(each, node, after)
             if pointer is not None:
                 raise Skip(f"{each.error or each.undetermined} ({pointer})")
             verdicts = call(read(each, kind), record=each, node=node)
-            return (verdicts,) if isinstance(verdicts, Verdict) else verdicts
+            return (verdicts,) if isinstance(verdicts, CheckResult) else verdicts
 
         about: CheckDeclaration = {"scope": "gpu" if on_gpu else "node", **declared}
         registry.check(check_id, level="standard", needs=("records", *needs), needs_gpu=True, **about)(judge)

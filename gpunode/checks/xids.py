@@ -9,7 +9,7 @@ from gpunode.catalog import GpuMatch, load
 from gpunode.checks.actions import State
 from gpunode.checks.gpus import ANSWERS, OFF_THE_BUS, lost_gpus, model_of
 from gpunode.checks.machine import is_container, nvswitches
-from gpunode.checks.registry import Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xid_registers import ARCHITECTURE, ECC_MOST, NVLINK_ERROR, REPEATED, judge
 from gpunode.checks.xid_registers import SOURCE as REGISTERS
@@ -49,19 +49,19 @@ def reach(node: NodeFacts) -> str:
     return "of this boot" if complete else "as far as it is stored"
 
 
-def nothing_found(node: NodeFacts, what: str) -> Verdict:
+def nothing_found(node: NodeFacts, what: str) -> CheckResult:
     """The verdict on a log without such events: as much as the log can tell."""
     if is_container(node) and not (node.kernel_log and node.kernel_log.simulated):
-        return Verdict(Status.SKIP, f"no {what}; in a container the kernel's log is the host's")
+        return CheckResult(Status.SKIP, f"no {what}; in a container the kernel's log is the host's")
     if node.kernel_log is not None and not node.kernel_log.complete:
-        return Verdict(
+        return CheckResult(
             Status.WARN,
             f"no {what}, but the kernel's log does not reach back to the boot",
             expected=0,
             measured=0,
             remedy="Store the journal on disk (Storage=persistent in journald.conf), with space for a whole boot.",
         )
-    return Verdict(Status.PASS, f"no {what} in the kernel's log of this boot", expected=0, measured=0)
+    return CheckResult(Status.PASS, f"no {what} in the kernel's log of this boot", expected=0, measured=0)
 
 
 @registry.check(
@@ -78,7 +78,7 @@ def nothing_found(node: NodeFacts, what: str) -> Verdict:
     scope="gpu",
     thresholds=(GAP, ECC_MOST, REPEATED),
 )
-def xid(node: NodeFacts) -> Iterator[Verdict]:
+def xid(node: NodeFacts) -> Iterator[CheckResult]:
     events = [event for event in _events(node, "xid") if event.xid is not None]
     if not events:
         yield nothing_found(node, "Xid")
@@ -91,11 +91,11 @@ def xid(node: NodeFacts) -> Iterator[Verdict]:
             yield _left_to_answers(verdict) if explained else verdict
 
 
-def _left_to_answers(verdict: Verdict) -> Verdict:
-    return Verdict(Status.SKIP, f"{verdict.message} ({ANSWERS})", verdict.component, measured=verdict.measured)
+def _left_to_answers(verdict: CheckResult) -> CheckResult:
+    return CheckResult(Status.SKIP, f"{verdict.message} ({ANSWERS})", verdict.component, measured=verdict.measured)
 
 
-def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> Iterator[tuple[int, Verdict]]:
+def _of_gpu(component: str, its: list[KernelEvent], model: GpuMatch | None) -> Iterator[tuple[int, CheckResult]]:
     """Yield a verdict for each Xid that leads an incident, and one for the recovery action."""
     over = cancelled(its)
     led: dict[int, list[Incident]] = defaultdict(list)
@@ -128,7 +128,7 @@ def _rank(number: int, incident: Incident, model: GpuMatch | None, over: Mapping
 
 def xid_verdict(
     component: str, number: int, events: list[KernelEvent], model: GpuMatch | None, others: tuple[int, ...] = ()
-) -> Verdict:
+) -> CheckResult:
     """Judge all lines of one Xid of one GPU. ``others``: the Xids that came in the same incidents."""
     row = load().xid(number)
     known = row.on(model.common.get("compute_capability") if model else None) if row else None
@@ -138,7 +138,7 @@ def xid_verdict(
     when = f", last at {last.time}" if last.time else ""
     who = f", process {last.process}" if last.process else ""
     beside = f"; in the same incident: Xid {listed([str(other) for other in others])}" if others else ""
-    verdict = Verdict(
+    verdict = CheckResult(
         Status.WARN, "", component, expected=0, measured=len(events), unit="events", source=SOURCE, actions=None
     )
     if known is None or known.severity == "unused":
@@ -190,10 +190,10 @@ def _has_registers(model: GpuMatch | None) -> bool:
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
-def sxid(node: NodeFacts) -> Iterator[Verdict]:
+def sxid(node: NodeFacts) -> Iterator[CheckResult]:
     events = _events(node, "sxid")
     if not events and not nvswitches(node):
-        yield Verdict(Status.SKIP, "no NVSwitch is on the PCI bus")
+        yield CheckResult(Status.SKIP, "no NVSwitch is on the PCI bus")
     elif not events:
         yield nothing_found(node, "SXid")
     together: dict[tuple[str, int], list[KernelEvent]] = defaultdict(list)
@@ -201,7 +201,7 @@ def sxid(node: NodeFacts) -> Iterator[Verdict]:
         together[event.pci_bus_id or "an unknown location", event.xid or 0].append(event)
     for (slot, number), same in sorted(together.items()):
         fatal = any(event.fatal for event in same)
-        yield Verdict(
+        yield CheckResult(
             Status.FAIL if fatal else Status.WARN,
             f"SXid {number}, {counted(len(same), 'time')}: {same[-1].message}",
             f"nvswitch {slot}",
@@ -221,7 +221,7 @@ def sxid(node: NodeFacts) -> Iterator[Verdict]:
     state="drain",
     actions=("reset_gpu", "restart_os", "open_support_case"),
 )
-def driver_log(node: NodeFacts) -> Iterator[Verdict]:
+def driver_log(node: NodeFacts) -> Iterator[CheckResult]:
     events = (*_events(node, "nvrm"), *_events(node, "nouveau"))
     if not events:
         yield nothing_found(node, "trouble of the driver")
@@ -230,12 +230,12 @@ def driver_log(node: NodeFacts) -> Iterator[Verdict]:
     left = [event for event in events if event.pci_bus_id not in lost or not _says_off_the_bus(event)]
     if not left:
         message = f"{counted(len(events), 'line')} about GPUs that do not answer ({ANSWERS})"
-        yield Verdict(Status.SKIP, message, measured=len(events), unit="lines")
+        yield CheckResult(Status.SKIP, message, measured=len(events), unit="lines")
         return
     events = tuple(left)
     texts = list(dict.fromkeys(event.message for event in events))
     broken = [text for text in texts if any(sign in text for sign in INIT_FAILED)]
-    yield Verdict(
+    yield CheckResult(
         Status.FAIL if broken else Status.WARN,
         f"{counted(len(events), 'line')} of trouble {reach(node)}: {listed(broken or texts, most=2)}",
         expected=0,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from gpunode.checks.machine import is_container
-from gpunode.checks.registry import Skip, Status, Verdict, registry
+from gpunode.checks.registry import CheckResult, Skip, Status, registry
 from gpunode.checks.thresholds import Threshold
 from gpunode.checks.xids import RECOVERY, SOURCE, gpu_of, model_at, xid_verdict
 from gpunode.facts.node import KernelEvent, NodeFacts
@@ -42,7 +42,7 @@ BOOTS = Threshold(
     scope="gpu",
     thresholds=(LOOK_BACK, BOOTS),
 )
-def xid_earlier(node: NodeFacts) -> Iterator[Verdict]:
+def xid_earlier(node: NodeFacts) -> Iterator[CheckResult]:
     boots = node.earlier_boots or ()
     if not boots:
         where = "in a container the journal is the container's" if is_container(node) else "the journal has no other"
@@ -59,7 +59,7 @@ def xid_earlier(node: NodeFacts) -> Iterator[Verdict]:
         yield _verdict(node, component, number, events, number_of_boots)
     if not seen:
         message = f"no Xid of hardware in {counted(len(boots), 'earlier boot')}"
-        yield Verdict(Status.PASS, message, expected=0, measured=0, unit="boots")
+        yield CheckResult(Status.PASS, message, expected=0, measured=0, unit="boots")
 
 
 def _of_hardware(node: NodeFacts, events: tuple[KernelEvent, ...]) -> dict[tuple[str, int], list[KernelEvent]]:
@@ -80,14 +80,14 @@ def _is_recent(node: NodeFacts, event: KernelEvent) -> bool:
     return then is None or now is None or now - then <= timedelta(hours=LOOK_BACK.value)
 
 
-def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEvent], boots: int) -> Verdict:
+def _verdict(node: NodeFacts, component: str, number: int, events: list[KernelEvent], boots: int) -> CheckResult:
     verdict = xid_verdict(component, number, events, model_at(node, events[-1]))
     again = boots >= BOOTS.value
     words = [
         verdict.message,
         f"in {counted(boots, 'boot')}: a reboot does not fix it" if again else "before this boot",
     ]
-    return Verdict(
+    return CheckResult(
         Status.FAIL if again else Status.WARN,
         listed(words),
         component,

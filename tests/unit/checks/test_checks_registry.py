@@ -7,7 +7,7 @@ import pytest
 
 from gpunode.catalog import load
 from gpunode.checks.actions import State, action
-from gpunode.checks.registry import Expectation, Registry, Status, Verdict, judge
+from gpunode.checks.registry import CheckResult, Expectation, Registry, Status, judge
 from gpunode.checks.thresholds import Overrides, Threshold, in_force
 from gpunode.facts.node import NodeFacts, PciDevice
 
@@ -29,11 +29,11 @@ TEXTS: Texts = {"means": "It means.", "remedy": "Mend it.", "actions": ("none",)
 BARE = NodeFacts(host="node", collected_at="2026-11-20T12:00:00Z")
 
 
-def one_check(*, needs: tuple[str, ...] = (), needs_gpu: bool = False, says: tuple[Verdict, ...] = ()) -> Registry:
+def one_check(*, needs: tuple[str, ...] = (), needs_gpu: bool = False, says: tuple[CheckResult, ...] = ()) -> Registry:
     registry = Registry()
 
     @registry.check("a.check", needs=needs, needs_gpu=needs_gpu, category="host", **TEXTS)
-    def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    def function(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         yield from says
 
     return registry
@@ -44,7 +44,7 @@ def found(registry: Registry, node: NodeFacts, expect: Expectation | None = None
     return finding.status, finding.message, finding.remedy
 
 
-PASS = (Verdict(Status.PASS, "good"),)
+PASS = (CheckResult(Status.PASS, "good"),)
 
 
 def test_a_check_that_says_nothing_is_an_error() -> None:
@@ -55,8 +55,8 @@ def test_a_check_that_breaks_is_an_error_and_stops_no_other() -> None:
     registry = Registry()
 
     @registry.check("a.check", category="host", **TEXTS)
-    def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
-        yield Verdict(Status.PASS, "so far so good")
+    def function(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
+        yield CheckResult(Status.PASS, "so far so good")
         raise KeyError("index")
 
     assert found(registry, BARE) == (Status.ERROR, "the check failed to run: KeyError: 'index'", None)
@@ -94,7 +94,7 @@ def test_a_bus_that_was_not_seen_is_an_error_not_a_skip() -> None:
     ("status", "remedy"), [("pass", None), ("skip", None), ("warn", "Mend it."), ("fail", "Mend it.")]
 )
 def test_only_what_wants_mending_has_a_remedy(status: str, remedy: str | None) -> None:
-    assert found(one_check(says=(Verdict(Status(status), "so"),)), BARE)[2] == remedy
+    assert found(one_check(says=(CheckResult(Status(status), "so"),)), BARE)[2] == remedy
 
 
 def test_an_id_is_registered_once_and_needs_are_facts() -> None:
@@ -144,9 +144,9 @@ def test_a_finding_names_the_limits_that_the_policy_set() -> None:
     most = limit()
 
     @registry.check("host.a", **TEXTS, thresholds=(most,))
-    def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
-        yield Verdict(Status.PASS, "before")
-        yield Verdict(Status.WARN, f"above {most.value}", source="this test")
+    def function(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
+        yield CheckResult(Status.PASS, "before")
+        yield CheckResult(Status.WARN, f"above {most.value}", source="this test")
 
     with in_force(Overrides({"a.check.most": {"default": 2}}, "policy site.yml")):
         before, after = registry["host.a"].findings(BARE, Expectation())
@@ -156,18 +156,18 @@ def test_a_finding_names_the_limits_that_the_policy_set() -> None:
 @pytest.mark.parametrize(
     ("verdict", "actions", "state"),
     [
-        (Verdict(Status.FAIL, "", "gpu3"), ["reset_gpu gpu3", "restart_service gpu3"], "drain"),
-        (Verdict(Status.WARN, "", "gpu3"), ["reset_gpu gpu3", "restart_service gpu3"], "observe"),
-        (Verdict(Status.FAIL, "", actions=("none",), state=State.OBSERVE), ["none node"], "observe"),
-        (Verdict(Status.ERROR, "", "gpu3"), [], "none"),
-        (Verdict(Status.PASS, "", "gpu3"), [], "none"),
+        (CheckResult(Status.FAIL, "", "gpu3"), ["reset_gpu gpu3", "restart_service gpu3"], "drain"),
+        (CheckResult(Status.WARN, "", "gpu3"), ["reset_gpu gpu3", "restart_service gpu3"], "observe"),
+        (CheckResult(Status.FAIL, "", actions=("none",), state=State.OBSERVE), ["none node"], "observe"),
+        (CheckResult(Status.ERROR, "", "gpu3"), [], "none"),
+        (CheckResult(Status.PASS, "", "gpu3"), [], "none"),
     ],
 )
-def test_what_could_not_be_determined_calls_for_no_action(verdict: Verdict, actions: list[str], state: str) -> None:
+def test_what_could_not_be_determined_calls_for_no_action(verdict: CheckResult, actions: list[str], state: str) -> None:
     registry = Registry()
 
     @registry.check("gpu.a", means="", remedy="", state="drain", actions=("reset_gpu", "restart_service:a.service"))
-    def function(node: NodeFacts, expect: Expectation) -> Iterator[Verdict]:
+    def function(node: NodeFacts, expect: Expectation) -> Iterator[CheckResult]:
         yield verdict
 
     (finding,) = registry["gpu.a"].findings(BARE, Expectation())

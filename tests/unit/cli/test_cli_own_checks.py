@@ -55,7 +55,7 @@ tests:
       - {set: {"file_systems[0].type": zfs}, becomes: warn}
 """
 PACKAGE = """
-from gpunode.checks import Status, Threshold, Verdict, registry
+from gpunode.checks import CheckResult, Status, Threshold, registry
 
 LEAST = Threshold("site.cores.least", 2, "cores", "Fewer are a failure.", source="our contract")
 TEXTS = {"means": "It means.", "remedy": "Mend it.", "state": "drain", "actions": ("replace_hardware",)}
@@ -65,7 +65,7 @@ TEXTS = {"means": "It means.", "remedy": "Mend it.", "state": "drain", "actions"
 def cores(node, expect):
     print("noise")
     status = Status.PASS if node.cpu.cpus >= LEAST.value else Status.FAIL
-    yield Verdict(status, f"{node.cpu.cpus} cores", expected=LEAST.value, measured=node.cpu.cpus)
+    yield CheckResult(status, f"{node.cpu.cpus} cores", expected=LEAST.value, measured=node.cpu.cpus)
 
 
 @registry.check("site.raises", category="host", **TEXTS)
@@ -90,7 +90,7 @@ def leaves(node, expect):
 
 @registry.check("site.greedy", category="host", **TEXTS)
 def greedy(node, expect):
-    yield Verdict(Status.PASS, "x" * (1 << 32))
+    yield CheckResult(Status.PASS, "x" * (1 << 32))
 """
 
 
