@@ -32,7 +32,7 @@ class Settings:
 
     def apply(self, *rules: dict[str, Any]) -> dict[str, Any]:
         """The report about these rules."""
-        self.write(node.root, "etc/gpunode/gpu-settings.json", {"rules": list(rules)})
+        write(self.node.root, "etc/gpunode/gpu-settings.json", {"rules": list(rules)})
         assert program.main(["apply"]) == 0
         gpus = program.read(program.REPORT)["gpus"].values()
         return {f"gpu{gpu['index']}": gpu["settings"] for gpu in gpus}
