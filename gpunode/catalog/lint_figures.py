@@ -112,7 +112,7 @@ def cuda_floor(rows: Rows) -> Found:
             known = arch.last_cuda is None or major.number <= arch.last_cuda
             if known != (highest >= Number(major.min_compute_capability)):
                 verb = "supports" if known else "does not support"
-                what = f"CUDA {major.id} {verb} {arch.name}, but requires compute capability {major.min_compute_capability}"
+                what = f"CUDA {major.id} {verb} {arch.name}, but requires capability {major.min_compute_capability}"
                 compared = (("architectures", arch.id, "compute_capabilities"),)
                 floor = ("cuda_majors", major.id, "min_compute_capability")
                 yield ("architectures", arch.id, "last_cuda"), what, (*compared, floor)
