@@ -3,7 +3,6 @@
 ``simulator_differences.yml`` names the recordings per hardware, and every difference with its reason.
 """
 
-import json
 import os
 import re
 import xml.etree.ElementTree as ET
@@ -15,10 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
+from simulated import lay, node_at, nvidia_smi
 
 from gpunode.facts.parsers.kinds import parsed
 from gpunode.lab.hardware.describe import describe
-from gpunode.lab.simulator import smi, state
 
 HERE = Path(__file__).resolve().parent
 SHARED = Path(os.environ.get("GPUNODE_SHARED", HERE.parents[1].parent / "shared"))
@@ -62,52 +61,23 @@ def driver_of(capture: str, text: str) -> str:
     return match[1] if match else "535.104.12"
 
 
-@pytest.fixture(name="node")
-def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, bool], None]:
-    """A function that lays a simulated node with that hardware and driver below a folder, as its boot leaves it."""
+# The recordings of an H100 in MIG mode have these four instances; those of other models have none.
+INSTANCES = [
+    {"id": 2, "profile": "3g.40gb", "start": 4, "compute": True},
+    {"id": 3, "profile": "2g.20gb", "start": 0, "compute": True},
+    {"id": 9, "profile": "1g.10gb", "start": 3, "compute": True},
+    {"id": 10, "profile": "1g.10gb", "start": 2, "compute": True},
+]
 
-    def lay(hardware: str, driver: str, mig: bool) -> None:
-        described = describe(hardware, "node")
-        folder = tmp_path / f"{hardware}-{driver}-{mig}"
-        libraries = folder / f"usr/lib/{os.uname().machine}-linux-gnu"
-        monkeypatch.setattr(state, "ROOT", folder)
-        monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", driver)
-        if folder.exists():
-            return
-        libraries.mkdir(parents=True)
-        (libraries / f"libnvidia-ml.so.{driver}").touch()
-        (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{driver}")
-        # The recordings of an H100 in MIG mode have these four; those of other models have none.
-        instances = [
-            {"id": 2, "profile": "3g.40gb", "start": 4, "compute": True},
-            {"id": 3, "profile": "2g.20gb", "start": 0, "compute": True},
-            {"id": 9, "profile": "1g.10gb", "start": 3, "compute": True},
-            {"id": 10, "profile": "1g.10gb", "start": 2, "compute": True},
-        ]
-        divided = {"mig_instances": instances} if mig and "h100" in hardware else {}
-        modes = {
-            str(gpu["index"]): {
-                "ecc": True,
-                "mig": mig,
-                "mig_pending": mig,
-                **divided,
-            }
-            for gpu in described["gpus"]
-        }
-        running = {
-            "module": {"version": driver, "flavour": "open"},
-            "gpus": modes,
-            "fabric": {"state": "Completed", "status": "Success"},
-        }
-        for name, document in (
-            ("etc/gpunode/lab-hardware.json", described),
-            ("etc/gpunode/lab-node", {}),
-            ("run/gpunode-lab/state.json", running),
-        ):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(json.dumps(document), encoding="utf-8")
 
-    return lay
+def lay_node(folder: Path, hardware: str, driver: str, mig: bool) -> None:
+    """Lay a simulated node with that hardware and driver below a folder, as its boot leaves it."""
+    described = describe(hardware, "node")
+    mode: dict[str, Any] = {"ecc": True, "mig": mig, "mig_pending": mig}
+    if mig and "h100" in hardware:
+        mode["mig_instances"] = INSTANCES
+    modes = {str(gpu["index"]): mode for gpu in described["gpus"]}
+    lay(folder, described, driver, modes, fabric={"state": "Completed", "status": "Success"})
 
 
 def xml_lines(text: str) -> set[str]:
@@ -217,7 +187,7 @@ KINDS: tuple[tuple[str, tuple[str, ...], Callable[[str], set[str]]], ...] = (
 )
 
 
-def compare(capture: str, real: str, answer: Callable[..., str]) -> Compared:
+def compare(capture: str, real: str) -> Compared:
     """Ask the simulator what the recording answers, and compare."""
     prefix, words, lines = next(kind for kind in KINDS if fnmatchcase(capture, kind[0] + "*" * (kind[0][-1] == "/")))
     if prefix == "smi-q/" and "Product Name" not in real:
@@ -280,31 +250,27 @@ def other_cells(ours: str, real: str) -> dict[str, str]:
     return {name: f"simulator {a}, capture {b}" for name, a, b in pairs if a != b and not MOVING.search(name)}
 
 
-@pytest.fixture(name="answer")
-def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What nvidia-smi prints for these arguments."""
-
-    def answer(*words: str) -> str:
-        capsys.readouterr()
-        assert smi.main(list(words)) == 0
-        return capsys.readouterr().out
-
-    return answer
+def answer(*words: str) -> str:
+    """Return what nvidia-smi prints for these arguments."""
+    code, text = nvidia_smi(*words)
+    assert code == 0
+    return text
 
 
-def compared(
-    hardware: str, capture: str, node: Callable[[str, str, bool], None], answer: Callable[..., str]
-) -> Compared:
+def compared(hardware: str, capture: str, folder: Path) -> Compared:
+    """Lay the node that the recording is of below a folder, and compare."""
     real = (FOLDER / capture).read_text(encoding="utf-8")
-    node(hardware, driver_of(capture, real), bool(LISTED[hardware][capture].get("mig")))
-    return compare(capture, real, answer)
+    driver, mig = driver_of(capture, real), bool(LISTED[hardware][capture].get("mig"))
+    with node_at(folder, driver):
+        lay_node(folder, hardware, driver, mig)
+        return compare(capture, real)
 
 
 @pytest.mark.parametrize(("hardware", "capture"), CASES, ids=[f"{one}-{Path(two).stem}" for one, two in CASES])
 def test_every_difference_from_the_recording_is_listed_with_a_reason(
-    hardware: str, capture: str, node: Callable[[str, str, bool], None], answer: Callable[..., str]
+    hardware: str, capture: str, tmp_path: Path
 ) -> None:
-    found = compared(hardware, capture, node, answer)
+    found = compared(hardware, capture, tmp_path)
     listed = LISTED[hardware][capture]
     values = {} if listed.get("layout_only") else found.values
     assert found.both > 0
@@ -325,12 +291,10 @@ def matches(line: str, entry: str) -> bool:
     return line.startswith(entry[:-1]) if entry.endswith("*") else line == entry
 
 
-def test_the_table_of_what_was_compared_is_printed(
-    node: Callable[[str, str, bool], None], answer: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_of_what_was_compared_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [("hardware", "recording", "both", "only simulator", "only recording", "values that differ")]
-    for hardware, capture in CASES:
-        found = compared(hardware, capture, node, answer)
+    for number, (hardware, capture) in enumerate(CASES):
+        found = compared(hardware, capture, tmp_path / str(number))
         told = "layout alone" if LISTED[hardware][capture].get("layout_only") else str(len(found.values))
         rows.append(
             (hardware, capture, str(found.both), str(len(found.only_simulator)), str(len(found.only_capture)), told)

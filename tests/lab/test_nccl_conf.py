@@ -60,7 +60,7 @@ def test_the_file_names_what_is_near_the_gpus_and_not_the_storage(node: Node) ->
     print(json.dumps(derived, indent=1))
     assert {one["name"]: one["value"] for one in derived} == OF_FABRIC
     (hca,) = (one for one in derived if one["name"] == "NCCL_IB_HCA")
-    assert "left out: mlx5_8, mlx5_9 (storage or management)" in hca["reason"]
+    assert "excluded: mlx5_8, mlx5_9 (storage or management)" in hca["reason"]
     assert node.done().recap["changed"] == 0
 
 

@@ -174,7 +174,7 @@ def test_empty_disks_are_mounted_after_a_reboot_and_given_back(node: Node, vm: M
     busy = node.sh("systemctl show -p MainPID --value busy.service").strip()
     held = node.apply(storage_state="absent")
     assert held.rc != 0
-    assert f"/scratch has to be unmounted, and sleep ({busy}) uses it" in " ".join(held.output.split())
+    assert f"/scratch must be unmounted, and sleep ({busy}) uses it" in " ".join(held.output.split())
     assert digest in node.sh("sha256sum /scratch/file")
     node.sh("systemctl stop busy.service")
 

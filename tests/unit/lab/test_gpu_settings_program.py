@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulated import write
 from simulated_node import SimulatedNode, node  # noqa: F401
 
 from gpunode.tuning import gpu_settings_program as program
@@ -31,7 +32,7 @@ class Settings:
 
     def apply(self, *rules: dict[str, Any]) -> dict[str, Any]:
         """The report about these rules."""
-        self.node.write("etc/gpunode/gpu-settings.json", {"rules": list(rules)})
+        write(self.node.root, "etc/gpunode/gpu-settings.json", {"rules": list(rules)})
         assert program.main(["apply"]) == 0
         gpus = program.read(program.REPORT)["gpus"].values()
         return {f"gpu{gpu['index']}": gpu["settings"] for gpu in gpus}
@@ -179,7 +180,7 @@ def test_without_a_driver_or_settings_it_ends_with_1_and_writes_nothing(
 ) -> None:
     node.lay("l40s-4")
     assert program.main(["apply"]) == 1
-    node.write("etc/gpunode/gpu-settings.json", {"rules": [{"gpus": "all", "power_limit": 300}]})
+    write(node.root, "etc/gpunode/gpu-settings.json", {"rules": [{"gpus": "all", "power_limit": 300}]})
     node.library("570.211.01")
     assert program.main(["apply"]) == 1
     assert program.read(program.REPORT) is None

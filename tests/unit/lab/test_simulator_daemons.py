@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulated import write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
 from gpunode.facts.parsers.kinds import parsed
@@ -78,7 +79,7 @@ def test_persistenced_without_a_module_or_its_user(node: SimulatedNode, run: Run
 
 def test_fabric_manager_completes_the_fabric(node: SimulatedNode, run: Run) -> None:  # noqa: F811
     node.lay("hgx-h100-8", fabric=False)
-    node.write("x", 0)
+    write(node.root, "x", 0)
     config = node.root / "usr/share/nvidia/nvswitch/fabricmanager.cfg"
     config.parent.mkdir(parents=True)
     config.write_text(CONFIG, encoding="utf-8")
@@ -169,7 +170,7 @@ def test_dcgmi_asks_the_host_engine(node: SimulatedNode, run: Run) -> None:  # n
 
 def test_imex_needs_the_drivers_version(node: SimulatedNode, run: Run) -> None:  # noqa: F811
     node.lay("hgx-h100-8")
-    node.write("etc/nvidia-imex/config.cfg", "")
+    write(node.root, "etc/nvidia-imex/config.cfg", "")
     answer = run("imex", "-c", "/etc/nvidia-imex/config.cfg", version="570.211.01")
     assert answer.returncode == 1
     assert "570.211.01" in answer.stderr

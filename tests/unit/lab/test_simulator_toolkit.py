@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from simulated import output_of, write
 from simulated_node import DRIVER, SimulatedNode, node  # noqa: F401
 
 import gpunode.lab.simulator as package
@@ -18,17 +19,17 @@ from gpunode.lab.simulator import cdi, cdi_hook, container_cli, container_runtim
 from gpunode.lab.simulator.entry_points import entry_points, script
 
 
-def ask(node: SimulatedNode, *words: str) -> str:  # noqa: F811
+def ask(*words: str) -> str:
     """Stdout of an nvidia-ctk that succeeds."""
-    node.capsys.readouterr()
-    assert ctk.main(list(words)) == 0
-    return node.capsys.readouterr().out
+    code, text = output_of(ctk.main, *words)
+    assert code == 0
+    return text
 
 
 class TestRuntimeConfiguration:
     def test_docker_keeps_what_is_there(self, node: SimulatedNode) -> None:  # noqa: F811
-        node.write("etc/docker/daemon.json", {"log-driver": "journald", "runtimes": {"own": {"path": "/own"}}})
-        ask(node, "runtime", "configure", "--runtime=docker", "--set-as-default", "--cdi.enabled")
+        write(node.root, "etc/docker/daemon.json", {"log-driver": "journald", "runtimes": {"own": {"path": "/own"}}})
+        ask("runtime", "configure", "--runtime=docker", "--set-as-default", "--cdi.enabled")
         assert json.loads((node.root / "etc/docker/daemon.json").read_text(encoding="utf-8")) == {
             "default-runtime": "nvidia",
             "features": {"cdi": True},
@@ -37,13 +38,13 @@ class TestRuntimeConfiguration:
         }
 
     def test_a_dry_run_writes_nothing(self, node: SimulatedNode) -> None:  # noqa: F811
-        shown = ask(node, "runtime", "configure", "--dry-run")
+        shown = ask("runtime", "configure", "--dry-run")
         assert json.loads(shown)["runtimes"]["nvidia"]["path"] == "nvidia-container-runtime"
         assert not (node.root / "etc/docker").exists()
 
     def test_another_name_path_and_file(self, node: SimulatedNode) -> None:  # noqa: F811
         words = ("--nvidia-runtime-name", "gpu", "--nvidia-runtime-path=/opt/r", "--config", "/other.json")
-        ask(node, "runtime", "configure", "--runtime", "docker", *words)
+        ask("runtime", "configure", "--runtime", "docker", *words)
         written = json.loads((node.root / "other.json").read_text(encoding="utf-8"))
         assert written == {"runtimes": {"gpu": {"args": [], "path": "/opt/r"}}}
 
@@ -60,7 +61,7 @@ class TestRuntimeConfiguration:
         file = node.root / "etc/containerd/config.toml"
         file.parent.mkdir(parents=True)
         file.write_text('version = 2\n[grpc]\n  address = "/run/x"\n', encoding="utf-8")
-        ask(node, "runtime", "configure", "--runtime=containerd")
+        ask("runtime", "configure", "--runtime=containerd")
         written = tomllib.loads(file.read_text(encoding="utf-8"))
         assert written["grpc"]["address"] == "/run/x"
         runtimes = written["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
@@ -72,14 +73,14 @@ class TestRuntimeConfiguration:
         file = node.root / "etc/containerd/config.toml"
         file.parent.mkdir(parents=True)
         file.write_text('version = 3\nimports = ["/etc/own.toml"]\n', encoding="utf-8")
-        ask(node, "runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
+        ask("runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
         main = tomllib.loads(file.read_text(encoding="utf-8"))
         assert main == {"version": 3, "imports": ["/etc/own.toml", "/etc/containerd/conf.d/*.toml"]}
         own = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
         plugin = own["plugins"]["io.containerd.cri.v1.runtime"]
         assert (plugin["enable_cdi"], plugin["containerd"]["default_runtime_name"]) == (True, "nvidia")
         before = file.read_bytes()
-        ask(node, "runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
+        ask("runtime", "configure", "--runtime=containerd", "--set-as-default", "--cdi.enabled")
         assert file.read_bytes() == before
 
     def test_a_drop_in_repeats_the_section_that_it_replaces(
@@ -92,7 +93,7 @@ class TestRuntimeConfiguration:
         file.parent.mkdir(parents=True)
         runc = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]\nSystemdCgroup = true\n'
         file.write_text(f"version = 2\n{runc}", encoding="utf-8")
-        ask(node, "runtime", "configure", "--runtime=containerd")
+        ask("runtime", "configure", "--runtime=containerd")
         own = tomllib.loads((node.root / "etc/containerd/conf.d/99-nvidia.toml").read_text(encoding="utf-8"))
         runtimes = own["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
         assert runtimes["runc"]["options"] == {"SystemdCgroup": True}
@@ -116,7 +117,7 @@ def test_toml_comes_back_as_it_was() -> None:
 class TestSpecification:
     def test_it_names_gpus_and_files_of_the_node(self, node: SimulatedNode) -> None:  # noqa: F811
         node.lay("l40s-4")
-        spec = yaml.safe_load(ask(node, "cdi", "generate"))
+        spec = yaml.safe_load(ask("cdi", "generate"))
         uuids = [gpu["uuid"] for gpu in node.hardware["gpus"]]
         assert [device["name"] for device in spec["devices"]] == [
             *(name for index, uuid in enumerate(uuids) for name in (str(index), uuid)),
@@ -128,7 +129,7 @@ class TestSpecification:
         libraries = f"/usr/lib/{os.uname().machine}-linux-gnu"
         assert {f"{libraries}/libcuda.so.{DRIVER}", f"{libraries}/libnvidia-ml.so.{DRIVER}"} <= mounted
         assert all((node.root / path.lstrip("/")).exists() for path in mounted)
-        assert spec == json.loads(ask(node, "cdi", "generate", "--format=json"))
+        assert spec == json.loads(ask("cdi", "generate", "--format=json"))
 
     @pytest.mark.parametrize(
         ("version", "flags", "spec_version"),
@@ -150,7 +151,7 @@ class TestSpecification:
         node.lay("l40s-4")
         (node.root / "etc/group").write_text("root:x:0:\nvideo:x:44:\n", encoding="utf-8")
         monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", version)
-        spec = yaml.safe_load(ask(node, "cdi", "generate", *flags))
+        spec = yaml.safe_load(ask("cdi", "generate", *flags))
         assert spec["cdiVersion"] == spec_version
         found = {tuple(device["containerEdits"].get("additionalGids", ())) for device in spec["devices"]}
         assert found == {(44,) if spec_version == "0.7.0" else ()}
@@ -161,11 +162,11 @@ class TestSpecification:
         monkeypatch.setenv("GPUNODE_LAB_PACKAGE_VERSION", "1.20.0")
         monkeypatch.setenv("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", "/var/run/cdi/nvidia.yaml")
         monkeypatch.setenv("NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", cdi.NO_GIDS)
-        assert ask(node, "cdi", "generate") == ""
+        assert ask("cdi", "generate") == ""
         written = yaml.safe_load((node.root / "var/run/cdi/nvidia.yaml").read_text(encoding="utf-8"))
         assert written["cdiVersion"] == "0.5.0"
         names = [f"nvidia.com/gpu={name}" for name in ("0", node.hardware["gpus"][0]["uuid"], "all")]
-        assert ask(node, "cdi", "list").splitlines() == sorted(names)
+        assert ask("cdi", "list").splitlines() == sorted(names)
 
     def test_a_mismatch_makes_none(self, node: SimulatedNode) -> None:  # noqa: F811
         node.lay("l40s-4")

@@ -1,0 +1,59 @@
+"""A simulated node's files below a folder, as its boot leaves them, and its nvidia-smi asked in this process."""
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from gpunode.lab.simulator import smi, state
+
+Document = dict[str, Any]
+
+
+@contextlib.contextmanager
+def node_at(root: Path, driver: str) -> Iterator[None]:
+    """Let the simulator's tools work on the node below ``root``, whose nvidia-smi is of that driver's package."""
+    environment = {"GPUNODE_LAB_ROOT": str(root), "GPUNODE_LAB_PACKAGE_VERSION": driver}
+    with mock.patch.object(state, "ROOT", root), mock.patch.dict(os.environ, environment):
+        yield
+
+
+def lay(root: Path, hardware: Document, driver: str, modes: Mapping[str, Document], **running: Any) -> None:
+    """Write a node whose driver is on disk and in memory; ``modes`` and ``running`` are those of ``state.running``."""
+    library(root, driver)
+    module = {"version": driver, "flavour": "open"}
+    write(root, "etc/gpunode/lab-hardware.json", hardware)
+    write(root, "etc/gpunode/lab-node", {})
+    write(root, "run/gpunode-lab/state.json", {"module": module, "gpus": dict(modes), **running})
+
+
+def library(root: Path, driver: str) -> None:
+    """Put the driver's libraries of a release on disk, in the place of those that were there."""
+    folder = root / f"usr/lib/{os.uname().machine}-linux-gnu"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("libnvidia-ml", "libcuda"):
+        (folder / f"{name}.so.{driver}").touch()
+        (folder / f"{name}.so.1").unlink(missing_ok=True)
+        (folder / f"{name}.so.1").symlink_to(f"{name}.so.{driver}")
+
+
+def write(root: Path, name: str, document: object) -> None:
+    """Write a JSON file of the node."""
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(json.dumps(document), encoding="utf-8")
+
+
+def output_of(main: Callable[[list[str]], int], *words: str) -> tuple[int, str]:
+    """Return the exit code and stdout of one of the simulator's tools with these arguments."""
+    with contextlib.redirect_stdout(io.StringIO()) as stdout:
+        code = main(list(words))
+    return code, stdout.getvalue()
+
+
+def nvidia_smi(*words: str) -> tuple[int, str]:
+    """Return the exit code and stdout of nvidia-smi with these arguments."""
+    return output_of(smi.main, *words)
