@@ -1,4 +1,4 @@
-"""gpunode in a fork of the process that runs the tests: a process with streams of its own, without the imports' cost.
+"""A program of ours in a fork of the process that runs the tests: streams of its own, without the imports' cost.
 
 What only the start of a program does is tested with the program itself.
 """
@@ -17,11 +17,12 @@ from gpunode.cli import main
 
 Stream = Path | str | int | None
 """A file, a descriptor, or None for a stream that is closed."""
+Program = Callable[[Sequence[str]], int | None]
 MOST_DESCRIPTORS = 4096
 
 
-def run(words: Sequence[str], *, stdout: Stream, stderr: Stream, limit_s: float = 60) -> int:
-    """Return the exit code of gpunode with these streams and nothing on stdin."""
+def run(words: Sequence[str], *, stdout: Stream, stderr: Stream, limit_s: float = 60, program: Program = main) -> int:
+    """Return the exit code of gpunode, or of another program, with these streams and nothing on stdin."""
 
     def connect() -> None:
         streams = (os.devnull, stdout, stderr)
@@ -35,16 +36,16 @@ def run(words: Sequence[str], *, stdout: Stream, stderr: Stream, limit_s: float 
             if stream is None:
                 os.close(descriptor)
 
-    return ended(fork(words, connect), limit_s=limit_s)
+    return ended(fork(words, connect, program), limit_s=limit_s)
 
 
-def fork(words: Sequence[str], connect: Callable[[], object]) -> int:
-    """Start gpunode in a child and return its process id; ``connect`` puts its streams in place there."""
+def fork(words: Sequence[str], connect: Callable[[], object], program: Program = main) -> int:
+    """Start a program in a child and return its process id; ``connect`` puts its streams in place there."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
-        _child(words, connect)
+        _child(words, connect, program)
     return pid
 
 
@@ -60,7 +61,7 @@ def ended(pid: int, *, limit_s: float = 60) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _child(words: Sequence[str], connect: Callable[[], object]) -> NoReturn:
+def _child(words: Sequence[str], connect: Callable[[], object], program: Program) -> NoReturn:
     code = 70
     try:
         # What the tests hold open stays theirs: nothing of it is finalized here.
@@ -69,7 +70,7 @@ def _child(words: Sequence[str], connect: Callable[[], object]) -> NoReturn:
         os.closerange(3, MOST_DESCRIPTORS)
         for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
             setattr(sys, name, _opened(descriptor))
-        main(words)
+        code = program(words) or 0
     except SystemExit as asked:
         code = asked.code if isinstance(asked.code, int) else 70
     except BaseException:
