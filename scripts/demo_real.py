@@ -59,7 +59,7 @@ def main() -> int:
         print("\nThe result differs from the expected one:", *wrong, sep="\n  ")
         return 1
     print(f"""
-The result is as expected. The driver is installed, built for the node's kernel, of one version and one origin, and held.
+The result is as expected. The driver is installed, built for the node's kernel, of one version and origin, and held.
 The node has no GPU, so nothing was determined about one: exit 3, undetermined.
 
 What next:
