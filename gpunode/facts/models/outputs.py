@@ -70,7 +70,7 @@ class NcclRun(Fact):
     complete: bool
     """True if the closing lines are present."""
     ok: bool
-    """True if the run is complete, rows were read, and there is no wrong value, no abort and no FAILED."""
+    """True if the run is complete, rows were read, and no wrong value, abort or FAILED was found."""
     messages: tuple[str, ...]
     """Warnings of NCCL, errors of tests and launchers, and lines that could not be attributed."""
 

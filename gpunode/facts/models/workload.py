@@ -34,7 +34,7 @@ class Record(Fact):
     """``TEST`` or ``TEST.PART``: ``container``, ``versions.torch``, ``frameworks.compile``."""
     schema_name: Literal["gpunode.record/1"] = Field(SCHEMA, alias="schema")
     device: Literal["cuda", "cpu"]
-    """The device that was used. A record of ``cpu`` is no evidence about a GPU."""
+    """The device that was used. A record of ``cpu`` is not evidence about a GPU."""
     component: str = "node"
     """``cuda:3`` is the container's own order; ``values.uuid`` and ``values.pci_bus_id`` identify the GPU."""
     seconds: float = Field(ge=0)
