@@ -1,4 +1,4 @@
-"""A node's hardware description, as the simulator on the node reads it."""
+"""Description of a node's hardware, as the simulator on the node reads it."""
 
 import hashlib
 import math
@@ -26,14 +26,14 @@ def _data() -> dict[str, Data]:
 
 
 def names() -> tuple[str, ...]:
-    """The hardware there is."""
+    """Return the names of the available hardware."""
     return tuple(_data())
 
 
 def describe(name: str, node: str) -> dict[str, Any]:
-    """The description of that hardware for a node; UUIDs and serial numbers are the node's own, and stay the same.
+    """Return the description of that hardware for a node; UUIDs and serial numbers are derived from the node's name.
 
-    Raises UsageError, naming what there is, for another name.
+    Raises UsageError with the known names for an unknown name.
     """
     if name not in _data():
         raise UsageError(f"--hardware {name}: unknown hardware; known: {', '.join(names())}")
@@ -113,7 +113,9 @@ def _gpu(gpu: Gpu, data: Data, index: int, where: Data, key: str) -> dict[str, A
 
 
 def _least_power(gpu: Gpu) -> float:
-    """Where the catalog has no range: what boards of the model's size allow, a round part of the limit."""
+    """Return the lowest power limit in W; without a range in the catalog, a round share of the limit, as on similar
+    boards.
+    """
     return 50 * math.floor((gpu.power_w or 0) / 150)
 
 
@@ -124,7 +126,7 @@ def _ports(key: str) -> dict[str, Any]:
 
 
 def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, pairs: bool) -> dict[str, Any]:
-    """Links between GPUs and NICs in the words of ``nvidia-smi topo -m``."""
+    """Return the links between GPUs and NICs in the notation of ``nvidia-smi topo -m``."""
     devices = {f"GPU{gpu['index']}": gpu for gpu in gpus} | {f"NIC{at}": nic for at, nic in enumerate(nics)}
     links: dict[str, dict[str, str]] = {}
     for name, one in devices.items():
@@ -140,7 +142,7 @@ def _topology(gpus: list[dict[str, Any]], nics: list[Data], platform: Platform, 
 
 
 def _pcie_word(one: Data, two: Data) -> str:
-    """The way over PCIe: one switch, one host bridge, one socket, or across the sockets."""
+    """Return the kind of PCIe connection: one switch, one host bridge, one socket, or across the sockets."""
     if one["bridges_above"][0] == two["bridges_above"][0]:
         return "PIX" if len(one["bridges_above"]) > 1 else "PHB"
     if one["numa_node"] == two["numa_node"]:
