@@ -29,10 +29,37 @@ DATA = frozenset({"wish", "says", "wished"})
 QUOTED: tuple[str, ...] = ("WantedBy=",)
 """Text of other programs, and terms that contain a word of the list."""
 VERBS = frozenset(
-    """
-    Add Apply Assign Attribute Begin Check Close Create Decide Discard Fill Give Join Leave Load Look Parse Print Raise Read
-    Refuse Register Remove Replace Restore Return Run Set Split Start Warn Write Yield
-    """.split()
+    {
+        *(
+            "Add",
+            "Apply",
+            "Assign",
+            "Attribute",
+            "Begin",
+            "Check",
+            "Close",
+            "Create",
+            "Decide",
+            "Discard",
+            "Fill",
+            "Give",
+        ),
+        *(
+            "Join",
+            "Leave",
+            "Load",
+            "Look",
+            "Parse",
+            "Print",
+            "Raise",
+            "Read",
+            "Refuse",
+            "Register",
+            "Remove",
+            "Replace",
+        ),
+        *("Restore", "Return", "Run", "Set", "Split", "Start", "Warn", "Write", "Yield"),
+    }
 )
 """First words of docstrings. A new verb is added here in its imperative form."""
 
