@@ -1,15 +1,15 @@
-# ruff: noqa: T201 (its output is what it is for)
-"""What it costs the controller to ask many nodes: gpunode beside clush, pdsh, Ansible and plain Fabric, in one run.
+# ruff: noqa: T201 (output is its purpose)
+"""Measure the controller's cost of querying many nodes: gpunode, clush, pdsh, Ansible and plain Fabric, in one run.
 
 All of them call the same real sshds on this machine's loopback (tests/fleet/endpoints.py), 32 nodes at a time, and
 each node answers with a bundle of its own. Programs in Python find their modules compiled, as an installed program
-does, whatever PYTHONDONTWRITEBYTECODE says. gpunode sends its probe and reads the answers; ``validate`` judges them as
+does, independent of PYTHONDONTWRITEBYTECODE. gpunode sends its probe and reads the answers; ``validate`` judges them as
 well; the others fetch the same text by a command that sends nothing. The sshds run on the same machine, so the elapsed
-time is theirs too: compare processor time and memory.
+time includes theirs: compare processor time and memory.
 
     python benchmarks/fleet.py [--nodes 94] [--rounds 3]
 
-pdsh is measured where it is installed (apt-get install pdsh).
+pdsh is measured if it is installed (apt-get install pdsh).
 """
 
 import argparse
@@ -39,7 +39,7 @@ COMMAND = "python3 -I -"
 
 @dataclass(frozen=True)
 class Tool:
-    """One way to ask all nodes. ``in_stdout`` False: the answers are written to files."""
+    """One tool that queries all nodes. ``in_stdout`` False: the answers are written to files."""
 
     name: str
     argv: list[str | Path]
@@ -48,7 +48,7 @@ class Tool:
 
 
 def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]:
-    """What there is on this machine, asking these nodes."""
+    """Return the tools installed on this machine, with their commands for these nodes."""
     config = standing.ssh_config
     hosts: list[str | Path] = ["-i", standing.inventory, "--limit", ",".join(names)]
     found = [
@@ -70,7 +70,7 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
         Tool(
             "ansible -m raw",
             [BIN / "ansible", "all", *hosts, "-f", PARALLEL, "-m", "ansible.builtin.raw", "-a", COMMAND],
-            # A master connection would outlive the run, and its cost would be nobody's.
+            # A master connection would outlive the run, and its cost would be missing.
             {"ANSIBLE_SSH_ARGS": f"-F {config} -o ControlMaster=no", "ANSIBLE_SSH_USETTY": "False"},
         ),
     ]
@@ -83,7 +83,7 @@ def tools(standing: Endpoints, names: Sequence[str], folder: Path) -> list[Tool]
 
 
 def run(tool: Tool, nodes: int, folder: Path, env: Mapping[str, str]) -> Cost:
-    """One run; SystemExit where not every node's answer came."""
+    """Measure one run; SystemExit if not every node\'s answer arrived."""
     shutil.rmtree(folder, ignore_errors=True)
     cost = measured(tool.argv, timeout_s=LIMIT_S, env={**env, **tool.env})
     came = cost.stdout.count("gpunode.bundle/1") if tool.in_stdout else nodes

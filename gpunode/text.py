@@ -1,6 +1,6 @@
-"""Text in messages: escaped, listed, counted, suggested; and the timestamps that logs print.
+"""Text in messages: escaped, listed, counted, suggested; and the timestamps in logs.
 
-Nothing of gpunode is imported here, so every room may use it.
+This module imports nothing of gpunode, so every room may use it.
 """
 
 import re
@@ -58,13 +58,13 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def suggestion(name: str, known: Iterable[str], most: int = 1, likeness: float = 0.6) -> str:
-    """Return ``did you mean gpu.count?``, or all known names where none is similar."""
+    """Return ``did you mean gpu.count?``, or all known names if none is similar."""
     names = list(known)
     return did_you_mean(nearest(name, names, most, likeness)) or f"known: {', '.join(names)}"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names where none is similar."""
+    """Return ``unknown check gpu.cuont: did you mean gpu.count?``; all known names if none is similar."""
     return f"unknown {what} {name}: {suggestion(name, known, most=3)}"
 
 
@@ -78,6 +78,6 @@ def moment(text: str | None) -> datetime | None:
 
 
 def seconds_between(one: str | None, other: str | None) -> float | None:
-    """Return the seconds from one log line's time to another's; None where either has another format."""
+    """Return the seconds from one log line's time to another's; None if either has another format."""
     first, second = moment(one), moment(other)
     return (second - first).total_seconds() if first and second else None
