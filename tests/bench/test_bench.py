@@ -85,8 +85,8 @@ def by_check(findings: list[Finding]) -> Mapping[str, Status]:
 
 
 def with_slots(text: str, machine: str) -> str:
-    for number, gpu in enumerate(MACHINES[machine].gpus):
-        text = text.replace(f"{{slot{number}}}", gpu.slot).replace(f"{{SLOT{number}}}", gpu.slot.upper())
+    for number, slot in enumerate(MACHINES[machine].slots):
+        text = text.replace(f"{{slot{number}}}", slot).replace(f"{{SLOT{number}}}", slot.upper())
     return text
 
 
@@ -139,7 +139,7 @@ def with_tags(xml: str, number: int, tags: Mapping[str, str]) -> str:
 
 def without_gpu(bundle: Document, machine: str, number: int) -> None:
     """The GPU fell off the bus before the driver was loaded: no tool and no file has it."""
-    slot, count = MACHINES[machine].gpus[number].slot, len(MACHINES[machine].gpus)
+    slot, count = MACHINES[machine].slots[number], len(MACHINES[machine].slots)
     files, commands = bundle["files"], bundle["commands"]
     for folder in ("/sys/bus/pci/devices/", "/proc/driver/nvidia/gpus/"):
         files[folder] = files[folder].replace(f"{slot}\n", "")

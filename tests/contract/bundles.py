@@ -18,6 +18,7 @@ from machines import (
     PCIE_2,
     PCIE_4,
     T4_1,
+    V100_2,
     Document,
     Machine,
     bundle,
@@ -32,7 +33,7 @@ from gpunode.report.model import worst
 __all__ = ["DRIVER_NODE", "Document"]
 
 KERNEL = PCIE_2.kernel
-SLOTS = tuple(gpu.slot for gpu in PCIE_2.gpus)
+SLOTS = PCIE_2.slots
 
 
 def driver_node() -> Document:
@@ -70,6 +71,11 @@ def t4() -> Document:
     return bundle(T4_1)
 
 
+def v100() -> Document:
+    """Two V100, which count memory errors by bits."""
+    return bundle(V100_2)
+
+
 def guest() -> Document:
     """A virtual machine with one L40S passed through."""
     return bundle(GUEST)
@@ -83,7 +89,7 @@ def without_gpu() -> Document:
         del commands[key]
     commands["device-nodes"]["stdout"] = commands["device-holders"]["stdout"] = ""
     gone = {"/proc/driver/nvidia/version": None, "/proc/driver/nvidia/params": None, "/proc/modules": ""}
-    (slot,) = (gpu.slot for gpu in T4_1.gpus)
+    (slot,) = T4_1.slots
     files |= gone | {PCI: files[PCI].replace(f"{slot}\n", "")}
     return document
 
